@@ -1,11 +1,12 @@
 """Predicts iterations of the demo model by a profile of it, and measures them.
 
 The engine runs in this process, driven as a node drives it, so that the figures are the profile's
-alone. First prompts and batches on a quiet machine (`bench.profile.quiet`), then batches beside
-processes that take every core. The last line is one JSON object: mean deviations |predicted /
-measured - 1| (`prefill_error`, `decode_error`: by the profile as iterations refine it;
-`_corrected`: with the factor for neighbours besides; `_as_it_comes`: quiet or not), and how soon
-that factor notices a neighbour. `--neighbours`: others compute in turns during the survey.
+alone. First a minute of load, of which nothing counts; then prompts and batches on a quiet machine
+(`bench.profile.quiet`), then batches beside processes that take every core. The last line is one
+JSON object: mean deviations |predicted / measured - 1| (`prefill_error`, `decode_error`: by the
+profile as iterations refine it; `_corrected`: with the factor for neighbours besides;
+`_as_it_comes`: quiet or not), and how soon that factor notices a neighbour. `--neighbours`: others
+compute in turns during the survey.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from mesh.evaluation.distribution import Distribution
 WORKLOADS = 100
 """Prompts, and as many batches."""
 SWEEPS = 6
+LOAD_S = 60.0
+"""Before anything counts: a profile is refined by what is computed."""
 NOISY_WORKLOADS = 20
 NOISY_WORKLOAD_S = 2.0
 QUICK = 10
@@ -52,6 +55,7 @@ def measure(seed: int, quick: bool, neighbours: bool) -> Measured:
         with neighbours_in_turns() if neighbours else nullcontext():
             surveyed = measuring.survey()
         predictions = Predictions(surveyed.profile)
+        measuring.load(predictions, LOAD_S / fewer)
         quiet = Quiet(model.measure, Times(surveyed.profile).iteration_s(REFERENCE))
         return Measured(
             surveyed=surveyed,

@@ -23,6 +23,8 @@ from mesh.domain.reasons import DeviceKind
 
 DECODES = 10
 """Of each batch, on a quiet machine."""
+LOAD_BATCH_S = 1.0
+"""For each batch of a load."""
 CALM_S = 3.0
 """Before the neighbour comes."""
 RECOVERY_S = 12.0
@@ -97,6 +99,15 @@ class Measuring:
             measured_s=survey.measured_s,
         )
         return Surveyed(profile=profile, shapes=len(shapes), took_s=took_s)
+
+    def load(self, predictions: Predictions, seconds: float) -> None:
+        """Batches of all sizes come and go, by which the profile is refined; nothing counts yet."""
+        until_s = time.perf_counter() + seconds
+        while time.perf_counter() < until_s:
+            self._note(f"load: {until_s - time.perf_counter():.0f} s left")
+            self._batch(predictions, [], self._draw.randint(1, BATCH_MAX))
+            self._decode_for(predictions, [], LOAD_BATCH_S)
+        self._model.shrink(0)
 
     def prefills(self, predictions: Predictions, lengths: list[int], quiet: Quiet) -> Workloads:
         """Each prompt by itself, all of its chunks as one."""

@@ -57,10 +57,12 @@ class Predictions:
         refined_s = self._times.iteration_s(shape)
         factor = self._correction.factor(now_s - measured_s)
         self._refinement.note(shape, measured_s, factor)
-        self._correction.observe(measured_s, refined_s, now_s)
+        self._correction.observe(measured_s, refined_s, now_s, shape)
         refined = self._refinement.refined(now_s)
         if refined is not None:
-            self._times, self._refinement = Times(refined), Refinement(refined, now_s)
+            was, self._times = self._times, Times(refined)
+            self._correction.refined(was, self._times)
+            self._refinement = Refinement(refined)
         return Iteration(
             at_s=now_s,
             measured_s=measured_s,

@@ -13,12 +13,13 @@ for the controller's `Correction`.
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import exp, inf
 from operator import attrgetter
 
-from mesh.compute.correction import Correction, bounded
-from mesh.domain.profile import Stalls
+from mesh.compute.correction import LEARNING_S, Correction, bounded
+from mesh.compute.times import Times
+from mesh.domain.profile import IterationShape, Stalls
 
 WINDOW_S = 20.0
 """Neighbours are gone for seconds and come again. Beside them 97 to 98 % of the admitted were in
@@ -52,6 +53,31 @@ class _Slot:
     stalls: int = 0
     left_out_s: float = 0.0
     """Of what was measured: lost in a stall."""
+    kinds: dict[bool, tuple[IterationShape, float]] = field(default_factory=dict)
+    """Of iterations with prompts among them, and of those without: the last one's shape, and what
+    was predicted of all.
+    """
+
+    def predict_anew(self, was: Times, becomes: Times) -> float:
+        """By another profile. Returns by how much less than before."""
+        before_s = self.predicted_s
+        for kind, (shape, predicted_s) in self.kinds.items():
+            becomes_s = predicted_s * _stretched(shape, was, becomes)
+            self.kinds[kind] = shape, becomes_s
+            self.predicted_s += becomes_s - predicted_s
+        return before_s / self.predicted_s
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """An iteration that nothing rests on yet, and what was known of stalls before it."""
+
+    measured_s: float
+    predicted_s: float
+    at_s: float
+    shape: IterationShape | None
+    before: Stalls
+    before_s: float
 
 
 _FACTOR, _MEASURED_S = attrgetter("factor"), attrgetter("measured_s")
@@ -68,10 +94,7 @@ class LearnedCorrection(Correction):
         """By their time; the last one is being filled."""
         self._far_off = False
         """Whether the last iteration was."""
-        self._held: tuple[float, float, float, Stalls, float] | None = None
-        """An iteration that nothing rests on yet, as it was observed, and what was known of stalls
-        before it.
-        """
+        self._held: _Held | None = None
         self._stalls = Stalls()
         self._stalled_at_s = -inf
 
@@ -95,8 +118,16 @@ class LearnedCorrection(Correction):
         ago_s = max(now_s - self._stalled_at_s, 0.0)
         return Stalls(count=known.count, longest_s=known.longest_s, ago_s=ago_s)
 
-    def observe(self, measured_s: float, predicted_s: float, now_s: float) -> None:
-        """An iteration has ended, beside no load. `predicted_s` is the profile's, uncorrected."""
+    def observe(
+        self,
+        measured_s: float,
+        predicted_s: float,
+        now_s: float,
+        shape: IterationShape | None = None,
+    ) -> None:
+        """An iteration has ended, beside no load. `predicted_s` is the profile's, uncorrected;
+        `shape` is needed where that may be refined.
+        """
         if predicted_s <= 0.0:
             return
         if self.trial_left:
@@ -109,55 +140,85 @@ class LearnedCorrection(Correction):
         if self._held is not None:
             self._settle(repeated=far_off)
         elif far_off and not self._far_off:
-            self._hold(measured_s, predicted_s, now_s, lost_s)
+            self._held = _Held(
+                measured_s=measured_s,
+                predicted_s=predicted_s,
+                at_s=now_s,
+                shape=shape,
+                before=self._stalls,
+                before_s=self._stalled_at_s,
+            )
+            self._note_stall(lost_s, now_s)
             return
         self._far_off = far_off
-        self._count(measured_s, predicted_s, now_s)
+        self._count(measured_s, predicted_s, now_s, shape)
 
-    def _hold(self, measured_s: float, predicted_s: float, now_s: float, lost_s: float) -> None:
-        """It is a stall unless the next one says otherwise."""
-        before, before_s = self._stalls, self._stalled_at_s
-        self._held = (measured_s, predicted_s, now_s, before, before_s)
+    def refined(self, was: Times, becomes: Times) -> None:
+        """Predictions are another profile's from now on: what that has taken up goes out of the
+        factors, so that what they make of it stays where it was. Each slot's is a mean over the
+        computing before it, and so is what it changes by.
+        """
+        change = 0.0
+        for slot in self._slots:
+            weight = 1.0 - exp(-slot.predicted_s / LEARNING_S) if change else 1.0
+            change += (slot.predict_anew(was, becomes) - change) * weight
+            slot.factor = bounded(slot.factor * change)
+        if change:
+            self._factor = bounded(self._factor * change)
+        held = self._held
+        if held is not None and held.shape is not None:
+            held.predicted_s *= _stretched(held.shape, was, becomes)
+
+    def _note_stall(self, lost_s: float, now_s: float) -> None:
+        """It is one unless the next iteration says otherwise."""
+        known = self._stalls
         self._far_off = True
-        self._stalls = Stalls(count=before.count + 1, longest_s=max(before.longest_s, lost_s))
+        self._stalls = Stalls(count=known.count + 1, longest_s=max(known.longest_s, lost_s))
         self._stalled_at_s = now_s
 
     def _settle(self, *, repeated: bool) -> None:
         """The iteration after the held one has shown what that was."""
-        assert self._held is not None
-        measured_s, predicted_s, at_s, before, before_s = self._held
-        self._held = None
+        held, self._held = self._held, None
+        assert held is not None
+        measured_s, predicted_s, at_s = held.measured_s, held.predicted_s, held.at_s
         if repeated:
-            self._stalls, self._stalled_at_s = before, before_s
-            self._count(measured_s, predicted_s, at_s)
+            self._stalls, self._stalled_at_s = held.before, held.before_s
+            self._count(measured_s, predicted_s, at_s, held.shape)
             return
-        if before_s > at_s - WINDOW_S:
-            self._count(measured_s, predicted_s, at_s)
+        if held.before_s > at_s - WINDOW_S:
+            self._count(measured_s, predicted_s, at_s, held.shape)
             self._slots[-1].stalls += 1
             return
         expected_s = predicted_s * self.factor(at_s - measured_s)
-        slot = self._slot(measured_s, at_s)
+        slot = self._slot(measured_s, predicted_s, at_s, held.shape)
         slot.measured_s += expected_s
-        slot.predicted_s += predicted_s
         slot.stalls += 1
         slot.left_out_s += measured_s - expected_s
 
-    def _count(self, measured_s: float, predicted_s: float, now_s: float) -> None:
+    def _count(
+        self, measured_s: float, predicted_s: float, now_s: float, shape: IterationShape | None
+    ) -> None:
         super().observe(measured_s, predicted_s, now_s)
-        slot = self._slot(measured_s, now_s)
+        slot = self._slot(measured_s, predicted_s, now_s, shape)
         slot.factor = self.latest
         slot.measured_s += measured_s
-        slot.predicted_s += predicted_s
 
-    def _slot(self, measured_s: float, now_s: float) -> _Slot:
-        """Which an iteration that has ended now belongs to."""
+    def _slot(
+        self, measured_s: float, predicted_s: float, now_s: float, shape: IterationShape | None
+    ) -> _Slot:
+        """Which an iteration that has ended now belongs to, with what was predicted of it."""
         slots = self._slots
-        if slots and now_s - slots[-1].began_s <= SLOT_S:
-            return slots[-1]
-        self._forget(now_s)
-        began_s = now_s - measured_s
-        slots.append(_Slot(began_s=began_s, factor=self.factor(began_s)))
-        return slots[-1]
+        if not slots or now_s - slots[-1].began_s > SLOT_S:
+            self._forget(now_s)
+            began_s = now_s - measured_s
+            slots.append(_Slot(began_s=began_s, factor=self.factor(began_s)))
+        slot = slots[-1]
+        slot.predicted_s += predicted_s
+        if shape is not None:
+            kind = shape.prefill_tokens > 0
+            so_far_s = slot.kinds[kind][1] if kind in slot.kinds else 0.0
+            slot.kinds[kind] = shape, so_far_s + predicted_s
+        return slot
 
     def _forget(self, now_s: float) -> None:
         """Drop what has left the window."""
@@ -178,6 +239,12 @@ def _quantile(slots: Iterable[_Slot], slower: Iterable[_Slot]) -> float:
         if number and slower_s > left_out_s:
             return slot.factor
     return 0.0
+
+
+def _stretched(shape: IterationShape, was: Times, becomes: Times) -> float:
+    """By how much longer than before an iteration is predicted to take now."""
+    was_s = was.iteration_s(shape)
+    return becomes.iteration_s(shape) / was_s if was_s > 0.0 else 1.0
 
 
 def _mean_of_stalled(slots: Collection[_Slot]) -> float:

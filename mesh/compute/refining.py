@@ -4,9 +4,9 @@ A survey times each point a few times, and `correction` stretches the whole tabl
 where the table is off more than elsewhere. Each iteration of prompts or of decodes alone moves the
 points around its size: in proportion to how far off it was, as long as that is little, and no
 further (Huber's M-estimator), so that a third of them may be held up by whatever and move a point
-by 5 %. What they tell is taken beside the factor, which knows of neighbours; what the factor
-has been at for long goes into the table, slowly. Before: a survey's profile. After: the node, which
-predicts by the refined one and tells the controller.
+by 5 %. What they tell is taken beside the factor, which knows of neighbours. A factor above 1 goes
+into the whole table slowly, one below 1 at once, since no neighbour explains it. Before: a survey's
+profile. After: the node, which predicts by the refined one and tells the controller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,19 @@ from mesh.domain.profile import Grid, IterationShape, Profile
 
 NEAR = 0.1
 """By how much (a logarithm) an iteration may be off and count in full."""
-RATE = 0.1
+RATE = 0.05
 """A second of iterations that are off moves the points around them by so much."""
-LASTING_RATE = 0.002
-"""The same of what the factor explains: a neighbour of a minute moves them by a tenth."""
+SLOWER_RATE = 0.002
+"""The same of a whole grid, by what the factor explains: a neighbour of a minute moves it by a
+tenth.
+"""
+QUICKER_RATE = 0.1
+"""The same where the factor is below what the grid has been moved by. No neighbour makes iterations
+quicker: the survey has met one, or one that the grid has taken up is gone.
+"""
 SHIFT_MAX = log(2.0)
 """Of a point, between two tellings."""
-LOOK_S = 30.0
+LOOK_S = 10.0
 TOLD_SHARE = 0.04
 """A point that has moved by more is worth telling: iterations vary by as much, a few of them long
 and most a little shorter than in the mean.
@@ -33,12 +39,13 @@ and most a little shorter than in the mean.
 
 
 class Refinement:
-    """Of one instance's profile since `now_s`; an estimate is corrected otherwise."""
+    """Of one instance's profile; an estimate is corrected otherwise."""
 
     __slots__ = ("_decode", "_looked_s", "_prefill", "_profile")
 
-    def __init__(self, profile: Profile, now_s: float = 0.0) -> None:
-        self._profile, self._looked_s = profile, now_s
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._looked_s: float | None = None
         self._prefill, self._decode = _Shifts(profile.prefill), _Shifts(profile.decode)
 
     def note(self, shape: IterationShape, measured_s: float, factor: float) -> None:
@@ -52,7 +59,11 @@ class Refinement:
             self._prefill.observe(tokens, shape.prefill_past_tokens, measured_s, factor)
 
     def refined(self, now_s: float) -> Profile | None:
-        """The profile as it should be, now and then, if that is worth telling."""
+        """The profile as it should be, now and then, if that is worth telling: never at first,
+        while the factor has yet to find out what neighbours do.
+        """
+        if self._looked_s is None:
+            self._looked_s = now_s
         if now_s < self._looked_s + LOOK_S or not self._profile.measured:
             return None
         self._looked_s = now_s
@@ -62,18 +73,21 @@ class Refinement:
 
 
 class _Shifts:
-    """By how much each point of a grid is off, as a logarithm."""
+    """By how much each point of a grid is off, as a logarithm: all together, as the factor has
+    told, and beside it.
+    """
 
-    __slots__ = ("_grid", "_shifts")
+    __slots__ = ("_common", "_grid", "_shifts")
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._common = 0.0
         self._shifts = [[0.0] * len(grid.columns) for _ in grid.rows]
 
     @property
     def moved(self) -> float:
         """The most that any of them has."""
-        return max(abs(shift) for row in self._shifts for shift in row)
+        return max(abs(self._common + shift) for row in self._shifts for shift in row)
 
     def observe(self, row: int, column: int, measured_s: float, factor: float) -> None:
         profiled_s = self._grid.at(row, column)
@@ -81,19 +95,28 @@ class _Shifts:
             return
         around = list(_around(self._grid, row, column))
         shift = sum(self._shifts[i][j] * weight for i, j, weight in around)
-        off = log(bounded(measured_s / profiled_s)) - shift
-        step = RATE * _held(off - log(factor)) + LASTING_RATE * _held(off)
+        explained, computed_s = log(factor), min(profiled_s, 1.0)
+        step = RATE * _held(log(bounded(measured_s / profiled_s)) - explained - shift) * computed_s
         for i, j, weight in around:
-            moved = self._shifts[i][j] + step * weight * min(profiled_s, 1.0)
-            self._shifts[i][j] = min(max(moved, -SHIFT_MAX), SHIFT_MAX)
+            self._shifts[i][j] = _bounded(self._shifts[i][j] + step * weight)
+        lasting = _held(explained - self._common)
+        rate = SLOWER_RATE if lasting > 0.0 else QUICKER_RATE
+        self._common = _bounded(self._common + rate * lasting * computed_s)
 
     def grid(self) -> Grid:
         """Monotone, as every table is."""
         seconds = [
-            [point_s * exp(shift) for point_s, shift in zip(times, shifts, strict=True)]
+            [
+                point_s * exp(_bounded(self._common + shift))
+                for point_s, shift in zip(times, shifts, strict=True)
+            ]
             for times, shifts in zip(self._grid.seconds, self._shifts, strict=True)
         ]
         return replace(self._grid, seconds=monotone(seconds))
+
+
+def _bounded(shift: float) -> float:
+    return min(max(shift, -SHIFT_MAX), SHIFT_MAX)
 
 
 def _held(off: float) -> float:

@@ -353,6 +353,9 @@ class ProfileRefined:
 
     instance_id: InstanceId
     profile: Profile
+    correction: float = 1.0
+    """What it is corrected by from now on, and by what to plan; see `InstanceReport`."""
+    correction_planned: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

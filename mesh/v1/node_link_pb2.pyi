@@ -1287,7 +1287,12 @@ class ProfileRefined(_message.Message):
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
+    correction: _builtins.float
+    """By which it is corrected from now on, and by what to plan, as in InstanceReport."""
+    correction_planned: _builtins.float
     @_builtins.property
     def profile(self) -> _profile_pb2.Profile: ...
     def __init__(
@@ -1295,10 +1300,12 @@ class ProfileRefined(_message.Message):
         *,
         instance_id: _builtins.str = ...,
         profile: _profile_pb2.Profile | None = ...,
+        correction: _builtins.float = ...,
+        correction_planned: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "correction_planned", b"correction_planned", "instance_id", b"instance_id", "profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

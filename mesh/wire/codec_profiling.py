@@ -5,7 +5,7 @@ from typing import assert_never
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import ProfileDone, ProfileFailed, ProfileProgress, ProfileRefined
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
+from mesh.wire.codec_profile import factor_from_wire, profile_from_wire, profile_to_wire
 from mesh.wire.malformed import identifier, require
 
 ProfileReport = ProfileProgress | ProfileDone | ProfileRefined | ProfileFailed
@@ -25,7 +25,10 @@ def profile_report_to_wire(report: ProfileReport) -> pb.NodeReport:
             return pb.NodeReport(profile_done=done)
         case ProfileRefined():
             refined = pb.ProfileRefined(
-                instance_id=report.instance_id, profile=profile_to_wire(report.profile)
+                instance_id=report.instance_id,
+                profile=profile_to_wire(report.profile),
+                correction=report.correction,
+                correction_planned=report.correction_planned,
             )
             return pb.NodeReport(profile_refined=refined)
         case ProfileFailed():
@@ -59,6 +62,10 @@ def profile_report_from_wire(message: pb.NodeReport) -> ProfileReport:
             return ProfileRefined(
                 instance_id=InstanceId(identifier(refined.instance_id, refined, "instance_id")),
                 profile=profile_from_wire(refined.profile),
+                correction=factor_from_wire(refined.correction, refined, "correction"),
+                correction_planned=factor_from_wire(
+                    refined.correction_planned, refined, "correction_planned"
+                ),
             )
         case _:
             failed = message.profile_failed

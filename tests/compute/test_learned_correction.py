@@ -1,5 +1,7 @@
 """What a node learns of its speed: promises hold on to neighbours, and stalls are left out."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from mesh.compute.learned_correction import (
     WINDOW_S,
     LearnedCorrection,
 )
-from mesh.domain.profile import Stalls
+from mesh.compute.times import Times
+from mesh.domain.profile import Grid, IterationShape, Stalls
+from tests.compute.test_refining import DECODE, PREFILL, PROFILE, decode, prefill
 
 DECODE_S = st.floats(0.004, 0.08)
 """Long enough to be computed in earnest, and short enough for ten of them in a second."""
@@ -224,6 +228,89 @@ def test_whatever_is_measured_the_books_are_small_and_the_factors_bounded(
         assert stalls.count >= count - 1, "one at a time is taken back"
         assert 0 <= stalls.ago_s <= now_s
         count = stalls.count
+
+
+def stretched(grid: Grid, factor: float) -> Grid:
+    return replace(grid, seconds=tuple(tuple(s * factor for s in row) for row in grid.seconds))
+
+
+def times(decodes: float = 1.0, prefills: float = 1.0) -> Times:
+    return Times(
+        replace(PROFILE, decode=stretched(DECODE, decodes), prefill=stretched(PREFILL, prefills))
+    )
+
+
+class Predicted:
+    """Iterations of two shapes, predicted by a table that is then refined."""
+
+    def __init__(self) -> None:
+        self.correction = LearnedCorrection()
+        self.times = times()
+        self.now_s = 100.0
+
+    def iterate(self, shape: IterationShape, measured_s: float) -> None:
+        self.now_s += measured_s
+        self.correction.observe(measured_s, self.times.iteration_s(shape), self.now_s, shape)
+
+    def refine(self, becomes: Times) -> None:
+        self.correction.refined(self.times, becomes)
+        self.times = becomes
+
+    def predicted_s(self, shape: IterationShape) -> tuple[float, float]:
+        """By what is, and by what promises rest on."""
+        alone_s = self.times.iteration_s(shape)
+        correction, now_s = self.correction, self.now_s
+        return alone_s * correction.factor(now_s), alone_s * correction.planned(now_s)
+
+
+@given(st.floats(0.6, 1.6), st.lists(st.floats(0.8, 1.8), min_size=1, max_size=6))
+def test_what_a_refined_profile_takes_up_leaves_the_factors(
+    taken_up: float, spells: list[float]
+) -> None:
+    """Predictions stay where they were, now and as the spells leave the window."""
+    told, untold, shape = Predicted(), Predicted(), decode(4, 32)
+    for node in (told, untold):
+        for slowdown in spells:
+            for _ in range(200):
+                node.iterate(shape, 0.013 * slowdown)
+    told.refine(times(decodes=taken_up))
+    assert told.predicted_s(shape) == pytest.approx(untold.predicted_s(shape))
+    for _ in range(1200):
+        for node in (told, untold):
+            node.iterate(shape, 0.013 * spells[-1])
+        assert told.predicted_s(shape) == pytest.approx(untold.predicted_s(shape), rel=0.02)
+
+
+def test_what_is_right_in_the_profile_stays_so_when_the_rest_is_refined() -> None:
+    """Prompts take what they should, the decodes among them a third less; once the table says so,
+    nothing is left to correct of either, nor to plan for.
+    """
+    node = Predicted()
+    for _ in range(30):
+        for shape, count, measured_s in ((prefill(256, 0), 4, 0.15), (decode(4, 32), 60, 0.01)):
+            for _ in range(count):
+                node.iterate(shape, measured_s)
+    assert node.correction.planned(node.now_s) > 0.9
+    node.refine(times(decodes=0.010 / 0.013))
+    assert node.correction.factor(node.now_s) == pytest.approx(1.0, abs=0.03)
+    assert node.correction.planned(node.now_s) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_iteration_that_is_held_while_the_profile_is_refined_counts_by_the_new_one(
+    repeated: bool,
+) -> None:
+    """A stall of a second, or the first of two iterations that are four times as slow."""
+    told, untold, shape = Predicted(), Predicted(), prefill(256, 0)
+    for node in (told, untold):
+        for _ in range(100):
+            node.iterate(shape, 0.15)
+        node.iterate(shape, 0.6 if repeated else 1.15)
+    told.refine(times(prefills=1.2))
+    for node in (told, untold):
+        node.iterate(shape, 0.6 if repeated else 0.15)
+    assert told.predicted_s(shape) == pytest.approx(untold.predicted_s(shape), rel=0.08)
+    assert (told.correction.factor(told.now_s) > 1.2) is repeated
 
 
 def test_a_window_holds_few_slots_however_short_iterations_are() -> None:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.refining import SHIFT_MAX, Refinement
+from mesh.compute.times import Times
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, IterationShape, Profile
 from mesh.domain.reasons import DeviceKind
@@ -63,15 +65,47 @@ def learned(
     return refinement
 
 
+def told(refinement: Refinement) -> Profile | None:
+    """After a first look, which tells nothing."""
+    assert refinement.refined(0.0) is None
+    return refinement.refined(60.0)
+
+
 def worst_error(found: Profile | None) -> float:
     grid = DECODE if found is None else found.decode
     sizes = [(batch, context) for batch in (1, 2, 4, 8, 12, 16) for context in (32, 200, 512)]
     return max(abs(grid.at(b, c) / (DECODE.at(b, c) * off_by(b)) - 1.0) for b, c in sizes)
 
 
+class Node:
+    """Decodes one batch, and predicts it by what it learns of it."""
+
+    def __init__(self) -> None:
+        self.profile = PROFILE
+        self.refinement = Refinement(PROFILE)
+        self.correction = LearnedCorrection()
+        self.now_s = 100.0
+
+    def compute(self, seconds: float, slowdown: float) -> None:
+        until_s, shape, measured_s = self.now_s + seconds, decode(4, 32), 0.013 * slowdown
+        while self.now_s < until_s:
+            self.now_s += measured_s
+            predicted_s = self.profile.decode.at(4, 32)
+            self.refinement.note(shape, measured_s, self.correction.factor(self.now_s - measured_s))
+            self.correction.observe(measured_s, predicted_s, self.now_s, shape)
+            refined = self.refinement.refined(self.now_s)
+            if refined is not None:
+                self.correction.refined(Times(self.profile), Times(refined))
+                self.profile, self.refinement = refined, Refinement(refined)
+
+    @property
+    def moved(self) -> float:
+        return self.profile.decode.at(4, 32) / 0.013
+
+
 def test_a_minute_of_iterations_finds_where_the_table_is_off() -> None:
     assert worst_error(None) > 0.15
-    refined = learned(60.0, lambda _, alone_s: alone_s).refined(60.0)
+    refined = told(learned(60.0, lambda _, alone_s: alone_s))
     assert refined is not None
     assert worst_error(refined) < 0.04
     assert refined.prefill == PREFILL, "nothing was told of prompts"
@@ -81,7 +115,7 @@ def test_a_third_of_outliers_moves_it_little() -> None:
     def held_up(draw: random.Random, alone_s: float) -> float:
         return alone_s * 6.0 if draw.random() < 0.3 else alone_s
 
-    assert worst_error(learned(60.0, held_up).refined(60.0)) < 0.08
+    assert worst_error(told(learned(60.0, held_up))) < 0.08
 
 
 def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
@@ -91,9 +125,34 @@ def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
         while spent_s < 10.0:
             refinement.note(decode(4, 32), 2 * 0.013, factor)
             spent_s += 0.013
-        refined = refinement.refined(60.0)
+        refined = told(refinement)
         moved = 0.0 if refined is None else log(refined.decode.at(4, 32) / 0.013)
         assert low <= moved <= high
+
+
+@pytest.mark.parametrize("too_slow", [1.1, 1.35, 1.8])
+def test_a_table_that_is_too_slow_is_mended_within_half_a_minute_though_the_factor_explains_it(
+    too_slow: float,
+) -> None:
+    """No neighbour makes iterations quicker."""
+    node = Node()
+    for _ in range(3):
+        node.compute(10.0, 1.0 / too_slow)
+    assert node.moved == pytest.approx(1.0 / too_slow, rel=0.05)
+
+
+def test_a_neighbour_of_a_minute_moves_a_table_by_an_eighth_and_is_soon_given_back() -> None:
+    """One that comes and goes moves it by less."""
+    node = Node()
+    for _ in range(6):
+        node.compute(10.0, 2.0)
+    assert 1.02 < node.moved < 1.17
+    node.compute(11.0, 1.0)
+    assert node.moved == pytest.approx(1.0, abs=0.05)
+    for _ in range(10):
+        node.compute(5.0, 1.5)
+        node.compute(7.0, 1.0)
+        assert node.moved == pytest.approx(1.0, abs=0.08)
 
 
 def test_nothing_is_told_while_the_table_is_right() -> None:
@@ -102,14 +161,14 @@ def test_nothing_is_told_while_the_table_is_right() -> None:
         refinement.note(decode(4, 32), 0.013, 1.0)
         refinement.note(prefill(64, 0), 0.04, 1.0)
         refinement.note(IterationShape(prefill_tokens=64, decode_batch=4), 9.0, 1.0)
-    assert refinement.refined(60.0) is None
+    assert told(refinement) is None
 
 
 def test_prompts_and_decodes_are_told_apart() -> None:
     refinement = Refinement(PROFILE)
     for _ in range(300):
         refinement.note(prefill(64, 0), 0.05, 1.0)
-    refined = refinement.refined(60.0)
+    refined = told(refinement)
     assert refined is not None
     assert refined.decode == DECODE
     assert refined.prefill.at(64, 0) == pytest.approx(0.05, rel=0.03)
@@ -131,7 +190,7 @@ def test_whatever_it_is_told_it_stays_a_table_within_bounds(
         refinement.note(decode(*iteration[:2]), *iteration[2:])
     for iteration in prefills:
         refinement.note(prefill(*iteration[:2]), *iteration[2:])
-    refined = refinement.refined(60.0)
+    refined = told(refinement)
     if refined is None:
         return
     for grid, before in ((refined.decode, DECODE), (refined.prefill, PREFILL)):
@@ -152,4 +211,4 @@ def test_one_iteration_moves_a_point_by_no_more_than_its_part(
     refinement = Refinement(PROFILE)
     refinement.note(decode(4, 32), measured_s, factor)
     refinement.note(decode(4, 32), measured_s, factor)
-    assert refinement.refined(60.0) is None, "two iterations are never worth telling"
+    assert told(refinement) is None, "two iterations are never worth telling"

@@ -1,5 +1,6 @@
 """A CPU node that stands still for a second takes requests as before soon after; one whose
-neighbours come and go keeps its promises.
+neighbours come and go keeps its promises; one whose profile has taken up what its factor explained
+takes as many requests as before.
 """
 
 import random
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from mesh.compute.learned_correction import LearnedCorrection
+from mesh.compute.refining import Refinement
 from mesh.domain.ids import NodeId
 from mesh.domain.outcome import Outcome
+from mesh.domain.profile import Grid, Profile
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival
 from mesh.sim.faults import Fault, FaultKind
@@ -43,6 +46,7 @@ TWO = RESIDENT.format("a", "llama-3.2-3b", 2.0, 0.25) + RESIDENT.format(
     "b", "llama-3.2-3b", 3.0, 0.4
 )
 AT_S, FREEZE_S, BACK_S = 20.0, 1.0, 3.0
+TOLD_S, SLOWER = 15.0, 1.4
 
 
 def run(
@@ -104,3 +108,34 @@ def test_promises_are_kept_beside_a_neighbour_that_comes_and_goes(
     monkeypatch.setattr(LearnedCorrection, "planned", LearnedCorrection.factor)
     _, taken_at_once, met_at_once = admitted(*run(tmp_path, TWO, spells, calls), after_s=17.0)
     assert taken_at_once - met_at_once > 2 * (taken - met)
+
+
+def test_as_many_are_taken_after_a_refined_profile_was_told_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is slower for good, until all of that goes from the factor into the profile."""
+    calls = [Arrival(5.0 + n, "chat", 100, 20) for n in range(30)]
+    told: list[float] = []
+
+    def slower(grid: Grid) -> Grid:
+        seconds = tuple(tuple(point_s * SLOWER for point_s in row) for row in grid.seconds)
+        return replace(grid, seconds=seconds)
+
+    def once(self: Refinement, now_s: float) -> Profile | None:
+        profile = self._profile
+        if told or now_s < TOLD_S:
+            return None
+        told.append(now_s)
+        return replace(profile, prefill=slower(profile.prefill), decode=slower(profile.decode))
+
+    def taken() -> int:
+        lasts = fault(FaultKind.WRONG_PROFILE, 1.0, 200.0, SLOWER)
+        return admitted(*run(tmp_path, CHAT, [lasts], calls), after_s=TOLD_S)[1]
+
+    monkeypatch.setattr(Refinement, "refined", once)
+    taken_after = taken()
+    assert taken_after > 15
+    assert len(told) == 1
+    told.clear()
+    monkeypatch.setattr(LearnedCorrection, "refined", lambda *_: None)
+    assert taken() < taken_after / 2, "what is counted twice"

@@ -187,7 +187,7 @@ def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
     instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
     known = None if instance is None else instance.profile
     if instance is not None and known is not None and _survey(profile) == _survey(known):
-        instance.refine_profile(profile)
+        instance.refine_profile(said, ctx.now_s)
         ctx.cell.refine_profile(profile)
         ctx.act(StoreProfile(operation_id=None, profile=profile))
 

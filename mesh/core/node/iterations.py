@@ -36,9 +36,9 @@ def learn(
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
-        each_s = measured_s / result.iterations
-        instance.refinement.note(result.shape, each_s, correction.factor(now_s))
-        correction.observe(measured_s, predicted_s, now_s)
+        shape, each_s = result.shape, measured_s / result.iterations
+        instance.refinement.note(shape, each_s, correction.factor(now_s - measured_s))
+        correction.observe(measured_s, predicted_s, now_s, shape)
         if on_trial and not correction.trial_left:
             share_trials(node.instances.values(), now_s)
 
@@ -48,8 +48,15 @@ def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:
     for instance in node.instances.values():
         profile = instance.refinement.refined(ctx.now_s)
         if profile is not None and instance.state is LocalState.READY:
-            instance.refine_profile(profile, ctx.now_s)
-            ctx.report(ProfileRefined(instance_id=instance.instance_id, profile=profile))
+            instance.refine_profile(profile)
+            ctx.report(
+                ProfileRefined(
+                    instance_id=instance.instance_id,
+                    profile=profile,
+                    correction=instance.correction.factor(ctx.now_s),
+                    correction_planned=instance.correction.planned(ctx.now_s),
+                )
+            )
 
 
 def step_finished(

@@ -181,11 +181,15 @@ class LocalInstance:
     def use_profile(self, profile: Profile) -> None:
         """What was learned about another one does not hold for it."""
         self.correction = LearnedCorrection.of(profile)
-        self.refine_profile(profile)
+        self._predict_by(profile)
 
-    def refine_profile(self, profile: Profile, now_s: float = 0.0) -> None:
+    def refine_profile(self, profile: Profile) -> None:
         """The same one, nearer to what its iterations take."""
-        self.profile, self.refinement = profile, Refinement(profile, now_s)
+        self.correction.refined(Times(self.profile), Times(profile))
+        self._predict_by(profile)
+
+    def _predict_by(self, profile: Profile) -> None:
+        self.profile, self.refinement = profile, Refinement(profile)
         self.kept_run_queue = None
 
     def has_work(self) -> bool:

@@ -322,11 +322,17 @@ def test_a_refined_profile_holds_for_its_instance_and_what_is_loaded_later_and_i
     tried = known.profile(other, FOOTPRINT, hello())
     assert tried != estimate
     better = profile(measured_s=42.0, decode=replace(MEASURED.decode, rows=(1, 31)))
-    actions = cell.report(link, ProfileRefined(instance_id=instance_id, profile=better))
+    said = ProfileRefined(
+        instance_id=instance_id, profile=better, correction=1.1, correction_planned=1.3
+    )
+    actions = cell.report(link, said)
     stored = only(actions, StoreProfile)
     assert (stored.operation_id, stored.profile) == (None, better)
     assert commands(actions, UseProfile) == []
-    assert cell.core.cell.instances[instance_id].profile == better
+    instance = cell.core.cell.instances[instance_id]
+    assert instance.profile == better
+    assert instance.correction.factor(cell.now_s) == 1.1, "with what is left to correct of it"
+    assert instance.correction.planned(cell.now_s) == 1.3
     assert known.measured(better.model_id) == [better]
     assert known.profile(other, FOOTPRINT, hello()) == tried, "what others have shown holds"
 

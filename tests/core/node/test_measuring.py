@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
+from mesh.compute.refining import LOOK_S
 from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import (
@@ -209,17 +212,22 @@ def refined(node: NodeUnderTest) -> list[ProfileRefined]:
     return [report for report in told if isinstance(report, ProfileRefined)]
 
 
+def prompt_and_decodes(node: NodeUnderTest) -> None:
+    """A chunk that takes half as long again as its profile says, and decodes that take as long."""
+    node.now_s += 0.03
+    node.step("i1", prefill_tokens=256)
+    for _ in range(20):
+        node.now_s += 0.001
+        node.step("i1", token("a", 0))
+
+
 def test_iterations_refine_a_measured_profile_for_node_and_cell_now_and_then() -> None:
-    """Prompts take half as long again as the profile says, decodes what it says."""
     node = NodeUnderTest()
     node.load()
     node.submit("a")
     assert refined(node) == []
-    for index in range(100):
-        node.now_s += 0.03
-        node.step("i1", prefill_tokens=256)
-        node.now_s += 0.001
-        node.step("i1", token("a", index))
+    for _ in range(100):
+        prompt_and_decodes(node)
     assert refined(node) == [], "not yet"
     node.now_s += 60.0
     (told,) = refined(node)
@@ -232,6 +240,28 @@ def test_iterations_refine_a_measured_profile_for_node_and_cell_now_and_then() -
     assert node.core.instances()[0].correction == kept, "it predicts by that already"
     node.now_s += 60.0
     assert refined(node) == [], "nothing was computed since"
+
+
+def test_what_a_refined_profile_takes_up_is_not_planned_for_again() -> None:
+    """It is told with what is left to correct of it, and the node goes on with the same."""
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    refined(node)
+    until_s = node.now_s + LOOK_S
+    while node.now_s < until_s:
+        prompt_and_decodes(node)
+    before = node.core.instances()[0]
+    (told,) = refined(node)
+    after = node.core.instances()[0]
+    assert told.correction == after.correction
+    assert told.correction_planned == after.correction_planned
+    longer = told.profile.prefill.at(256, 0) / PROFILE.prefill.at(256, 0)
+    shorter = told.profile.decode.at(1, 32) / PROFILE.decode.at(1, 32)
+    assert longer / shorter > 1.1
+    both = (0.02 * longer + 0.02 * shorter) / 0.04
+    assert after.correction * both == pytest.approx(before.correction, rel=0.02)
+    assert after.correction_planned * both == pytest.approx(before.correction_planned, rel=0.02)
 
 
 def test_estimates_and_iterations_of_both_kinds_refine_nothing() -> None:

@@ -15,7 +15,7 @@ from mesh.compute.correction import Correction
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
-from mesh.domain.messages import InstanceReport, LoadInstance
+from mesh.domain.messages import InstanceReport, LoadInstance, ProfileRefined
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
@@ -321,9 +321,12 @@ class InstanceEntry:
         self.profile, self.correction = profile, Correction()
         self.node.ease()
 
-    def refine_profile(self, profile: Profile) -> None:
-        """Predict by the same one, nearer to what its iterations take."""
-        self.profile = profile
+    def refine_profile(self, said: ProfileRefined, now_s: float) -> None:
+        """Predict by the same one, nearer to what its iterations take, and by what is left to
+        correct of it: both at once, so that nothing is counted twice.
+        """
+        self.profile = said.profile
+        self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.node.ease()
 
     def keep_for_profile(self) -> None:
