@@ -2,8 +2,8 @@
 
 The ways are the engine's own: `weights.Weights` puts 16 GB of made-up weights into a pool as the
 node's is, sleeps, wakes, and restores another model from there; `kv_memory.CopyingKv` makes caches
-of 1, 10 and 40 GB a quarter larger and small again.
-NVML is asked before and after: what it counts beside the books is the process's own.
+of 1, 10 and 40 GB a quarter larger and small again. NVML is asked before and after: what it counts
+beside the books is the process's own.
 
     python -m scripts.gpu.sleep_and_resize [--dry]
 """
