@@ -1,9 +1,11 @@
-"""Measures loads from disk, sleeps and wakes of the demo model in turn, on an idle engine.
+"""Measures loads from disk and from the pool, sleeps and wakes of the demo model.
 
-Each round loads an instance that nothing asleep can stand for, puts it to sleep and wakes it; every
-one of them answers a prompt, and all answers must be the same. The last line is one JSON object
-with the medians: `load_s`, `sleep_s`, `wake_s`, `again_s` (a sleep of what has slept before),
-`ratio` of load to wake in a round, and `load_s_as_is` of an engine on which nothing may sleep.
+Each round has an engine of its own, which loads an instance from disk, puts it to sleep, wakes it,
+puts it to sleep again and loads one of other limits, in another process, from the weights that
+stand in the pool; every one of them answers a prompt, and all answers must be the same. The last
+line is one JSON object with the medians: `load_s`, `pooled_s` (a load from the pool), `sleep_s`,
+`wake_s`, `again_s` (a sleep of what has slept before), `ratio` of load to wake and `pooled_ratio`
+of load to load from the pool in a round, and `load_s_as_is` where nothing may sleep.
 """
 
 import argparse
@@ -17,7 +19,8 @@ from bench.printing import errors_told, last_line, show_table
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import LoadTier
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.vllm import VllmEngine
+from mesh_nodes.engines.vllm import VllmEngine, start_spawner
+from mesh_nodes.engines.vllm.spawner import Spawner
 
 ROUNDS = 7
 KV_BLOCKS = 64
@@ -27,19 +30,26 @@ PROMPT = tuple(range(100, 148))
 OUTPUT_TOKENS = 8
 STEPS_MAX = 4 * OUTPUT_TOKENS
 """One for the prompt and one for each further token are enough."""
+WORDS = {
+    "load_s_as_is": "load from disk, nothing may sleep",
+    "load_s": "load from disk, to a process that may sleep",
+    "pooled_s": "load from the pool, to another process",
+    "sleep_s": "sleep",
+    "wake_s": "wake",
+    "again_s": "sleep again",
+}
 
 
 class Switched:
     """One engine, and an instance that comes and goes."""
 
-    def __init__(self, stored: StoredModel, threads: int, asleep_max: int) -> None:
-        self._engine = VllmEngine(threads=threads, asleep_max=asleep_max)
-        self._engine.await_ready()
+    def __init__(self, stored: StoredModel, spawner: Spawner, asleep_max: int) -> None:
+        self._engine = VllmEngine(spawner=spawner, asleep_max=asleep_max)
         self._stored = stored
         self._loads = 0
 
-    def load_s(self, tier: LoadTier, batch_max: int) -> float:
-        """Only another one for as many requests can be woken."""
+    def load_s(self, tier: LoadTier, batch_max: int = BATCH) -> float:
+        """What sleeps is woken for as many requests alone."""
         self._loads += 1
         self._instance = InstanceId(f"bench-{self._loads}")
         wanted = order(
@@ -75,55 +85,59 @@ class Switched:
 
 def measure(rounds: int, threads: int) -> dict[str, list[float]]:
     """Seconds of every round but the first, which warms up."""
-    stored = stored_model()
-    as_is, sleeping = Switched(stored, threads, 0), Switched(stored, threads, 1)
-    taken: dict[str, list[float]] = {
-        name: [] for name in ("load_s_as_is", "load_s", "sleep_s", "wake_s", "again_s")
-    }
+    stored, spawner = stored_model(), start_spawner(threads)
+    taken: dict[str, list[float]] = {name: [] for name in WORDS}
     answers = set()
     try:
-        for turn in range(rounds + 1):
-            batch_max = BATCH + turn % 2
-            taken["load_s_as_is"].append(as_is.load_s(LoadTier.DISK, batch_max))
-            answers.add(as_is.answer())
-            as_is.unload_s()
-            taken["load_s"].append(sleeping.load_s(LoadTier.DISK, batch_max))
-            answers.add(sleeping.answer())
-            taken["sleep_s"].append(sleeping.unload_s())
-            taken["wake_s"].append(sleeping.load_s(LoadTier.HOST, batch_max))
-            answers.add(sleeping.answer())
-            taken["again_s"].append(sleeping.unload_s())
+        spawner.await_ready()
+        for _ in range(rounds + 1):
+            for asleep_max in (0, 1):
+                switched = Switched(stored, spawner, asleep_max)
+                try:
+                    answers |= one_round(switched, taken, sleeps=bool(asleep_max))
+                finally:
+                    switched.close()
     finally:
-        as_is.close()
-        sleeping.close()
+        spawner.close()
     if len(answers) != 1:
         raise SystemExit(f"error: {len(answers)} different answers to one prompt")
     return {name: seconds[1:] for name, seconds in taken.items()}
 
 
+def one_round(
+    switched: Switched, taken: dict[str, list[float]], *, sleeps: bool
+) -> set[tuple[int, ...]]:
+    """The answers of all that was loaded."""
+    taken["load_s" if sleeps else "load_s_as_is"].append(switched.load_s(LoadTier.DISK))
+    answers = {switched.answer()}
+    slept_s = switched.unload_s()
+    if sleeps:
+        taken["sleep_s"].append(slept_s)
+        taken["wake_s"].append(switched.load_s(LoadTier.HOST))
+        answers.add(switched.answer())
+        taken["again_s"].append(switched.unload_s())
+        taken["pooled_s"].append(switched.load_s(LoadTier.HOST, BATCH + 1))
+        answers.add(switched.answer())
+    return answers
+
+
 def report(rounds: int, threads: int) -> None:
     taken = measure(rounds, threads)
     medians = {name: median(seconds) for name, seconds in taken.items()}
-    words = {
-        "load_s_as_is": "load from disk, nothing may sleep",
-        "load_s": "load from disk, to a process that may sleep",
-        "sleep_s": "sleep",
-        "wake_s": "wake",
-        "again_s": "sleep again",
-    }
     show_table(
         ("", "median s", "least s", "most s"),
         [
             (text, *(f"{pick(taken[name]):.3f}" for pick in (median, min, max)))
-            for name, text in words.items()
+            for name, text in WORDS.items()
         ],
         title=f"SmolLM2-135M in float32, medians of {rounds} rounds",
     )
     figures = {name: round(seconds, 4) for name, seconds in medians.items()}
-    ratio = median(
-        load_s / wake_s for load_s, wake_s in zip(taken["load_s"], taken["wake_s"], strict=True)
-    )
-    last_line({**figures, "ratio": round(ratio, 2), "rounds": rounds, "threads": threads})
+    ratios = {
+        key: round(median(a / b for a, b in zip(taken["load_s"], taken[name], strict=True)), 2)
+        for key, name in (("ratio", "wake_s"), ("pooled_ratio", "pooled_s"))
+    }
+    last_line({**figures, **ratios, "rounds": rounds, "threads": threads})
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """What a CUDA context takes, how long weights sleep and wake, and what a resize by copy costs.
 
-The ways are the engine's own: `weights.Weights` moves 16 GB of made-up weights to the host's memory
-and back, `kv_memory.CopyingKv` makes caches of 1, 10 and 40 GB a quarter larger and small again.
-NVML is asked before and after: what it counts beside the books is the process's own.
+The ways are the engine's own: `weights.Weights` puts 16 GB of made-up weights into a pool as the
+node's is, sleeps, wakes, and restores another model from there; `kv_memory.CopyingKv` makes caches
+of 1, 10 and 40 GB a quarter larger and small again. NVML is asked before and after: what it counts
+beside the books is the process's own.
 
     python -m scripts.gpu.sleep_and_resize [--dry]
 """
@@ -10,11 +11,16 @@ NVML is asked before and after: what it counts beside the books is the process's
 from scripts.gpu.sitting import CACHES_GB, LAYERS, Sitting, main  # isort: skip  before all of mesh
 
 import gc
+import os
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from mesh_nodes.engines.vllm.host_pool import range_bytes
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv
+from mesh_nodes.engines.vllm.messages import Range
+from mesh_nodes.engines.vllm.pooled import PooledMemory
 from mesh_nodes.engines.vllm.weights import Weights
 
 WEIGHTS_GB, TENSORS = 16, 64
@@ -40,18 +46,40 @@ def sleep_and_wake(sitting: Sitting) -> None:
         )
         for _ in range(TENSORS)
     ]
-    weights = Weights(torch.nn.ParameterList(parts), sitting.device)
+    pool = os.memfd_create("pool")
+    weights = Weights(
+        torch.nn.ParameterList(parts), sitting.device, PooledMemory(pool, sitting.library)
+    )
+    layout, gb = weights.layout(), weights.device_bytes / sitting.gb
+    where = Range(offset=0, size_bytes=range_bytes(layout), layout=layout, whole=False)
+    os.ftruncate(pool, where.size_bytes)
     sums = [float(part.float().sum()) for part in parts]
     used = sitting.used_bytes()
-    gb = weights.device_bytes / sitting.gb
-    first_s = sitting.timed_s(weights.to_host)
+    fill_s = sitting.timed_s(lambda: weights.fill(where).join())
+    sleep_s = sitting.timed_s(weights.to_host)
     freed = used - sitting.used_bytes()
     wake_s = sitting.timed_s(weights.to_device)
     same = sums == [float(part.float().sum()) for part in parts]
-    again_s = sitting.timed_s(weights.to_host)
-    for key, seconds in (("first_sleep", first_s), ("wake", wake_s), ("sleep_again", again_s)):
-        sitting.note(f"{key}_s", seconds, f"s, {gb:.1f} GB")
+    weights.to_host()
+    memory, again = PooledMemory(pool, sitting.library), []
+    pin_s = sitting.timed_s(lambda: memory.map(where))
+    for _ in parts:
+        zeros = torch.zeros(size_bytes // TENSORS // 2, device=sitting.device, dtype=torch.bfloat16)
+        again.append(torch.nn.Parameter(zeros, requires_grad=False))
+    other = Weights(torch.nn.ParameterList(again), sitting.device, memory)
+    restore_s = sitting.timed_s(lambda: other.restore(replace(where, whole=True)))
+    same = same and sums == [float(part.float().sum()) for part in again]
+    for key, seconds, what in (
+        ("pool_fill", fill_s, "pages, pinning and the copy, beside a model's first requests"),
+        ("sleep", sleep_s, "copies nothing"),
+        ("wake", wake_s, "from the pool"),
+        ("pool_pin", pin_s, "mapping and pinning what stands there, of a first load"),
+        ("pool_load", restore_s, "the copy of a first load from the pool"),
+    ):
+        sitting.note(f"{key}_s", seconds, f"s, {gb:.1f} GB: {what}")
     sitting.note("wake_gb_per_s", gb / wake_s, "GB/s")
+    sitting.note("pool_load_gb_per_s", gb / (pin_s + restore_s), "GB/s, pinning included")
+    sitting.note("pool_pinned", sitting.dry or memory.pinned)
     sitting.note("sleep_freed_share", freed / size_bytes, "of the weights' bytes, by NVML")
     sitting.note("weights_same", same)
 

@@ -144,14 +144,14 @@ def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
 def test_an_idle_model_sleeps_and_the_next_request_wakes_it(
     cell: LiveCell, vllm_model: Path
 ) -> None:
-    """As often as it likes; and if it was killed in its sleep, it is loaded."""
+    """As often as it likes; and if it was killed in its sleep, its weights are there yet."""
     cell.start_controller()
     node = cell.start_real_node(
         "n1", *VLLM, join_s_max=JOIN_S_MAX, module="tests.support.sleeping_node"
     )
     cell.deploy("chat", vllm_model, slo=PATIENT, keep_alive_s=0.2)
     answers = []
-    for tier in (LoadTier.DISK, LoadTier.HOST, LoadTier.HOST, LoadTier.DISK):
+    for tier in (LoadTier.DISK, LoadTier.HOST, LoadTier.HOST, LoadTier.HOST):
         answers.append(cell.invoke("chat", "to be continued", max_tokens=TOKENS))
         cell.wait_tokens(answers[-1], 1)
         found = cell.deployment("chat")
@@ -163,7 +163,6 @@ def test_an_idle_model_sleeps_and_the_next_request_wakes_it(
         if len(answers) == 3:
             (pid,) = engine_processes(node)
             os.kill(pid, signal.SIGKILL)
-            cell.wait_for("the cell to know", lambda: not asleep(cell))
     assert len({tuple(answer.token_ids) for answer in answers}) == 1
     assert len({answer.text for answer in answers}) == 1
     left = cell.node("n1")

@@ -1,4 +1,4 @@
-"""A driver library like CUDA's, as far as virtual memory goes, over memory of this process.
+"""A driver library like CUDA's for virtual memory and pinning, over memory of this process.
 
 Addresses are reserved without access, memory is a part of one anonymous file, and mapping maps it:
 what reads or writes where there is none, or where it was not allowed, ends the process. Fresh
@@ -64,6 +64,8 @@ class StandInDriver:
         """Addresses that may be used."""
         self.reserved: dict[int, int] = {}
         """Bytes of each range, by its address."""
+        self.pinned: dict[int, int] = {}
+        """Bytes of the host that are locked to their pages, by their addresses."""
 
     def CUmemAllocationProp(self) -> Any:  # noqa: N802
         return SimpleNamespace(location=SimpleNamespace())
@@ -159,6 +161,18 @@ class StandInDriver:
         del self.mapped[address]
         self.allowed.discard(address)
         self._put(address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        return (code,)
+
+    def cuMemHostRegister(  # noqa: N802
+        self, address: int, size: int, flags: int
+    ) -> tuple[Code]:
+        assert flags == 0
+        ends = {begin: begin + held for begin, held in self.pinned.items()}
+        apart = all(address >= end or address + size <= begin for begin, end in ends.items())
+        assert apart, "pinned twice"
+        if code := self._code("cuMemHostRegister"):
+            return (code,)
+        self.pinned[address] = size
         return (code,)
 
     def _put(self, address: int, flags: int, file: int, begin: int) -> None:

@@ -18,7 +18,7 @@ def build(options: NodeOptions) -> BuiltEngine:
     return BuiltEngine(
         TextEngine(engine),
         lambda: own_resident_bytes() + engine.resident_bytes(),
-        nearer=lambda folders: engine.asleep(),
+        nearer=lambda folders: engine.in_host_memory(),
         kept_bytes=1 << 20,
     )
 

@@ -144,7 +144,7 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
     return BuiltEngine(
         TextEngine(engine),
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
-        nearer=lambda folders: engine.asleep(),
+        nearer=lambda folders: engine.in_host_memory(),
         kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
         base_read=engine.fill_ahead,
         as_is=served_architectures(),

@@ -1,4 +1,5 @@
-"""CUDA's calls for virtual memory, on one device: addresses, memory, and this put under those.
+"""CUDA's calls for virtual memory, on one device: addresses, memory, and this put under those; and
+the one that pins memory of the host.
 
 `cuda.bindings` comes with torch's builds for CUDA and is imported when a driver is opened, not
 before: it is nothing to a node without a GPU. What the driver refuses is an EngineError with the
@@ -75,12 +76,34 @@ class CudaDriver:
         self._ask("cuMemUnmap", address, size_bytes)
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        code, *answer = getattr(self._library, function)(*arguments)
-        if code != self._library.CUresult.CUDA_SUCCESS:
-            lacks = code == self._library.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-            kind = OutOfMemory if lacks else EngineError
-            raise kind(f"the CUDA driver refuses {function}: {code.name}")
-        return answer[0] if answer else None
+        return _ask(self._library, function, *arguments)
+
+
+def pinning_library() -> Any:
+    """What `pin_host` asks. None, and a line in the log, where there is none."""
+    try:
+        from cuda.bindings import driver
+
+        return driver
+    except (ImportError, RuntimeError) as error:
+        log.warning("CUDA's driver cannot be asked to pin memory: %s", error)
+        return None
+
+
+def pin_host(library: Any, address: int, size_bytes: int) -> None:
+    """Lock memory of the host to its pages, for the context of the thread that calls. It is undone
+    by the end of the process. `library`: see `CudaDriver`. Raises OutOfMemory, EngineError.
+    """
+    _ask(library, "cuMemHostRegister", address, size_bytes, 0)
+
+
+def _ask(library: Any, function: str, *arguments: Any) -> Any:
+    code, *answer = getattr(library, function)(*arguments)
+    if code != library.CUresult.CUDA_SUCCESS:
+        lacks = code == library.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        kind = OutOfMemory if lacks else EngineError
+        raise kind(f"the CUDA driver refuses {function}: {code.name}")
+    return answer[0] if answer else None
 
 
 def open_driver(device: int) -> CudaDriver | None:

@@ -28,7 +28,7 @@ class Recorded:
     def fill_ahead(self) -> None:
         Recorded.given["ahead"] = True
 
-    def asleep(self) -> tuple[str, ...]:
+    def in_host_memory(self) -> tuple[str, ...]:
         return ASLEEP
 
 

@@ -136,9 +136,17 @@ class NodeEntry:
         return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
 
     def asleep(self) -> tuple[ModelId, ...]:
-        """Models whose weights the host keeps without an instance."""
-        every = (model for held in (self.held or {}).values() for model in held)
-        return tuple(model.model_id for model in every if model.tier is LoadTier.HOST)
+        """Models whose weights the host keeps without an instance: each that sleeps, and those of
+        which it has but the weights, which are for loads of any context.
+        """
+        loaded = {instance.model_id for instance in self.instances.values()}
+        names: list[ModelId] = []
+        for model_id, every in (self.held or {}).items():
+            host = [held for held in every if held.tier is LoadTier.HOST]
+            sleeping = sum(held.context_tokens_max > 0 for held in host)
+            alone = bool(host) and model_id not in loaded
+            names += [model_id] * max(sleeping, int(alone))
+        return tuple(names)
 
     def _sharers(self, deployment: Deployment) -> list[InstanceEntry]:
         """Whose weights an instance of the deployment would take: those that are loaded, or whose

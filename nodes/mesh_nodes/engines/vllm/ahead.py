@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 class Ahead:
     """May be called from any thread."""
 
-    def __init__(self, spawner: Spawner, *, count_max: int) -> None:
+    def __init__(self, spawner: Spawner, *, count_max: int, pool: int | None = None) -> None:
+        """`pool`: see `Spawner.spawn`."""
         self._spawner = spawner
+        self._pool = pool
         self._count_max = count_max
         self._filling = threading.Lock()
         self._table = threading.Lock()
@@ -36,7 +38,7 @@ class Ahead:
         """One that waits, else a new one. Raises EngineError when none can be started."""
         remote = self._pop()
         if remote is None:
-            return Remote(instance_id, self._spawner)
+            return Remote(instance_id, self._spawner, self._pool)
         remote.instance_id = instance_id
         return remote
 
@@ -81,7 +83,7 @@ class Ahead:
             return not self._closed and len(self._waiting) < self._count_max
 
     def _start(self) -> None:
-        remote = Remote(_NOBODY, self._spawner)
+        remote = Remote(_NOBODY, self._spawner, self._pool)
         with self._table:
             self._coming = remote
         try:

@@ -5,6 +5,7 @@ and what an instance's end means for the others: nothing. Loads run beside steps
 the table. Before: the node's agent. After: `remote`; `sleeping`, where instances may go and come.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
@@ -37,7 +38,8 @@ from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.cached import CachedBlocks
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
-from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
+from mesh_nodes.engines.vllm.host_pool import WeightsKey, open_pool
+from mesh_nodes.engines.vllm.messages import Loaded, ProcessOptions, Verb
 from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
 from mesh_nodes.engines.vllm.remote import LOAD_S_MAX, Remote
 from mesh_nodes.engines.vllm.sleeping import Bed, Kind, Sleepers, kind_of
@@ -49,6 +51,8 @@ _CPU_BLOCK_TOKENS = 32
 _GPU_BLOCK_TOKENS = 16
 MAX_NUM_SEQS = 256
 """vLLM's own default of what it sets its buffers by when an engine starts."""
+
+log = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -73,9 +77,10 @@ class VllmEngine:
         which this engine does not close. `dtype`: f32 on CPUs, elsewhere the model's, unless given.
         `elastic`: KV memory comes with use and goes without a copy, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
-        `asleep_max`: unloaded instances that stay with their weights in the host's memory, of
-        which they take `asleep_bytes_max` together at most. `ahead_max`: processes that wait on the
-        device for a load. `verify`: when a load checks the digests of its files.
+        `asleep_max`: unloaded instances that stay with their weights in the host's memory;
+        `asleep_bytes_max`: of that, for these and for weights that a next load finds there.
+        `ahead_max`: processes that wait on the device for a load. `verify`: when a load checks the
+        digests of its files.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
         """
@@ -94,17 +99,15 @@ class VllmEngine:
         self._room = CacheRoom(lock=threading.RLock())
         self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
-        self._sleepers = Sleepers(
-            count_max=asleep_max,
-            bytes_max=asleep_bytes_max,
-            host_available_bytes=host.available_bytes,
-        )
+        self._pool = open_pool(asleep_bytes_max, host.available_bytes) if asleep_max else None
+        self._sleepers = Sleepers(count_max=asleep_max, pool=self._pool)
         self._closed = False
         self._told: Ended = lambda instance_id, error: None
         self._watch = Watch(self._process_ended)
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
-        self._ahead = Ahead(self._spawner, count_max=ahead_max)
+        descriptor = None if self._pool is None else self._pool.descriptor
+        self._ahead = Ahead(self._spawner, count_max=ahead_max, pool=descriptor)
 
     def await_ready(self) -> None:
         """Wait until vLLM is imported, so that no load need. Raises EngineError when it fails."""
@@ -156,7 +159,8 @@ class VllmEngine:
 
     def tier_of(self, order: LoadOrder) -> LoadTier:
         kind = kind_of(order, self._options(order.model))
-        return LoadTier.HOST if self._sleepers.has(kind) else LoadTier.DISK
+        here = self._sleepers.has(kind) or kind.weights in self._pooled()
+        return LoadTier.HOST if here else LoadTier.DISK
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
@@ -197,6 +201,13 @@ class VllmEngine:
     def asleep(self) -> tuple[HeldModel, ...]:
         """What a load would wake, the one asleep the longest first."""
         return self._sleepers.listed()
+
+    def in_host_memory(self) -> tuple[HeldModel, ...]:
+        """What sleeps, and what a load of any context would find in the pool of weights."""
+        pooled = tuple(
+            HeldModel(model_id=key.model.model_id, tier=LoadTier.HOST) for key in self._pooled()
+        )
+        return self._sleepers.listed() + pooled
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         """Taken, too, by an instance whose process is gone: the next step says so, which ends the
@@ -268,11 +279,13 @@ class VllmEngine:
             remote.end()
         if self._owns_spawner:
             self._spawner.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _bring_up(self, order: LoadOrder, progress: Progress) -> LoadTier:
         kind = kind_of(order, self._options(order.model))
         woken = self._sleepers.wake(order, kind)
-        bed = woken or self._start(order, kind, progress)
+        bed, tier = (woken, LoadTier.HOST) if woken else self._start(order, kind, progress)
         try:
             self._put(self._beds, order.instance_id, bed)
             cached = CachedBlocks(
@@ -292,28 +305,51 @@ class VllmEngine:
         except BaseException:
             bed.remote.end()
             raise
-        return LoadTier.HOST if woken else LoadTier.DISK
+        return tier
 
-    def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> Bed:
+    def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> tuple[Bed, LoadTier]:
+        """A new process. What the pool has wrong is read from disk."""
         self._check_room(order)
+        if kind.weights in self._pooled():
+            try:
+                return self._load(order, kind, progress, pooled=True)
+            except OutOfMemory:
+                raise
+            except MeshError as error:
+                log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
+                assert self._pool is not None
+                self._pool.refuse(kind.weights)
+        return self._load(order, kind, progress, pooled=False)
+
+    def _load(
+        self, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
+    ) -> tuple[Bed, LoadTier]:
         progress("start an engine process", 0.0)
         remote = self._ahead.take(order.instance_id)
         try:
             self._put(self._loading, order.instance_id, remote)
-            host_bytes = remote.call(
+            where = self._pool.hold(kind.weights, remote) if self._pool and pooled else None
+            footprint = self.footprint(order.model)
+            loaded = remote.call(
                 Verb.LOAD,
-                order,
-                self.footprint(order.model),
-                kind.options,
+                *(order, footprint, kind.options, where),
                 timeout_s=LOAD_S_MAX,
                 progress=progress,
             )
-            bed = Bed(kind=kind, host_bytes=cast(int, host_bytes), remote=remote)
-            self._sleepers.reserve(bed)
+            bed = Bed(kind=kind, loaded=cast(Loaded, loaded), remote=remote)
+            if where is None:
+                self._sleepers.reserve(bed)
+                return bed, LoadTier.DISK
+            assert self._pool is not None
+            self._pool.hold(kind.weights, remote, bed.loaded.beside_bytes)
+            bed.stands = True
+            return bed, LoadTier.HOST
         except BaseException:
             remote.end()
             raise
-        return bed
+
+    def _pooled(self) -> tuple[WeightsKey, ...]:
+        return () if self._pool is None else self._pool.listed()
 
     def _options(self, model: ModelInfo) -> ProcessOptions:
         return ProcessOptions(

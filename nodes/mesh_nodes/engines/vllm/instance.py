@@ -21,8 +21,9 @@ from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
-from mesh_nodes.engines.vllm.loader import read_ahead
-from mesh_nodes.engines.vllm.messages import ProcessOptions
+from mesh_nodes.engines.vllm.loader import StoreLoader, read_ahead
+from mesh_nodes.engines.vllm.messages import ProcessOptions, Range
+from mesh_nodes.engines.vllm.pooled import pooled_memory
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
 from mesh_nodes.engines.vllm.weights import Weights
 
@@ -37,8 +38,20 @@ _TOKEN_ID = 0
 class Instance:
     """What each call does is said at the engine port."""
 
-    def __init__(self, order: LoadOrder, footprint: Footprint, options: ProcessOptions) -> None:
-        read_ahead(order.model_path)
+    def __init__(
+        self,
+        order: LoadOrder,
+        footprint: Footprint,
+        options: ProcessOptions,
+        where: Range | None = None,
+        pool: int | None = None,
+    ) -> None:
+        """`where`: the parameters stand there, in the host's pool, which has the descriptor `pool`;
+        else they are read from the store. Raises EngineError where they are not what is wanted.
+        """
+        StoreLoader.watches, StoreLoader.reads = options.movable, where is None
+        if where is None:
+            read_ahead(order.model_path)
         self._order = order
         self._footprint = footprint
         self._keys: Callable[[], str] = map(str, count(1)).__next__
@@ -65,7 +78,10 @@ class Instance:
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
             kv_source=self._kv,
         )
-        self.weights = Weights(self._core.model, device())
+        pooled = None if pool is None else pooled_memory(pool, device())
+        self.weights = Weights(self._core.model, device(), pooled, StoreLoader.beside)
+        if where is not None:
+            self.weights.restore(where)
         self._core.bound(order.kv_blocks, dense=True)
         self._warm()
 
@@ -179,8 +195,13 @@ class Instance:
         """So many may be cached beyond those in force from now on."""
         self._resize(self._kv_blocks, extra_blocks)
 
-    def sleep(self) -> None:
-        """Drop all requests, give the KV cache back, and hold the weights in the host's memory.
+    def begin_fill(self, where: Range) -> None:
+        """See `Weights.fill`; its errors are told by a sleep."""
+        self.weights.fill(where)
+
+    def sleep(self, where: Range | None = None) -> None:
+        """Drop all requests, give the KV cache back, and hold the weights in the host's memory;
+        parameters in this range of its pool, unless they stand in one.
 
         Whatever it raises, the instance is of no use any more; the same goes for `wake`.
         """
@@ -191,7 +212,7 @@ class Instance:
         self._resize(0)
         # What wakes is another instance, of which nobody has been told anything.
         self._core.pool.forget_told()
-        self.weights.to_host()
+        self.weights.to_host(where)
         if self.weights.device_bytes:
             raise EngineError(f"{self.weights.device_bytes} bytes are still on the device")
 

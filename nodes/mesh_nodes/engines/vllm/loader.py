@@ -2,7 +2,8 @@
 
 `read_ahead` asks for the files while vLLM still sets itself up: reading them while they are mapped
 fetches little at a time, and took 1.4 s where this took 0.6 (269 MB of no page cache). The loader
-hands vLLM views of the mapped files and copies nothing itself. Before: `instance`, which names the
+hands vLLM views of the mapped files and copies nothing itself. Where parameters stand in the node's
+pool it reads nothing: the model is made, and filled afterwards. Before: `instance`, which names the
 folder. After: vLLM's models, which take their tensors by name.
 """
 
@@ -11,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +20,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from mesh.domain.errors import TornModel
+from mesh_nodes.engines.vllm.modules import changes, held_beside
 
 FORMAT = "mesh"
 _WEIGHTS = ("bias", "qweight", "weight", "weight_packed")
@@ -38,13 +40,33 @@ def read_ahead(model_path: Path) -> None:
 
 @register_model_loader(FORMAT)
 class StoreLoader(BaseModelLoader):  # type: ignore[misc]
-    """See vLLM's `BaseModelLoader` for who calls what."""
+    """See vLLM's `BaseModelLoader` for who calls what. vLLM makes it, so what a process wants of
+    its one load, and what that has shown, is the class's.
+    """
+
+    watches: ClassVar[bool] = False
+    """Whether `beside` is wanted."""
+    reads: ClassVar[bool] = True
+    """False: parameters stay zero, for somebody else to fill."""
+    beside: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """What the load has changed but parameters."""
 
     def download_model(self, model_config: Any) -> None:
         """It is in the store."""
 
+    def load_model(self, *arguments: Any, **named: Any) -> Any:
+        model = super().load_model(*arguments, **named)
+        if self.watches:
+            StoreLoader.beside = changes(self._before, held_beside(model))
+        return model
+
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Raises TornModel when the folder lacks a tensor of the model, or a file is cut short."""
+        self._before = held_beside(model) if self.watches else {}
+        if not self.reads:
+            for parameter in model.parameters():
+                parameter.data.zero_()
+            return
         path = Path(model_config.model)
         loaded = model.load_weights(_tensors(path))
         missing = sorted({name for name, _ in model.named_parameters()} - loaded)

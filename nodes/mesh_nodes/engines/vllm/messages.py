@@ -22,7 +22,7 @@ class Verb(StrEnum):
     RESIZE = "resize"
     KEEP = "keep"
     TELL = "tell"
-    RESERVE = "reserve"
+    FILL = "fill"
     SLEEP = "sleep"
     WAKE = "wake"
     END = "end"
@@ -45,6 +45,46 @@ class Answer:
     value: object
     books: InstanceMemory | None
     """None before the load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What parameters are as vLLM has them after loading; by it a process knows its own in what
+    another has left.
+    """
+
+    tensors: tuple[tuple[str, str], ...]
+    """Names, and of each the element, shape, strides and place in its storage."""
+    sizes_bytes: tuple[int, ...]
+    """Of the storages that they are views of, in the order in which these stand in the range."""
+    beside: tuple[tuple[str, str], ...]
+    """What else the load has changed in the model's modules, and to what: by that, whether
+    parameters are all that there is to restore.
+    """
+
+
+WHOLE = b"is whole"
+"""The last bytes of a range from when all of it is there: so the agent sees, whatever becomes of
+the process that has filled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """A part of the host's pool: storages one after the other, and `WHOLE` at its end."""
+
+    offset: int
+    size_bytes: int
+    layout: Layout
+    whole: bool
+    """All of it is there. Else it is for the process that gets this to fill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a sleep would take of the host's memory: parameters by their layout, and the rest."""
+
+    layout: Layout
+    beside_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """A process that has vLLM imported and forks engine processes: ten seconds are spent only once.
 
 `python -m mesh_nodes.engines.vllm.nursery FD` imports vLLM, says so on the socket FD, and obeys:
-"fork" with a socket beside it makes an engine process, "reap PID" says how one ended. It never
-starts a thread or computes anything, so that a fork of it is whole. It ends with the agent's end of
-its socket, and the kernel kills the engine processes with it: none outlives the agent, however that
-ended. Before: `spawner`, in the agent. After: `process`.
+"fork" makes an engine process, with a socket that comes beside it, and the host's pool of weights
+if that does, too; "reap PID" says how one ended. It never starts a thread or computes anything, so
+that a fork of it is whole. It ends with the agent's end of its socket, and the kernel kills the
+engine processes with it: none outlives the agent, however that ended.
+Before: `spawner`, in the agent. After: `process`.
 """
 
 import array
@@ -18,6 +19,7 @@ import sys
 from multiprocessing.connection import Connection
 
 _PR_SET_PDEATHSIG = 1
+_INT_BYTES = array.array("i").itemsize
 MESSAGE_BYTES_MAX = 4096
 READY, FAILED = b"ready", b"failed "
 
@@ -42,20 +44,21 @@ def main(descriptor: int) -> None:
     gc.collect()
     gc.freeze()
     commands.send(READY)
-    while message := commands.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4)):
+    while message := commands.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(2 * _INT_BYTES)):
         words, beside = message[0], message[1]
         if not words:
             return
         verb, _, argument = words.partition(b" ")
         if verb == b"fork":
-            end = array.array("i", beside[0][2])[0]
+            end, *pool = array.array("i", beside[0][2])
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
                 commands.close()
                 _die_with(parent)
-                serve(Connection(end))
-            os.close(end)
+                serve(Connection(end), *pool)
+            for descriptor in (end, *pool):
+                os.close(descriptor)
             commands.send(b"%d" % pid)
         else:
             _, status = os.waitpid(int(argument), 0)

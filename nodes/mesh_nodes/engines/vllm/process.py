@@ -13,15 +13,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
 import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
-from mesh.domain.steps import InstanceMemory, StepResult, repeated
+from mesh.domain.model import Footprint
+from mesh.domain.steps import InstanceMemory, LoadOrder, StepResult, repeated
 from mesh_nodes.engines.vllm.device import touch
 from mesh_nodes.engines.vllm.instance import Instance
-from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
+from mesh_nodes.engines.vllm.messages import (
+    Answer,
+    Call,
+    Failure,
+    Loaded,
+    ProcessOptions,
+    Progressed,
+    Range,
+    Verb,
+)
 
 _ENDING = (Verb.LOAD, Verb.SLEEP, Verb.WAKE)
 """What these refuse leaves nothing that could go on."""
@@ -29,12 +39,16 @@ _ENDING = (Verb.LOAD, Verb.SLEEP, Verb.WAKE)
 SIGN_OF_LIFE_S = 0.5
 """Between two messages of a long turn: next to nothing of it."""
 
+_LoadArguments = tuple[LoadOrder, Footprint, ProcessOptions, Range | None]
+
 log = logging.getLogger(__name__)
 
 
-def serve(connection: Connection) -> NoReturn:
-    """Until the agent says so or is gone. Never returns: what it was forked from must not go on."""
-    server = _Server(connection)
+def serve(connection: Connection, pool: int | None = None) -> NoReturn:
+    """Until the agent says so or is gone. Never returns: what it was forked from must not go on.
+    `pool`: the descriptor of the host's memory for weights.
+    """
+    server = _Server(connection, pool)
     try:
         while server.answer(connection.recv()):
             pass
@@ -45,8 +59,9 @@ def serve(connection: Connection) -> NoReturn:
 
 
 class _Server:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, pool: int | None) -> None:
         self._connection = connection
+        self._pool = pool
         self._instance: Instance | None = None
 
     def answer(self, call: Call) -> bool:
@@ -64,7 +79,8 @@ class _Server:
 
     def _perform(self, call: Call) -> object:
         if call.verb is Verb.LOAD:
-            return self._load(*call.arguments)
+            order, footprint, options, where = cast(_LoadArguments, call.arguments)
+            return self._load(order, footprint, options, where)
         if call.verb is Verb.PREPARE:
             touch()
             return None
@@ -78,7 +94,7 @@ class _Server:
             Verb.RESIZE: instance.resize_kv,
             Verb.KEEP: instance.keep_beyond,
             Verb.TELL: instance.tell_prefixes,
-            Verb.RESERVE: instance.weights.reserve,
+            Verb.FILL: instance.begin_fill,
             Verb.SLEEP: instance.sleep,
             Verb.WAKE: instance.wake,
         }
@@ -100,14 +116,16 @@ class _Server:
         result = repeated(step, prefill_tokens_max, iterations)
         return replace(result, prefixes=instance.tell_prefixes())
 
-    def _load(self, *arguments: Any) -> int:
-        """What a sleep would take of the host's memory."""
+    def _load(
+        self, order: LoadOrder, footprint: Footprint, options: ProcessOptions, where: Range | None
+    ) -> Loaded:
         self._connection.send(Progressed("load", 0.1))
-        self._instance = Instance(*arguments)
+        self._instance = Instance(order, footprint, options, where, self._pool)
         # Nothing of the model is garbage: no collection amid an iteration need look at it.
         gc.collect()
         gc.freeze()
-        return self._instance.weights.device_bytes
+        weights = self._instance.weights
+        return Loaded(layout=weights.layout(), beside_bytes=weights.beside_bytes)
 
     def _books(self) -> InstanceMemory | None:
         return None if self._instance is None else self._instance.memory()

@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 class Remote:
     """Calls come one after the other; all else is for any thread."""
 
-    def __init__(self, instance_id: InstanceId, spawner: Spawner) -> None:
-        """Raises EngineError when no process can be started."""
+    def __init__(self, instance_id: InstanceId, spawner: Spawner, pool: int | None = None) -> None:
+        """`pool`: see `Spawner.spawn`. Raises EngineError when no process can be started."""
         self.instance_id = instance_id
         self._spawner = spawner
         self._connection: Connection
-        self.pid, self._connection = spawner.spawn()
+        self.pid, self._connection = spawner.spawn(pool)
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError as error:

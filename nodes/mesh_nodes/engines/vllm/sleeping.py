@@ -1,23 +1,23 @@
 """Engine processes of unloaded instances, kept with their weights in the host's memory.
 
 Decides who sleeps, who wakes and who has to go: the one asleep the longest goes when a place or the
-host's memory is wanted. What has slept keeps its copy there while it is awake, so that it falls
-asleep again in no time; that counts, too, and is not taken from it. One sleep or wake is under way
-at a time, since they share the bus to the device. Whatever fails in one ends the process, and the
-instance goes or comes as if there were no sleep. Before: `engine`, at an unload or a load. After:
-`remote`.
+host's memory is wanted. Parameters stand in the node's pool, which is filled once, beside a model's
+first requests if there is plenty; who has had them there falls asleep again in no time, and what
+is awake keeps its own. One sleep or wake is under way at a time, since they share the bus to the
+device. Whatever fails in one ends the process, and the instance goes or comes as if there were no
+sleep. Before: `engine`, at an unload or a load. After: `remote`, `host_pool`.
 """
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelInfo
 from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
-from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
+from mesh_nodes.engines.vllm.host_pool import HostPool, WeightsKey, range_bytes
+from mesh_nodes.engines.vllm.messages import Layout, Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.remote import Remote
 
 MOVE_S_MAX = 60.0
@@ -36,14 +36,20 @@ class Kind:
     batch_max: int
     options: ProcessOptions
 
+    @property
+    def weights(self) -> WeightsKey:
+        return WeightsKey(model=self.model, model_path=self.model_path, dtype=self.options.dtype)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Bed:
     """Where a loaded instance could sleep: what it is, and what it would take of the host."""
 
     kind: Kind
-    host_bytes: int
+    loaded: Loaded
     remote: Remote
+    stands: bool = False
+    """It has a range of the pool, and what it has in there is its until its process ends."""
 
 
 def kind_of(order: LoadOrder, options: ProcessOptions) -> Kind:
@@ -59,41 +65,34 @@ def kind_of(order: LoadOrder, options: ProcessOptions) -> Kind:
 class Sleepers:
     """May be called from any thread; `sleep` and `wake` wait for one another."""
 
-    def __init__(
-        self, *, count_max: int, bytes_max: int, host_available_bytes: Callable[[], int]
-    ) -> None:
-        """`host_available_bytes` is asked before each sleep, which has to fit in there, too."""
-        self.count_max = count_max
-        self._bytes_max = bytes_max
-        self._available_bytes = host_available_bytes
+    def __init__(self, *, count_max: int, pool: HostPool | None) -> None:
+        """Without a pool nothing sleeps."""
+        self.count_max = 0 if pool is None else count_max
+        self._pool = pool
         self._moving = threading.Lock()
         self._table = threading.Lock()
         """Guards what follows, never a call."""
         self._asleep: list[Bed] = []
         """The one asleep the longest first."""
-        self._awake: list[Bed] = []
-        """Those that hold some of the host: reserved, or the copy that they were woken from."""
         self._falling: list[Bed] = []
         """Those that will be asleep soon, or gone."""
         self._moved: Remote | None = None
         self._closed = False
 
     def reserve(self, bed: Bed) -> None:
-        """Have one that has just been loaded take the host's memory for its first sleep already, if
-        there is plenty: no more than half for all that are awake.
+        """Have one that has just been loaded put its parameters into the pool already, if there is
+        plenty: no more than half for all that are awake.
         """
-        if not self.count_max:
+        if self._pool is None:
             return
         with self._table:
-            self._awake = [other for other in self._awake if other.remote.alive]
-            held_bytes = sum(other.host_bytes for other in (*self._awake, *self._asleep))
-            awake_bytes = sum(other.host_bytes for other in self._awake)
-            plenty = awake_bytes + bed.host_bytes <= self._bytes_max // 2
-            fits = held_bytes + bed.host_bytes <= self._bytes_max
-            if not plenty or not fits or bed.host_bytes > self._available_bytes():
-                return
-            self._awake.append(bed)
-        bed.remote.call(Verb.RESERVE)
+            asleep = [other.remote for other in self._asleep]
+        awake_bytes = self._pool.held_bytes(but=asleep)
+        if awake_bytes + range_bytes(bed.loaded.layout) > self._pool.bytes_max // 2:
+            return
+        where = self._place(bed)
+        if where is not None:
+            bed.remote.call(Verb.FILL, where)
 
     def sleep(self, bed: Bed) -> bool:
         """Whether it sleeps now: then it is found by a `wake`. Else it is the caller's to end."""
@@ -103,7 +102,7 @@ class Sleepers:
             self._falling.append(bed)
         try:
             with self._moving:
-                if not self._make_room(bed) or not self._call(bed.remote, Verb.SLEEP):
+                if not self._lie_down(bed):
                     return False
                 with self._table:
                     if not self._closed:
@@ -130,8 +129,8 @@ class Sleepers:
                 return None
             bed.remote.instance_id = order.instance_id
             if self._call(bed.remote, Verb.WAKE, order):
-                with self._table:
-                    self._awake.append(bed)
+                if self._pool is not None:
+                    self._pool.touch(kind.weights)
                 return bed
             bed.remote.end()
             return None
@@ -205,30 +204,39 @@ class Sleepers:
         for bed in dead:
             bed.remote.end()
 
-    def _make_room(self, bed: Bed) -> bool:
-        """For one more, in the place of others if need be. False when it cannot be had, and then
-        others sleep on, unless the host's memory goes meanwhile.
+    def _lie_down(self, bed: Bed) -> bool:
+        """Whether it sleeps, in the place of others if need be. Where it cannot, others sleep on,
+        unless the host's memory goes meanwhile.
         """
+        assert self._pool is not None
         self._let_dead_go()
-        with self._table:
-            self._awake = [other for other in self._awake if other.remote.alive]
-            has_copy = bed in self._awake
-            if has_copy:
-                self._awake.remove(bed)
-            left_bytes = self._bytes_max - sum(other.host_bytes for other in self._awake)
-            asleep_bytes = sum(other.host_bytes for other in self._asleep)
-        wanted_bytes = 0 if has_copy else bed.host_bytes
-        if bed.host_bytes > left_bytes or wanted_bytes > asleep_bytes + self._available_bytes():
+        if not self._fits(bed):
             return False
-        while not self._has_room(left_bytes - bed.host_bytes, wanted_bytes):
+        while len(self._asleep) >= self.count_max:
             if not self.evict():
                 return False
-        return True
-
-    def _has_room(self, others_bytes_max: int, wanted_bytes: int) -> bool:
-        """`wanted_bytes` is what has not been taken of the host yet."""
-        with self._table:
-            asleep_bytes = sum(bed.host_bytes for bed in self._asleep)
-            if len(self._asleep) >= self.count_max or asleep_bytes > others_bytes_max:
+        where = None
+        while not bed.stands:
+            where = self._place(bed)
+            if where is None and not (self._fits(bed) and self.evict()):
                 return False
-        return wanted_bytes <= self._available_bytes()
+        self._pool.touch(bed.kind.weights)
+        return self._call(bed.remote, Verb.SLEEP, where)
+
+    def _fits(self, bed: Bed) -> bool:
+        """Whether its parameters are or could be in the pool, if all that sleep went."""
+        assert self._pool is not None
+        with self._table:
+            asleep = [other.remote for other in self._asleep]
+        return bed.stands or self._pool.fits(*self._wants(bed), but=asleep)
+
+    def _place(self, bed: Bed) -> Range | None:
+        """Its own from now on."""
+        assert self._pool is not None
+        key, layout, beside_bytes = self._wants(bed)
+        where = self._pool.take(key, bed.remote, layout, beside_bytes)
+        bed.stands = where is not None
+        return where
+
+    def _wants(self, bed: Bed) -> tuple[WeightsKey, Layout, int]:
+        return bed.kind.weights, bed.loaded.layout, bed.loaded.beside_bytes

@@ -68,8 +68,9 @@ class Spawner:
         with self._lock:
             self._bring_up()
 
-    def spawn(self) -> tuple[int, Connection]:
-        """A new engine process: its id, and the socket to talk to it with.
+    def spawn(self, pool: int | None = None) -> tuple[int, Connection]:
+        """A new engine process: its id, and the socket to talk to it with. `pool`: the descriptor
+        of the host's memory for weights, which it gets as well.
 
         Raises EngineError when the nursery does not come up, or does not answer.
         """
@@ -77,7 +78,7 @@ class Spawner:
             self._bring_up()
             ours, theirs = socket.socketpair()
             with theirs:
-                pid = int(self._command(b"fork", theirs.fileno()))
+                pid = int(self._command(b"fork", theirs.fileno(), pool))
             return pid, Connection(ours.detach())
 
     def reap(self, pid: int) -> int | None:
@@ -133,9 +134,9 @@ class Spawner:
             )
         self._ready = True
 
-    def _command(self, words: bytes, descriptor: int | None = None) -> bytes:
+    def _command(self, words: bytes, *descriptors: int | None) -> bytes:
         assert self._commands is not None
-        beside = [] if descriptor is None else [descriptor]
+        beside = [descriptor for descriptor in descriptors if descriptor is not None]
         try:
             socket.send_fds(self._commands, [words], beside)
         except OSError as error:

@@ -1,124 +1,184 @@
 """A model's weights on their way between the device and host memory.
 
-What a tensor is a view of is its storage: emptied and filled again, it leaves every tensor valid,
-whoever holds it, at whatever address the memory comes back. No CUDA graph may have kept an old
-one, so it needs `enforce_eager`. Before: `instance`, which sleeps and wakes. After: torch.
+Parameters stand in a range of the node's pool, which this process fills, or finds filled by one
+that had the same model; they never change, so a sleep copies none of them, and a wake and a first
+load from the pool are the same copy. Buffers, which are small and may change, have a copy of this
+process's own. What a tensor is a view of is its storage: emptied and filled again, it leaves every
+tensor valid at whatever address, of which no CUDA graph may have kept one (`enforce_eager`).
+Before: `instance`, which sleeps and wakes. After: `pooled`, torch.
 """
 
 import logging
 import threading
-from itertools import chain
+from contextlib import nullcontext
 
 import torch
 
+from mesh.domain.errors import EngineError
+from mesh_nodes.engines.vllm.messages import Layout, Range
+from mesh_nodes.engines.vllm.pooled import PooledMemory
+
 log = logging.getLogger(__name__)
+
+Beside = tuple[tuple[str, str], ...]
 
 
 class Weights:
-    """Of one model on one device, its buffers with them. Storages that tensors share count once.
+    """Of one model on one device, its buffers with them. Storages that tensors share count once."""
 
-    The host's copy stays when they go back to the device: nothing changes parameters, so the next
-    sleep need only copy the buffers.
-    """
-
-    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        pooled: PooledMemory | None = None,
+        beside: Beside = (),
+    ) -> None:
+        """`pooled`: where they can sleep. `beside`: see `Layout`."""
         self._model = model
         self._device = device
-        self._away: list[torch.UntypedStorage] = []
-        """Those that have been emptied."""
-        self._sizes: list[int] = []
-        """Of what stands in the host's copy, one after the other."""
-        self._host: torch.Tensor | None = None
-        self._copied = False
-        self._reserving: threading.Thread | None = None
+        self._pooled = pooled
+        self._beside = beside
+        self._where: Range | None = None
+        self._filled = False
+        self._filling: threading.Thread | None = None
+        self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        """What has been emptied, with what is on the host of it."""
 
     @property
     def device_bytes(self) -> int:
-        """What they hold of the device now; as much as a copy of them takes of the host."""
-        return sum(storage.nbytes() for storage in self._storages())
+        """What they hold of the device now."""
+        return sum(storage.nbytes() for storage in (*self._parameters(), *self._buffers()))
 
-    def reserve(self) -> None:
-        """Take the host's memory for a copy now, beside whatever follows: to have its pages takes
-        several times as long as to copy into them.
+    @property
+    def beside_bytes(self) -> int:
+        """What buffers hold of it, and take of the host in a sleep."""
+        return sum(storage.nbytes() for storage in self._buffers())
+
+    def layout(self) -> Layout:
+        storages = self._parameters()
+        numbers = {storage.data_ptr(): number for number, storage in enumerate(storages)}
+        tensors = [
+            (name, f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} at {place}")
+            for name, tensor in self._model.named_parameters(remove_duplicate=False)
+            if (number := numbers.get(tensor.untyped_storage().data_ptr())) is not None
+            for place in [(number, tensor.storage_offset())]
+        ]
+        sizes_bytes = tuple(storage.nbytes() for storage in storages)
+        return Layout(tensors=tuple(tensors), sizes_bytes=sizes_bytes, beside=self._beside)
+
+    def fill(self, where: Range) -> threading.Thread:
+        """Begin to put parameters into this range, or to map what stands there, beside whatever
+        follows: to have pages and to pin them takes several times as long as to copy into them.
         """
-        sizes = [storage.nbytes() for storage in self._storages()]
 
-        def take() -> None:
+        def go() -> None:
             try:
-                self._host = self._host_memory(sum(sizes))
-                self._sizes = sizes
-            except (RuntimeError, MemoryError):
-                log.exception("no host memory for weights that are to sleep later")
+                self._stand(where)
+            except (RuntimeError, MemoryError, EngineError):
+                # The sleep does it, or says why not.
+                log.exception("weights are not in the pool yet")
 
-        self._reserving = threading.Thread(target=take, name="mesh-reserve", daemon=True)
-        self._reserving.start()
+        self._filling = threading.Thread(target=go, name="mesh-fill", daemon=True)
+        self._filling.start()
+        return self._filling
 
-    def to_host(self) -> None:
-        """See that the host has all of them, and give their memory on the device back.
+    def restore(self, where: Range) -> None:
+        """Take the parameters of a model that has none yet from a range that is whole.
 
-        Raises RuntimeError, MemoryError when it cannot be done; they are in no known state then.
+        Raises EngineError where what stands there is not what the model is made of, or is not all
+        that a load gives it.
         """
-        if self._reserving is not None:
-            self._reserving.join()
-            self._reserving = None
-        self._away = self._storages()
-        sizes = [storage.nbytes() for storage in self._away]
-        changed = len(self._away)
-        if sizes == self._sizes and self._copied:
-            changed = len(self._storages(parameters=False))
-        elif sizes != self._sizes:
-            self._release()
-            self._host, self._sizes = self._host_memory(sum(sizes)), sizes
-        for storage, part in self._pairs()[-changed:] if changed else ():
-            part.copy_(_as_bytes(storage), non_blocking=True)
+        mine, theirs = self.layout(), where.layout
+        for found, wanted in ((mine.tensors, theirs.tensors), (mine.beside, theirs.beside)):
+            odd = sorted(set(found) ^ set(wanted))
+            if odd:
+                raise EngineError(f"the pool's weights are not this load's: {odd[0]} differs")
+        self._stand(where)
+        for storage, part in self._parts(where):
+            _as_bytes(storage).copy_(part, non_blocking=True)
         self._wait()
-        self._copied = True
-        for storage in self._away:
+
+    def to_host(self, where: Range | None = None) -> None:
+        """See that the host has all of them, and give their memory on the device back. `where`: the
+        range for the parameters, unless they stand in one.
+
+        Raises RuntimeError, MemoryError, EngineError when it cannot be done; they are in no known
+        state then.
+        """
+        if self._filling is not None:
+            self._filling.join()
+            self._filling = None
+        where = where or self._where
+        if where is None:
+            raise EngineError("weights were given no place in the host's memory")
+        self._stand(where)
+        pairs = self._parts(where)
+        for storage in self._buffers():
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            copy.copy_(_as_bytes(storage), non_blocking=True)
+            pairs.append((storage, copy))
+        self._wait()
+        self._away = pairs
+        for storage, _ in pairs:
             storage.resize_(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def to_device(self) -> None:
         """The way back. Raises torch.OutOfMemoryError, and what `to_host` raises."""
-        for storage, part in self._pairs():
+        for storage, part in self._away:
             storage.resize_(part.nbytes)
             _as_bytes(storage).copy_(part, non_blocking=True)
         self._wait()
         self._away = []
 
-    def _storages(self, parameters: bool = True) -> list[torch.UntypedStorage]:
-        """Those of parameters first; without these, such as only buffers have."""
+    def _stand(self, where: Range) -> None:
+        """Have the parameters in this range. Nothing is copied if they are there."""
+        self._where = where
+        if self._pooled is None:
+            raise EngineError("this process has no part in the host's pool of weights")
+        mine, theirs = self.layout(), where.layout
+        if (mine.tensors, mine.sizes_bytes) != (theirs.tensors, theirs.sizes_bytes):
+            raise EngineError("the range that was given for weights is one for others")
+        if self._device.type == "cuda":
+            # A thread of its own has no context of the device yet, which pinning asks for.
+            torch.cuda.set_device(self._device)
+        self._pooled.map(where)
+        if where.whole or self._filled:
+            return
+        cuda = self._device.type == "cuda"
+        with torch.cuda.stream(torch.cuda.Stream(self._device)) if cuda else nullcontext():
+            for storage, part in self._parts(where):
+                part.copy_(_as_bytes(storage), non_blocking=True)
+            if cuda:
+                torch.cuda.current_stream().synchronize()
+        self._pooled.mark_whole(where)
+        self._filled = True
+
+    def _parts(self, where: Range) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
+        """Each storage of parameters with its place in the range."""
+        assert self._pooled is not None
+        storages = self._parameters()
+        sizes = [storage.nbytes() for storage in storages]
+        memory = self._pooled.map(where)[: sum(sizes)]
+        return list(zip(storages, memory.split(sizes), strict=True))
+
+    def _parameters(self) -> list[torch.UntypedStorage]:
+        return list(self._storages(buffers=False).values())
+
+    def _buffers(self) -> list[torch.UntypedStorage]:
+        """Such as no parameter has."""
+        theirs = self._storages(buffers=False)
+        return [s for address, s in self._storages(buffers=True).items() if address not in theirs]
+
+    def _storages(self, buffers: bool) -> dict[int, torch.UntypedStorage]:
+        """By their addresses."""
         found: dict[int, torch.UntypedStorage] = {}
-        for tensor in chain(self._model.parameters(), self._model.buffers()):
+        for tensor in self._model.buffers() if buffers else self._model.parameters():
             storage = tensor.untyped_storage()
             if storage.device.type == self._device.type and storage.nbytes():
                 found.setdefault(storage.data_ptr(), storage)
-        if not parameters:
-            for tensor in self._model.parameters():
-                found.pop(tensor.untyped_storage().data_ptr(), None)
-        return list(found.values())
-
-    def _pairs(self) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
-        """Each storage that is away with its part of the host's copy."""
-        assert self._host is not None
-        return list(zip(self._away, self._host.split(self._sizes), strict=True))
-
-    def _host_memory(self, size_bytes: int) -> torch.Tensor:
-        """Locked to its pages where there is CUDA, so that copies go at the speed of the bus. Not
-        by torch's own allocator, which rounds up to a power of two and keeps what it once had.
-        """
-        memory = torch.empty(size_bytes, dtype=torch.uint8)
-        if self._device.type == "cuda":
-            _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size_bytes, 0))
-        else:
-            memory.zero_()
-        return memory
-
-    def _release(self) -> None:
-        """The host's copy, which is not what is wanted any more."""
-        if self._host is not None and self._device.type == "cuda":
-            _check(torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr()))
-        self._host = None
+        return found
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -127,8 +187,3 @@ class Weights:
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _check(error: object) -> None:
-    """Raises RuntimeError for what CUDA's runtime did not do."""
-    torch.cuda.check_error(error)

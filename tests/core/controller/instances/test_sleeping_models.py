@@ -102,6 +102,41 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
     assert known.load_s(hello(), size) > 0.25
 
 
+def test_weights_in_a_pool_do_for_loads_of_any_context_and_for_more_than_one() -> None:
+    pooled = replace(SLEEPS, context_tokens_max=0)
+    cell = CellUnderTest(deployment())
+    links = [cell.join(hello(name))[0] for name in ("n1", "n2")]
+    cell.report(links[0], beat())
+    cell.report(links[1], beat(pooled))
+    (load,) = loads(cell.invoke())
+    entry = cell.core.cell.instances[load.instance_id]
+    assert entry.node.node_id == "n2"
+    assert entry.node.asleep() == (), "an instance of it is there"
+    cell.report(
+        links[1],
+        InstanceLoaded(
+            instance_id=load.instance_id,
+            footprint=FOOTPRINT,
+            kv_blocks=load.kv_blocks,
+            elapsed_s=0.25,
+            tier=LoadTier.HOST,
+        ),
+    )
+    assert entry.node.held == {MODEL.model_id: [STORED, pooled]}
+
+
+def test_a_model_is_shown_as_asleep_once_whatever_else_the_host_has_of_it() -> None:
+    pooled = replace(SLEEPS, context_tokens_max=0)
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    node = cell.core.cell.nodes[hello().node_id]
+    shown = []
+    for held in ((pooled,), (SLEEPS, pooled), (OTHER_CONTEXT, SLEEPS, pooled), ()):
+        cell.report(link, beat(*held))
+        shown.append(len(node.asleep()))
+    assert shown == [1, 1, 2, 0]
+
+
 def test_a_node_tells_what_it_has_at_hand_when_that_changes_and_on_a_new_link() -> None:
     node = NodeUnderTest()
     (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1, models=(STORED, SLEEPS))))

@@ -28,6 +28,8 @@ collect_ignore = (
         "test_turns.py",
         "test_watch.py",
         "test_loader.py",
+        "test_modules.py",
+        "test_pooled_loads.py",
         "test_prefixes.py",
     ]
 )

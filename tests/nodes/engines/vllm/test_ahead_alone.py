@@ -22,7 +22,7 @@ def test_a_process_that_ends_as_soon_as_it_is_ready_is_not_replaced_at_once(
     ended: list[object] = []
 
     class ShortLived:
-        def __init__(self, instance_id: InstanceId, spawner: Spawner) -> None:
+        def __init__(self, instance_id: InstanceId, spawner: Spawner, pool: int | None) -> None:
             made.append(self)
             self.pid = len(made)
             self.alive = len(made) == TRIES

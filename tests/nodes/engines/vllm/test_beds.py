@@ -1,71 +1,85 @@
 """Who sleeps and who goes, decided without any process: remotes are made up."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from mesh.domain.ids import InstanceId
-from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
+from mesh.domain.steps import LoadOrder
+from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES, HostPool
+from mesh_nodes.engines.vllm.messages import WHOLE, Layout, Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.remote import Remote
 from mesh_nodes.engines.vllm.sleeping import Bed, Sleepers, kind_of
 from tests.contract.engine_contract import StoredModel
 from tests.nodes.engines.vllm.test_ends import WAIT_S_MAX, outcome_of
+from tests.nodes.engines.vllm.test_host_pool import mark_whole
 
 OPTIONS = ProcessOptions(dtype="float32", block_tokens=32, elastic=True, movable=True)
-BYTES = 100
 
 
 class MadeUp:
     """A process that does at once what it is told, unless `held` keeps it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
         self.instance_id = InstanceId("i")
         self.pid = 0
         self.alive = True
         self.told: list[Verb] = []
+        self.placed: list[Range | None] = []
         self.began, self.held = threading.Event(), threading.Event()
         self.held.set()
 
-    def call(self, verb: Verb, *arguments: object, timeout_s: float) -> None:
+    def call(self, verb: Verb, *arguments: object, timeout_s: float = 0.0) -> None:
         self.told.append(verb)
+        if verb in (Verb.SLEEP, Verb.FILL):
+            (where,) = cast(tuple[Range | None], arguments)
+            self.placed.append(where)
         self.began.set()
         assert self.held.wait(WAIT_S_MAX)
+        for where in self.placed if verb is Verb.SLEEP else ():
+            if where is not None:
+                mark_whole(self._pool, where)
 
     def end(self) -> None:
         self.alive = False
 
 
 class Host:
-    """What it has left, and what sleeps there."""
+    """Its pool, in chunks, and what sleeps there."""
 
-    def __init__(self, model: StoredModel, *, count_max: int = 3, has_bytes: int = 10**9) -> None:
-        self._model, self._has_bytes = model, has_bytes
-        self._beds: list[tuple[Bed, MadeUp]] = []
-        self.sleepers = Sleepers(
-            count_max=count_max, bytes_max=10**9, host_available_bytes=self._left_bytes
-        )
+    def __init__(self, model: StoredModel, *, count_max: int = 3, chunks: int = 100) -> None:
+        self._model = model
+        self.pool = HostPool(bytes_max=chunks * CHUNK_BYTES, available_bytes=lambda: 1 << 50)
+        self.sleepers = Sleepers(count_max=count_max, pool=self.pool)
 
-    def bed(self, batch_max: int = 1, host_bytes: int = BYTES) -> tuple[Bed, MadeUp]:
-        """Of a kind of its own for each `batch_max`."""
-        made_up = MadeUp()
-        kind = kind_of(self._model.order(InstanceId("i"), batch_max=batch_max), OPTIONS)
-        bed = Bed(kind=kind, host_bytes=host_bytes, remote=cast(Remote, made_up))
-        self._beds.append((bed, made_up))
-        return bed, made_up
+    def bed(self, name: str, chunks: int = 1, batch_max: int = 1) -> tuple[Bed, MadeUp]:
+        """Of a model of this name."""
+        made_up = MadeUp(self.pool)
+        order = self._order(name, batch_max)
+        layout = Layout(tensors=(), sizes_bytes=(chunks * CHUNK_BYTES - len(WHOLE),), beside=())
+        loaded = Loaded(layout=layout, beside_bytes=0)
+        remote = cast(Remote, made_up)
+        return Bed(kind=kind_of(order, OPTIONS), loaded=loaded, remote=remote), made_up
 
-    def wake(self, batch_max: int) -> Bed | None:
-        order = self._model.order(InstanceId("woken"), batch_max=batch_max)
+    def _order(self, name: str, batch_max: int) -> LoadOrder:
+        order = self._model.order(InstanceId("i"), batch_max=batch_max)
+        return replace(order, model_path=Path(name))
+
+    def wake(self, name: str, batch_max: int = 1) -> Bed | None:
+        order = self._order(name, batch_max)
         return self.sleepers.wake(order, kind_of(order, OPTIONS))
 
-    def _left_bytes(self) -> int:
-        slept = [bed for bed, one in self._beds if one.alive and Verb.SLEEP in one.told]
-        return self._has_bytes - sum(bed.host_bytes for bed in slept)
+    def pooled(self) -> str:
+        return "".join(str(key.model_path) for key in self.pool.listed())
 
 
 def test_those_that_died_in_their_sleep_take_nobodys_place(model: StoredModel) -> None:
     host = Host(model, count_max=2)
-    (older, first), (newer, second), (last, _) = (host.bed(n) for n in (1, 2, 3))
+    (older, first), (newer, second), (last, _) = (host.bed(name) for name in "abc")
     assert host.sleepers.sleep(older)
     assert host.sleepers.sleep(newer)
     second.alive = False
@@ -74,29 +88,96 @@ def test_those_that_died_in_their_sleep_take_nobodys_place(model: StoredModel) -
     assert len(host.sleepers.listed()) == 2
 
 
-@pytest.mark.parametrize(("has_bytes", "sleeps"), [(5 * BYTES, True), (5 * BYTES - 1, False)])
+@pytest.mark.parametrize(("chunks", "sleeps"), [(5, True), (4, False)])
 def test_nobody_goes_for_one_that_would_not_fit_in_the_place_of_all(
-    model: StoredModel, has_bytes: int, sleeps: bool
+    model: StoredModel, chunks: int, sleeps: bool
 ) -> None:
-    host = Host(model, has_bytes=has_bytes)
-    (one, first), (two, second) = host.bed(1), host.bed(2)
-    large, _ = host.bed(3, host_bytes=5 * BYTES)
+    host = Host(model, chunks=chunks)
+    (one, first), (two, second) = host.bed("a"), host.bed("b")
+    large, _ = host.bed("c", chunks=5)
     assert host.sleepers.sleep(one)
     assert host.sleepers.sleep(two)
     assert host.sleepers.sleep(large) is sleeps
     assert first.alive is second.alive is not sleeps
 
 
+def test_weights_that_nobody_maps_go_before_anybody_who_sleeps(model: StoredModel) -> None:
+    host = Host(model, chunks=3)
+    (one, first), (two, second), (three, _) = (host.bed(name) for name in "abc")
+    for bed in (one, two):
+        assert host.sleepers.sleep(bed)
+    first.end()
+    assert host.pooled() == "ab"
+    assert host.sleepers.sleep(three)
+    assert host.pooled() == "abc"
+    four, _ = host.bed("d")
+    assert host.sleepers.sleep(four)
+    assert host.pooled() == "bcd"
+    assert second.alive
+
+
+def test_the_place_of_one_asleep_too_long_is_taken_and_its_weights_stay(model: StoredModel) -> None:
+    host = Host(model, count_max=1)
+    (one, first), (two, second) = host.bed("a"), host.bed("b")
+    assert host.sleepers.sleep(one)
+    assert host.sleepers.sleep(two)
+    assert (first.alive, second.alive) == (False, True)
+    assert host.pooled() == "ab"
+
+
+def test_instances_of_one_model_share_what_they_have_there(model: StoredModel) -> None:
+    host = Host(model, chunks=3)
+    (one, first), (two, second) = (host.bed("a", 2, batch_max) for batch_max in (1, 2))
+    assert host.sleepers.sleep(one)
+    assert host.sleepers.sleep(two)
+    (filled,), (found,) = first.placed, second.placed
+    assert filled is not None
+    assert found == replace(filled, whole=True)
+    assert host.pool.used_bytes == 2 * CHUNK_BYTES
+    assert host.wake("a", 2) is two
+    assert host.sleepers.sleep(two)
+    assert second.placed[-1] is None, "it has it"
+
+
+def test_another_that_is_being_filled_is_not_waited_for_and_costs_nobody_anything(
+    model: StoredModel,
+) -> None:
+    host = Host(model)
+    (other, asleep), (one, first), (two, _) = host.bed("b"), host.bed("a"), host.bed("a")
+    assert host.sleepers.sleep(other)
+    host.sleepers.reserve(one)
+    assert first.told == [Verb.FILL]
+    assert not host.sleepers.sleep(two)
+    assert asleep.alive
+    (where,) = first.placed
+    assert where is not None
+    mark_whole(host.pool, where)
+    assert host.sleepers.sleep(two)
+
+
+def test_half_of_it_is_filled_ahead(model: StoredModel) -> None:
+    """By what is awake: what sleeps is not in the way."""
+    host = Host(model, chunks=6)
+    (one, first), (two, second), (three, third) = (host.bed(name, 2) for name in "abc")
+    assert host.sleepers.sleep(one)
+    host.sleepers.reserve(two)
+    host.sleepers.reserve(three)
+    assert (second.told, third.told) == ([Verb.FILL], [])
+    assert first.alive
+    assert host.sleepers.sleep(three)
+    assert first.alive
+
+
 def test_a_load_waits_for_a_sleep_of_its_own_kind_alone(model: StoredModel) -> None:
     host = Host(model)
-    bed, made_up = host.bed(1)
+    bed, made_up = host.bed("a")
     made_up.held.clear()
     sleeper, slept = outcome_of(lambda: host.sleepers.sleep(bed))
     assert made_up.began.wait(WAIT_S_MAX)
-    other, found = outcome_of(lambda: host.wake(2))
+    other, found = outcome_of(lambda: host.wake("a", 2))
     other.join(WAIT_S_MAX / 10)
-    assert found == [None], "it loads from disk beside the sleep"
-    waker, woken = outcome_of(lambda: host.wake(1))
+    assert found == [None], "it loads beside the sleep"
+    waker, woken = outcome_of(lambda: host.wake("a"))
     waker.join(0.1)
     assert waker.is_alive()
     made_up.held.set()

@@ -2,11 +2,14 @@
 
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +18,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.vllm import VllmEngine, sleeping
+from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES
 from tests.contract.driving import Driver, greedy, no_progress
 from tests.contract.engine_contract import StoredModel, vllm_spawner
 from tests.nodes.engines.vllm.test_ends import (
@@ -55,6 +59,12 @@ def make() -> Iterator[Make]:
 @pytest.fixture
 def engine(make: Make) -> VllmEngine:
     return make()
+
+
+@pytest.fixture
+def other(model: StoredModel, tmp_path: Path) -> StoredModel:
+    """Another model to all who look at its folder."""
+    return replace(model, path=shutil.copytree(model.path, tmp_path / "other"))
 
 
 def started(engine: VllmEngine, model: StoredModel, name: InstanceId, **limits: int) -> int:
@@ -118,19 +128,23 @@ def test_what_was_cached_is_gone_after_a_sleep_and_nobody_is_told_otherwise(
 def test_a_sleep_takes_the_weights_off_the_device(engine: VllmEngine, model: StoredModel) -> None:
     """As many bytes as the parameters have, and those of the rotary embedding."""
     engine.load(model.order(ONE, kv_blocks=16), no_progress)
-    bed = engine._beds[ONE]
-    assert bed.host_bytes >= 4 * model.info.parameters
-    assert bed.host_bytes < 4 * model.info.parameters + 2**20
+    loaded = engine._beds[ONE].loaded
+    weights_bytes = sum(loaded.layout.sizes_bytes)
+    assert 0 < weights_bytes - 4 * model.info.parameters < 2**20
+    assert 0 < loaded.beside_bytes < 2**20
     engine.unload(ONE)
     assert len(engine.asleep()) == 1
 
 
 def test_only_what_has_the_same_limits_is_woken(engine: VllmEngine, model: StoredModel) -> None:
+    """Others take the weights that stand there."""
     pid = started(engine, model, ONE)
     engine.unload(ONE)
     for limits in ({"batch_max": 7}, {"context_tokens_max": 200}, {"kv_blocks": 4096 + 1}):
+        before = engine_processes()
         loaded = engine.load(model.order(TWO, **limits), no_progress)
-        assert loaded.tier is LoadTier.DISK
+        assert loaded.tier is LoadTier.HOST
+        assert len(engine_processes() - before) == 1
         assert alive(pid) == ("kv_blocks" not in limits), "its addresses do not do for those"
         engine._beds.pop(TWO)
         engine.unload(TWO)
@@ -150,28 +164,25 @@ def test_the_one_asleep_the_longest_goes_first(engine: VllmEngine, model: Stored
     assert len(engine.asleep()) == 2
 
 
-@pytest.mark.parametrize(("share", "asleep"), [(0.9, 0), (1.9, 1), (2.1, 2)])
+@pytest.mark.parametrize(("chunks", "asleep"), [(1, 0), (2, 1), (3, 2)])
 def test_the_hosts_memory_is_a_bound(
-    make: Make, model: StoredModel, share: float, asleep: int
+    make: Make, model: StoredModel, other: StoredModel, chunks: int, asleep: int
 ) -> None:
-    probe = make()
-    probe.load(model.order(ONE), no_progress)
-    engine = make(asleep_bytes_max=int(share * probe._beds[ONE].host_bytes))
-    probe.close()
-    pids = [started(engine, model, name) for name in (ONE, TWO)]
+    """Each takes a chunk for its parameters, and some bytes for its buffers."""
+    engine = make(asleep_bytes_max=chunks * CHUNK_BYTES)
+    pids = [started(engine, stored, name) for stored, name in ((model, ONE), (other, TWO))]
     for name in (ONE, TWO):
         engine.unload(name)
     assert len(engine.asleep()) == asleep
     assert [alive(pid) for pid in pids] == [asleep == 2, asleep > 0]
 
 
-def test_copies_of_what_is_awake_count(make: Make, model: StoredModel) -> None:
-    """They are not taken from it: it sleeps again in their place, and nothing else does."""
-    probe = make()
-    probe.load(model.order(ONE), no_progress)
-    engine = make(asleep_bytes_max=int(1.5 * probe._beds[ONE].host_bytes))
-    probe.close()
-    one, two = (started(engine, model, name) for name in (ONE, TWO))
+def test_what_is_awake_keeps_what_it_has_there(
+    make: Make, model: StoredModel, other: StoredModel
+) -> None:
+    """It sleeps again in that place, and nothing else does."""
+    engine = make(asleep_bytes_max=int(1.5 * CHUNK_BYTES))
+    one, two = (started(engine, stored, name) for stored, name in ((model, ONE), (other, TWO)))
     engine.unload(ONE)
     assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
     engine.unload(TWO)
@@ -182,26 +193,10 @@ def test_copies_of_what_is_awake_count(make: Make, model: StoredModel) -> None:
     os.kill(one, signal.SIGKILL)
     wait_until(lambda: not alive(one))
     engine.unload(ONE)
-    engine.load(model.order(TWO), no_progress)
+    engine.load(other.order(TWO), no_progress)
     engine.unload(TWO)
-    assert len(engine.asleep()) == 1, "the copy has gone with its process"
-
-
-def test_what_is_loaded_takes_half_of_host_memory_ahead(make: Make, model: StoredModel) -> None:
-    probe = make()
-    probe.load(model.order(ONE), no_progress)
-    engine = make(asleep_bytes_max=int(2.1 * probe._beds[ONE].host_bytes))
-    probe.close()
-    started(engine, model, ONE)
-    two = started(engine, model, TWO)
-    assert engine._sleepers._awake == [engine._beds[ONE]]
-    engine.unload(TWO)
-    assert len(engine.asleep()) == 1, "the other half is its"
-    three = started(engine, model, THREE, batch_max=3)
-    assert engine._sleepers._awake == [engine._beds[ONE]]
-    engine.unload(ONE)
-    assert engine._sleepers._awake == []
-    assert (len(engine.asleep()), alive(two), alive(three)) == (2, True, True)
+    assert len(engine.asleep()) == 1, "nobody holds the other's any more"
+    assert [key.model_path for key in engine._pooled()] == [other.path]
 
 
 def test_what_sleeps_goes_before_a_load_lacks_memory(make: Make, model: StoredModel) -> None:
@@ -230,13 +225,12 @@ def test_killed_amid_a_sleep(engine: VllmEngine, model: StoredModel) -> None:
     assert not alive(pid)
     assert engine.asleep() == ()
     again = Driver(engine, model.order(ONE, kv_blocks=16))
-    assert again.loaded.tier is LoadTier.DISK
     bystander.finish()
     assert again.run("r", PROMPT, greedy(12)) == running.tokens
 
 
 def test_killed_amid_a_wake(engine: VllmEngine, model: StoredModel) -> None:
-    """The load goes on, the ordinary way."""
+    """The load goes on in another process, with the weights that stand there."""
     pid = started(engine, model, ONE)
     engine.unload(ONE)
     os.kill(pid, signal.SIGSTOP)
@@ -247,7 +241,7 @@ def test_killed_amid_a_wake(engine: VllmEngine, model: StoredModel) -> None:
     thread.join(WAIT_S_MAX)
     (driver,) = outcomes
     assert isinstance(driver, Driver), driver
-    assert (driver.loaded.tier, driver.instance_id) == (LoadTier.DISK, TWO)
+    assert (driver.loaded.tier, driver.instance_id) == (LoadTier.HOST, TWO)
     assert len(driver.run("r", PROMPT)) == 12
     assert not alive(pid)
 
@@ -257,7 +251,9 @@ def test_killed_in_its_sleep(engine: VllmEngine, model: StoredModel) -> None:
     engine.unload(ONE)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: engine.asleep() == ())
-    assert engine.load(model.order(ONE), no_progress).tier is LoadTier.DISK
+    before = engine_processes()
+    assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
+    assert len(engine_processes() - before) == 1
 
 
 def test_a_sleep_that_does_not_end_is_an_unload(
@@ -273,6 +269,7 @@ def test_a_sleep_that_does_not_end_is_an_unload(
 
 def test_one_moves_at_a_time_and_steps_go_on_beside(engine: VllmEngine, model: StoredModel) -> None:
     bystander = Driver(engine, model.order(THREE, kv_blocks=16))
+    wait_until(lambda: bool(engine.in_host_memory()))
     first = started(engine, model, ONE, batch_max=1)
     second = started(engine, model, TWO, batch_max=2)
     engine.unload(TWO)
