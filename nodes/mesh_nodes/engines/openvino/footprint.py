@@ -150,9 +150,11 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
 
 
 def _intermediate_size(model: ModelInfo) -> int:
-    """The MLP's width, which ModelInfo does not have, from what the other shapes leave."""
+    """The MLP's width, which ModelInfo does not have, from what the other shapes leave; of a
+    mixture that of all experts that a token takes.
+    """
     query, kv = model.attention_heads * model.head_size, model.kv_heads * model.head_size
     attention = 2 * model.hidden_size * (query + kv)
     embedding = model.vocabulary_tokens * model.hidden_size
-    per_layer = (model.parameters - embedding) // model.layers - attention
+    per_layer = (model.active_parameters - embedding) // model.layers - attention
     return max(per_layer // (3 * model.hidden_size), model.hidden_size)

@@ -3,6 +3,8 @@
 Weights are f16 and the KV cache f32; `scripts/golden_families.py` made the expectation.
 """
 
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import UnsupportedModel
+from mesh.domain.model import Mixture
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
@@ -19,6 +22,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import Compiler
+from mesh_nodes.engines.openvino.footprint import activation_bytes
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from tests.nodes.engines.openvino.families import families, write_family
@@ -75,6 +79,18 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
     with blobs.scratch() as scratch:
         make_blob(wish, scratch)
     assert compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None).imported
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
+def test_the_store_tells_what_of_a_mixture_a_token_takes(tmp_path: Path, name: str) -> None:
+    family = families()[name]
+    info = imported(tmp_path, family).info
+    experts = sum(prod(shape) for key, shape in family["shapes"].items() if ".experts." in key)
+    assert info.mixture == Mixture(experts=8, chosen=2, parameters=experts)
+    assert info.active_parameters == info.parameters - experts * 3 // 4
+    of_all = replace(info, mixture=None)
+    taken, most = (activation_bytes(model, tokens=1, rows=0) for model in (info, of_all))
+    assert taken < most, "activations of the experts that a token takes, not of all"
 
 
 @pytest.mark.parametrize("weights", list(WeightPrecision))
