@@ -24,7 +24,7 @@ class WeightPrecision(StrEnum):
     I8 = "i8"
     """Symmetric, one f32 scale per output channel."""
     I4 = "i4"
-    """Symmetric in groups of 32, an f32 scale each; the embedding and the head as in I8."""
+    """In groups of 32, a scale and an offset each; the embedding and the head as in I8."""
     F16 = "f16"
     """As most models are published: exactness."""
     FILE = "file"
