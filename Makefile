@@ -166,8 +166,9 @@ bench-chat: .venv-bench/.installed ## turns of conversations beside OpenVINO Gen
 bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.cold_start $(ARGS)
 
-bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
+# ARGS="--quick" is the demo model in one round; "--models 135M 1B 3B", "--rounds 5". The 1B takes 6 GB of disk, the 3B 17.
+bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp, in 8 bits and in 4
+	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine $(ARGS)
 
 bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
 	@$(HOME_HERE) $(BIN)/mesh bench fidelity

@@ -1,9 +1,11 @@
 """Drives an engine of this process as a node would, for benchmarks that measure the engine alone.
 
-Requests are greedy and as long as they are told to be: nobody stops at an end-of-sequence token.
+Requests are greedy, unless they say otherwise, and as long as they are told to be: nobody stops at
+an end-of-sequence token.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -13,6 +15,7 @@ from mesh.runtime.engine import Engine
 from mesh_loader.store import StoredModel
 
 INSTANCE = InstanceId("bench")
+GREEDY = SamplingParams()
 
 
 def no_progress(phase: str, share: float) -> None:
@@ -38,12 +41,14 @@ def order(
     )
 
 
-def request(name: str, prompt: Iterable[int], max_tokens: int) -> EngineRequest:
+def request(
+    name: str, prompt: Iterable[int], max_tokens: int, sampling: SamplingParams = GREEDY
+) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(name),
         prompt_tokens=tuple(prompt),
         output_tokens=(),
-        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1),
+        sampling=replace(sampling, max_tokens=max_tokens, ignore_eos=True, seed=1),
         stop_token_ids=(),
     )
 
@@ -73,8 +78,10 @@ class LoadedModel:
         )
         engine.load(wanted, no_progress)
 
-    def submit(self, prompt: Iterable[int], max_tokens: int) -> RequestId:
-        made = request(f"r{next(self._numbers)}", prompt, max_tokens)
+    def submit(
+        self, prompt: Iterable[int], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> RequestId:
+        made = request(f"r{next(self._numbers)}", prompt, max_tokens, sampling)
         self.engine.submit(INSTANCE, made)
         return made.request_id
 

@@ -90,7 +90,7 @@ def llama_turn(models: Models) -> Turn:
 
     slots = max(CONVERSATIONS)
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(models.q8_gguf)
+    parameters.model.path = str(models.gguf)
     parameters.n_parallel = slots
     parameters.n_ctx = slots * CONTEXT_TOKENS
     parameters.cpuparams.n_threads = THREADS

@@ -12,16 +12,13 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
-import numpy.typing as npt
 
-from bench.engine.models import requantise
 from bench.fleet.peer import demo_gguf
+from bench.gguf_files import requantise, write_random
 from mesh.domain.errors import MeshError, Unavailable
 from mesh_loader.bounded_child import run_bounded
 from mesh_loader.disk import require_free
@@ -46,12 +43,6 @@ PARAMETERS = {DEMO: 0.14e9, "0.4B": 0.4e9, "1B": 1.1e9, "3B": 3.0e9}
 FILES_BYTES = 7
 """A parameter, of disk: the GGUF, GenAI's graph and its cache, prepared weights, f16 on the way."""
 MAKE_S_MAX = 1800.0
-_BLOCK_BYTES = 34
-"""Of Q8_0: a scale in f16, and 32 weights."""
-_BLOCK_WEIGHTS = 32
-_NORM_DEVIATION = 0.1
-_DEVIATION = 73.9
-"""Of bytes that are drawn evenly from -128 to 127."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,74 +105,6 @@ def _make(forms: Forms) -> None:
     stored = store.import_model(forms.source)
     OpenVinoEngine().prepare(stored.info, stored.path, lambda phase, share: None)
     list(collect(store, originals=True))
-
-
-def write_random(path: Path, shape: LlamaShape, *, vocabulary: Path, seed: int = 0) -> None:
-    """A GGUF of this shape, all matrices Q8_0, with the vocabulary of another."""
-    reader = gguf.GGUFReader(vocabulary)
-    writer = gguf.GGUFWriter(path, "llama", use_temp_file=True)
-    writer.add_file_type(7)
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(reader.fields["llama.context_length"].contents())
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_dimension_count(shape.head_size)
-    writer.add_rope_freq_base(reader.fields["llama.rope.freq_base"].contents())
-    writer.add_layer_norm_rms_eps(1e-5)
-    for key, field in reader.fields.items():
-        if key.startswith("tokenizer.") and field.types[0] is gguf.GGUFValueType.ARRAY:
-            writer.add_array(key, field.contents())
-        elif key.startswith("tokenizer."):
-            writer.add_key_value(key, field.contents(), field.types[0])
-    tokens = len(reader.fields["tokenizer.ggml.tokens"].contents())
-    draw = np.random.default_rng(seed)
-    for name, dimensions in _tensors(shape, tokens):
-        if len(dimensions) == 1:
-            # OpenVINO drops a product with ones, and a graph without a norm is another shape.
-            norm = 1.0 + _NORM_DEVIATION * draw.standard_normal(dimensions)
-            writer.add_tensor(name, norm.astype(np.float32))
-        else:
-            packed = _random_q8(draw, *dimensions, deviation=0.3 * sqrt(32 / shape.hidden))
-            writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _tensors(shape: LlamaShape, tokens: int) -> list[tuple[str, tuple[int, ...]]]:
-    hidden, intermediate = shape.hidden, shape.intermediate
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,),
-        "attn_q": (queries, hidden),
-        "attn_k": (keys, hidden),
-        "attn_v": (keys, hidden),
-        "attn_output": (hidden, queries),
-        "ffn_norm": (hidden,),
-        "ffn_gate": (intermediate, hidden),
-        "ffn_up": (intermediate, hidden),
-        "ffn_down": (hidden, intermediate),
-    }
-    blocks = [
-        (f"blk.{number}.{name}.weight", dimensions)
-        for number in range(shape.layers)
-        for name, dimensions in layer.items()
-    ]
-    return [("token_embd.weight", (tokens, hidden)), *blocks, ("output_norm.weight", (hidden,))]
-
-
-def _random_q8(
-    draw: np.random.Generator, rows: int, columns: int, *, deviation: float
-) -> npt.NDArray[np.uint8]:
-    """[rows, bytes of a row's blocks]"""
-    blocks = columns // _BLOCK_WEIGHTS
-    packed = draw.integers(0, 256, (rows, blocks, _BLOCK_BYTES), np.uint8)
-    scale = np.array([deviation / _DEVIATION], np.float16).view(np.uint8)
-    packed[:, :, : len(scale)] = scale
-    return packed.reshape(rows, blocks * _BLOCK_BYTES)
 
 
 def _export(forms: Forms) -> None:

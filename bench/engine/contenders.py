@@ -6,23 +6,33 @@ same number of threads. Prefix caches are off: every prompt is computed.
 
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from bench.driving import LoadedModel
-from bench.engine.models import Models
-from bench.engine.workload import CONCURRENCIES, CONTEXT_TOKENS, OUTPUT_TOKENS, THREADS, Prompts
+from bench.driving import GREEDY, LoadedModel
+from bench.engine.models import I4, I8, Models
+from bench.engine.workload import (
+    CONCURRENCIES,
+    CONTEXT_TOKENS,
+    KV_TOKENS,
+    SAMPLED,
+    THREADS,
+    Prompts,
+    Work,
+)
 from mesh.domain.limits import NodeLimits
+from mesh.domain.model import WeightPrecision
 
 BATCH_MAX = max(CONCURRENCIES)
 GENAI_CACHE_GB = 1
 
 
 class Contender(Protocol):
-    def generate(self, prompts: Prompts) -> int:
-        """OUTPUT_TOKENS for each prompt, greedily; returns the output tokens made."""
+    def generate(self, prompts: Prompts, work: Work) -> int:
+        """Answers to the prompts, all at once; returns the output tokens made."""
         ...
 
 
@@ -39,17 +49,19 @@ class Mesh:
                     threads=THREADS,
                     precision=models.precisions.compute,
                     kv=models.precisions.kv,
+                    weights=models.weights,
                 )
             ),
             models.stored,
-            kv_tokens=BATCH_MAX * CONTEXT_TOKENS,
+            kv_tokens=KV_TOKENS,
             context_tokens_max=CONTEXT_TOKENS,
             batch_max=BATCH_MAX,
         )
 
-    def generate(self, prompts: Prompts) -> int:
+    def generate(self, prompts: Prompts, work: Work) -> int:
+        sampling = SAMPLED if work.sampled else GREEDY
         for prompt in prompts:
-            self._model.submit(prompt, OUTPUT_TOKENS)
+            self._model.submit(prompt, work.output_tokens, sampling)
         made, running = 0, len(prompts)
         budget = NodeLimits().prefill_tokens_max
         while running:
@@ -73,20 +85,23 @@ class GenAi:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(models.genai_ir), scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS}
         )
-        self._generation = openvino_genai.GenerationConfig()
-        self._generation.max_new_tokens = OUTPUT_TOKENS
-        self._generation.ignore_eos = True
-        self._generation.do_sample = False
+        self._config = openvino_genai.GenerationConfig
         self._added = 0
 
-    def generate(self, prompts: Prompts) -> int:
+    def generate(self, prompts: Prompts, work: Work) -> int:
         import numpy as np
 
-        handles = []
+        generation, handles = self._config(), []
+        generation.max_new_tokens = work.output_tokens
+        generation.ignore_eos = True
+        generation.do_sample = work.sampled
+        if work.sampled:
+            generation.temperature, generation.top_p = SAMPLED.temperature, SAMPLED.top_p
+            generation.top_k = SAMPLED.top_k
         for prompt in prompts:
             self._added += 1
             ids = self._tensor(np.array([prompt], np.int64))
-            handles.append(self._pipeline.add_request(self._added, ids, self._generation))
+            handles.append(self._pipeline.add_request(self._added, ids, generation))
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         return sum(len(output.generated_ids) for h in handles for output in h.read_all())
@@ -99,7 +114,7 @@ class LlamaCpp:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(models.q8_gguf)
+        parameters.model.path = str(models.gguf)
         parameters.n_parallel = BATCH_MAX
         parameters.n_ctx = BATCH_MAX * CONTEXT_TOKENS
         parameters.cpuparams.n_threads = THREADS
@@ -108,19 +123,16 @@ class LlamaCpp:
         self._server = xllamacpp.Server(parameters)
         self._threads = ThreadPoolExecutor(BATCH_MAX)
 
-    def generate(self, prompts: Prompts) -> int:
-        return sum(self._threads.map(self._complete, prompts))
+    def generate(self, prompts: Prompts, work: Work) -> int:
+        asked: dict[str, object]
+        asked = {"n_predict": work.output_tokens, "ignore_eos": True, "cache_prompt": False}
+        asked |= {"temperature": SAMPLED.temperature if work.sampled else 0}
+        asked |= {"top_p": SAMPLED.top_p, "top_k": SAMPLED.top_k, "min_p": 0}
+        complete = partial(self._complete, asked)
+        return sum(self._threads.map(complete, prompts))
 
-    def _complete(self, prompt: list[int]) -> int:
-        answer: Any = self._server.handle_completions(
-            {
-                "prompt": prompt,
-                "n_predict": OUTPUT_TOKENS,
-                "ignore_eos": True,
-                "temperature": 0,
-                "cache_prompt": False,
-            }
-        )
+    def _complete(self, asked: Mapping[str, object], prompt: list[int]) -> int:
+        answer: Any = self._server.handle_completions({**asked, "prompt": prompt})
         return int(answer["usage"]["completion_tokens"])
 
 
@@ -129,8 +141,8 @@ class Entry:
     """A contender before it is built. `package` is what it needs installed."""
 
     name: str
-    runs: str
-    """Which weights and which KV cache, for the table."""
+    runs: Mapping[WeightPrecision, str]
+    """Which weights and which KV cache, for the table, by their width."""
     package: str
     build: Callable[[Models], Contender]
 
@@ -140,29 +152,40 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(name="mesh", runs="i8, as chosen", package="openvino", build=Mesh),
+    Entry(
+        name="mesh",
+        runs={I8: "i8, as chosen", I4: "i4, as chosen"},
+        package="openvino",
+        build=Mesh,
+    ),
     Entry(
         name="openvino-genai",
-        runs="i8, KV u8",
+        runs={I8: "i8, KV u8", I4: "u4 in groups of 128, KV u8"},
         package="openvino_genai",
         build=GenAi,
     ),
-    Entry(name="llama.cpp", runs="Q8_0, KV f16", package="xllamacpp", build=LlamaCpp),
+    Entry(
+        name="llama.cpp",
+        runs={I8: "Q8_0, KV f16", I4: "Q4_0, KV f16"},
+        package="xllamacpp",
+        build=LlamaCpp,
+    ),
 )
 
 
-def timed(name: str, models: Models) -> Callable[[Prompts], float]:
+def timed(name: str, models: Models) -> Callable[[tuple[Prompts, Work]], float]:
     """A contender of that name, as a `Peer` has it: the seconds from the first submission to the
     last token of all.
     """
     (contender,) = (entry.build(models) for entry in ENTRIES if entry.name == name)
 
-    def generate(prompts: Prompts) -> float:
+    def generate(asked: tuple[Prompts, Work]) -> float:
+        prompts, work = asked
         start_s = time.perf_counter()
-        made = contender.generate(prompts)
+        made = contender.generate(prompts, work)
         taken_s = time.perf_counter() - start_s
-        if made != len(prompts) * OUTPUT_TOKENS:
-            raise RuntimeError(f"made {made} tokens of {len(prompts) * OUTPUT_TOKENS}")
+        if made != len(prompts) * work.output_tokens:
+            raise RuntimeError(f"made {made} tokens of {len(prompts) * work.output_tokens}")
         return taken_s
 
     return generate

@@ -92,6 +92,7 @@ class Measuring:
             hardware="here",
             cores=0,
             parameters=info.parameters,
+            mixture=info.mixture,
             weights_bytes=footprint.weights_bytes,
             kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
             prefill=prefill,

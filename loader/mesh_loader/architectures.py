@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.model import Mixture
 
 GEMMAS = ("gemma2", "gemma3_text")
 MIXTURES = ("qwen2_moe", "qwen3_moe")
@@ -118,6 +119,18 @@ def sparse_layers(config: Mapping[str, Any], layers: int, name: str) -> tuple[in
     step = size_in(config, "decoder_sparse_step", name, 1)
     dense = config.get("mlp_only_layers") or ()
     return tuple(n for n in range(layers) if n not in dense and (n + 1) % step == 0)
+
+
+def mixture_of(config: Mapping[str, Any], name: str) -> Mixture | None:
+    """The experts that the config of a mixture states. Raises TornModel for what is none."""
+    if config.get("model_type") not in MIXTURES:
+        return None
+    experts = size_in(config, "num_experts", name, config.get("num_local_experts"))
+    layers = len(sparse_layers(config, size_in(config, "num_hidden_layers", name), name))
+    size = size_in(config, "moe_intermediate_size", name)
+    parameters = layers * experts * 3 * size * size_in(config, "hidden_size", name)
+    chosen = min(size_in(config, "num_experts_per_tok", name), experts)
+    return Mixture(experts=experts, chosen=chosen, parameters=parameters)
 
 
 def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
-from mesh_loader.architectures import size_in
+from mesh.domain.model import Mixture, ModelFormat, ModelInfo, WeightPrecision
+from mesh_loader.architectures import mixture_of, size_in
 from mesh_loader.quantisation import quantisation_of
 
 STOP_TOKENS = (
@@ -58,6 +58,7 @@ def info_of_folder(
         stop_token_ids=stop_token_ids(folder, config),
         # An IR's config.json may still say what it was exported from.
         quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
+        mixture=mixture_of(sizes, name),
     )
 
 
@@ -108,6 +109,7 @@ def from_json(value: Mapping[str, Any]) -> ModelInfo:
                 "format": ModelFormat(value["format"]),
                 "weights": WeightPrecision(value["weights"]) if value.get("weights") else None,
                 "stop_token_ids": tuple(int(i) for i in value["stop_token_ids"]),
+                "mixture": Mixture(**value["mixture"]) if value.get("mixture") else None,
             }
         )
     except (KeyError, TypeError, ValueError) as error:

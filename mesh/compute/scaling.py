@@ -9,11 +9,14 @@ cores say nothing of instruction sets.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate, repeat, takewhile
 from math import log
+from operator import mul
 
 from mesh.compute.references import REFERENCES
 from mesh.compute.tables import monotone
 from mesh.domain.ids import ModelId
+from mesh.domain.model import Mixture
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
 
@@ -30,6 +33,7 @@ class Target:
     parameters: int
     weights_bytes: int
     kv_bytes_per_token: int
+    mixture: Mixture | None = None
 
 
 def best_profile(known: Iterable[Profile], target: Target) -> Profile:
@@ -67,11 +71,22 @@ def scaled(profile: Profile, target: Target) -> Profile:
         t'(n, c) = (w * t(1, 0) + p * (t(n, 0) - t(1, 0)) + k * (t(n, c) - t(n, 0))) / cores
 
     with w, p, k and cores the target's weights, parameters, KV bytes and cores over the profile's.
+
+    Of a mixture t(1, 0) is multiplied by the share of the weights that n tokens have pass, over
+    that of one, and p counts the parameters that are computed with beside. On GPUs experts pass
+    once for all tokens that chose them; engines for CPUs (OpenVINO without AMX) have each token's
+    pass by themselves, so that their computation is in that.
     """
     faster = _ratio(target.cores, profile.cores) if target.device is DeviceKind.CPU else 1.0
     weights = _ratio(target.weights_bytes, profile.weights_bytes) / faster
-    parameters = _ratio(target.parameters, profile.parameters) / faster
+    parameters = _ratio(_computed(target), _computed(profile)) / faster
     kv = _ratio(target.kv_bytes_per_token, profile.kv_bytes_per_token) / faster
+
+    def grid(of: Grid) -> Grid:
+        rows = _with_powers_of_two(of) if target.mixture else of
+        passing = [(_passing(profile, n), _passing(target, n)) for n in rows.rows]
+        return _scaled_grid(rows, passing, weights, parameters, kv)
+
     return Profile(
         model_id=target.model_id,
         device=target.device,
@@ -81,8 +96,9 @@ def scaled(profile: Profile, target: Target) -> Profile:
         parameters=target.parameters,
         weights_bytes=target.weights_bytes,
         kv_bytes_per_token=target.kv_bytes_per_token,
-        prefill=_scaled_grid(profile.prefill, weights, parameters, kv),
-        decode=_scaled_grid(profile.decode, weights, parameters, kv),
+        prefill=grid(profile.prefill),
+        decode=grid(profile.decode),
+        mixture=target.mixture,
         scaled_from=f"{profile.model_id} on {profile.hardware}",
     )
 
@@ -101,14 +117,51 @@ def _lengthened(grid: Grid, factor: float) -> Grid:
     return replace(grid, seconds=seconds)
 
 
-def _scaled_grid(grid: Grid, weights: float, parameters: float, kv: float) -> Grid:
+def _scaled_grid(
+    grid: Grid, passing: list[tuple[float, float]], weights: float, parameters: float, kv: float
+) -> Grid:
+    """`passing`: for each row, of the profile's model and of the target."""
     without_context = _without_context(grid)
-    least = without_context[0]
-    seconds = [
-        [weights * least + parameters * (alone - least) + kv * (value - alone) for value in row]
-        for row, alone in zip(grid.seconds, without_context, strict=True)
-    ]
+    all_s = without_context[0] / passing[0][0]
+    """That a pass of all of the profile's weights takes."""
+    seconds = []
+    for row, alone, (theirs, ours) in zip(grid.seconds, without_context, passing, strict=True):
+        passing_s = min(all_s * theirs, alone)
+        scaled_s = weights * passing_s * ours / theirs + parameters * (alone - passing_s)
+        seconds.append([scaled_s + kv * (value - alone) for value in row])
     return Grid(rows=grid.rows, columns=grid.columns, seconds=monotone(seconds))
+
+
+def _with_powers_of_two(grid: Grid) -> Grid:
+    """Rows between, where there are few: how many experts are read does not grow evenly."""
+    doubled = accumulate(repeat(2), mul, initial=grid.rows[0])
+    rows = sorted({*grid.rows, *takewhile(lambda row: row < grid.rows[-1], doubled)})
+    seconds = tuple(tuple(grid.at(row, column) for column in grid.columns) for row in rows)
+    return replace(grid, rows=tuple(rows), seconds=seconds)
+
+
+def _passing(model: Profile | Target, tokens: int) -> float:
+    """The weights that pass in an iteration of so many tokens, over all that the model has."""
+    mixture, share = model.mixture, _experts_share(model)
+    if mixture is None:
+        return 1.0
+    if model.device is DeviceKind.CPU:
+        return 1.0 - share + share * tokens * mixture.chosen / mixture.experts
+    return 1.0 - share * mixture.unread(tokens)
+
+
+def _computed(model: Profile | Target) -> float:
+    """The parameters that one token is computed with beside the pass of weights."""
+    if model.device is DeviceKind.CPU:
+        return model.parameters * (1.0 - _experts_share(model))
+    return model.parameters * _passing(model, 1)
+
+
+def _experts_share(model: Profile | Target) -> float:
+    """Of the parameters."""
+    if model.mixture is None or not model.parameters:
+        return 0.0
+    return min(model.mixture.parameters / model.parameters, 1.0)
 
 
 def _without_context(grid: Grid) -> list[float]:
@@ -130,7 +183,9 @@ def _ratio(of: float, to: float) -> float:
 
 
 def _parameters_apart(profile: Profile, target: Target) -> float:
-    return abs(log(_ratio(profile.parameters, target.parameters)))
+    """By those that one token multiplies."""
+    theirs = profile.parameters * _passing(profile, 1)
+    return abs(log(_ratio(theirs, target.parameters * _passing(target, 1))))
 
 
 def _cores_apart(profile: Profile, target: Target) -> float:

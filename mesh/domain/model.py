@@ -24,7 +24,7 @@ class WeightPrecision(StrEnum):
     I8 = "i8"
     """Symmetric, one f32 scale per output channel."""
     I4 = "i4"
-    """Symmetric in groups of 32, an f32 scale each; the embedding and the head as in I8."""
+    """In groups of 32, a scale and an offset each; the embedding and the head as in I8."""
     F16 = "f16"
     """As most models are published: exactness."""
     FILE = "file"
@@ -76,6 +76,24 @@ def stored_id(model_id: ModelId) -> ModelId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Experts in place of some layers' MLPs, of which each token takes a few."""
+
+    experts: int
+    """Of a layer."""
+    chosen: int
+    """Of those, by each token."""
+    parameters: int
+    """Of all experts of all layers together."""
+
+    def unread(self, tokens: int) -> float:
+        """The share of the experts that so many tokens in one iteration are expected to leave
+        alone, if each takes its own as if by lot.
+        """
+        return float((1.0 - self.chosen / self.experts) ** tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """A model in the store. Shapes as in its config.json; sizes in bytes."""
 
@@ -101,6 +119,8 @@ class ModelInfo:
     """The method by which its makers quantised its matrices, as its config names it: fp8, awq. Only
     vLLM nodes compute those, as they are; "": they are plain.
     """
+    mixture: Mixture | None = None
+    """None: each token multiplies all parameters."""
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
@@ -116,13 +136,20 @@ class ModelInfo:
         return replace(self, precision=precision, model_id=model_id)
 
     @property
+    def active_parameters(self) -> int:
+        """Those that one token multiplies."""
+        unread = self.mixture.unread(1) * self.mixture.parameters if self.mixture else 0.0
+        return self.parameters - int(unread)
+
+    @property
     def shape(self) -> str:
         """Equal for models that take equally much, on one engine: all but the weights' values."""
         if self.format is ModelFormat.OPENVINO_IR:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
-        words = self.quantisation, self.weights, self.precision
+        chosen = f"{self.mixture.chosen}of{self.mixture.experts}" if self.mixture else ""
+        words = self.quantisation, self.weights, self.precision, chosen
         held = "".join([f"-{word}" for word in words if word]) if any(words) else ""
         return f"{self.architecture}-{self.parameters}-{rows}-{heads}{held}"
 

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from mesh.domain.ids import ModelId
+from mesh.domain.model import Mixture
 from mesh.domain.reasons import DeviceKind
 
 
@@ -87,6 +88,8 @@ class Profile:
     """What an estimated profile was scaled from; empty for a measured one."""
     measured_s: float = 0.0
     """How long measuring took."""
+    mixture: Mixture | None = None
+    """The model's, as ModelInfo has it."""
 
     @property
     def measured(self) -> bool:

@@ -2,12 +2,16 @@
 
 A measured iteration must be one that requests could bring about: within the instance's context and
 batch, and with KV blocks of its own for every token that it attends to. Before: the node core asks
-for a shape. After: the engine makes sequences of that shape and computes them once.
+for a shape. After: the engine makes sequences of that shape, of the tokens that are given here, and
+computes them once.
 """
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import IterationShape
+
+_STRIDE = 7919
+"""Between the tokens of an iteration: a prime, so that most vocabularies repeat none soon."""
 
 
 def check_measurable(
@@ -32,6 +36,14 @@ def check_measurable(
             f"{blocks_free} are free",
             hint="wait for requests to end, or measure a smaller batch or context",
         )
+
+
+def made_up_tokens(number: int, length: int, left: int, vocabulary_tokens: int) -> tuple[int, ...]:
+    """A prompt of which the last `left` tokens are computed, after `number` others of the same
+    iteration: unlike all of them, since of a mixture like tokens would take the same experts.
+    """
+    computed = range(number + 1, number + left + 1)
+    return (0,) * (length - left) + tuple(_STRIDE * at % vocabulary_tokens for at in computed)
 
 
 def _refusal(shape: IterationShape, context_tokens_max: int, batch_max: int) -> str:

@@ -39,6 +39,7 @@ class ModelInfo(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     QUANTISATION_FIELD_NUMBER: _builtins.int
+    MIXTURE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -60,6 +61,10 @@ class ModelInfo(_message.Message):
     """fp8, awq, gptq and so on, of the checkpoint itself; empty: its matrices are plain."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def mixture(self) -> Global___Mixture:
+        """Absent: each token multiplies all parameters."""
+
     def __init__(
         self,
         *,
@@ -80,14 +85,45 @@ class ModelInfo(_message.Message):
         weights: _builtins.str = ...,
         precision: _builtins.str = ...,
         quantisation: _builtins.str = ...,
+        mixture: Global___Mixture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mixture", b"mixture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class Mixture(_message.Message):
+    """Experts in place of some layers' MLPs, of which each token takes a few."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    experts: _builtins.int
+    """Of a layer."""
+    chosen: _builtins.int
+    """Of those, by each token."""
+    parameters: _builtins.int
+    """Of all experts of all layers together."""
+    def __init__(
+        self,
+        *,
+        experts: _builtins.int = ...,
+        chosen: _builtins.int = ...,
+        parameters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "experts", b"experts", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mixture: _TypeAlias = Mixture  # noqa: Y015
 
 @_typing.final
 class Footprint(_message.Message):

@@ -22,19 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/profile.proto\x12\x07mesh.v1\"6\n\x04Grid\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\"\x90\x02\n\x07Profile\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x12\n\nparameters\x18\x06 \x01(\x04\x12\x15\n\rweights_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12\x1e\n\x07prefill\x18\t \x01(\x0b\x32\r.mesh.v1.Grid\x12\x1d\n\x06\x64\x65\x63ode\x18\n \x01(\x0b\x32\r.mesh.v1.Grid\x12\x13\n\x0bscaled_from\x18\x0b \x01(\t\x12\x12\n\nmeasured_s\x18\x0c \x01(\x01\"9\n\x06Stalls\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tlongest_s\x18\x02 \x01(\x01\x12\r\n\x05\x61go_s\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/profile.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\"6\n\x04Grid\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\"\xb3\x02\n\x07Profile\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x12\n\nparameters\x18\x06 \x01(\x04\x12\x15\n\rweights_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12\x1e\n\x07prefill\x18\t \x01(\x0b\x32\r.mesh.v1.Grid\x12\x1d\n\x06\x64\x65\x63ode\x18\n \x01(\x0b\x32\r.mesh.v1.Grid\x12\x13\n\x0bscaled_from\x18\x0b \x01(\t\x12\x12\n\nmeasured_s\x18\x0c \x01(\x01\x12!\n\x07mixture\x18\r \x01(\x0b\x32\x10.mesh.v1.Mixture\"9\n\x06Stalls\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tlongest_s\x18\x02 \x01(\x01\x12\r\n\x05\x61go_s\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh.v1.profile_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRID']._serialized_start=34
-  _globals['_GRID']._serialized_end=88
-  _globals['_PROFILE']._serialized_start=91
-  _globals['_PROFILE']._serialized_end=363
-  _globals['_STALLS']._serialized_start=365
-  _globals['_STALLS']._serialized_end=422
+  _globals['_GRID']._serialized_start=55
+  _globals['_GRID']._serialized_end=109
+  _globals['_PROFILE']._serialized_start=112
+  _globals['_PROFILE']._serialized_end=419
+  _globals['_STALLS']._serialized_start=421
+  _globals['_STALLS']._serialized_end=478
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from mesh.v1 import model_pb2 as _model_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -64,6 +65,7 @@ class Profile(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     SCALED_FROM_FIELD_NUMBER: _builtins.int
     MEASURED_S_FIELD_NUMBER: _builtins.int
+    MIXTURE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     device: _builtins.str
     fingerprint: _builtins.str
@@ -84,6 +86,10 @@ class Profile(_message.Message):
     def decode(self) -> Global___Grid:
         """Batch sizes, by mean context tokens."""
 
+    @_builtins.property
+    def mixture(self) -> _model_pb2.Mixture:
+        """The model's."""
+
     def __init__(
         self,
         *,
@@ -99,10 +105,11 @@ class Profile(_message.Message):
         decode: Global___Grid | None = ...,
         scaled_from: _builtins.str = ...,
         measured_s: _builtins.float = ...,
+        mixture: _model_pb2.Mixture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_s", b"measured_s", "model_id", b"model_id", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,12 +8,21 @@ from google.protobuf.message import Message
 
 from mesh.domain.checks import check_slo
 from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.model import ComputePrecision, Footprint, ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import (
+    ComputePrecision,
+    Footprint,
+    Mixture,
+    ModelFormat,
+    ModelInfo,
+    WeightPrecision,
+)
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
 from mesh.v1 import model_pb2 as pb
+from mesh.v1 import profile_pb2
 from mesh.wire.malformed import at_least_one, identifier, member, require
 
 
@@ -36,6 +45,7 @@ def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
         weights=model.weights or "",
         precision=model.precision or "",
         quantisation=model.quantisation,
+        mixture=mixture_to_wire(model.mixture),
     )
 
 
@@ -58,7 +68,25 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
         weights=weights_from_wire(message.weights, message),
         precision=_precision_from_wire(message.precision, message),
         quantisation=message.quantisation,
+        mixture=mixture_from_wire(message),
     )
+
+
+def mixture_to_wire(mixture: Mixture | None) -> pb.Mixture | None:
+    if mixture is None:
+        return None
+    return pb.Mixture(experts=mixture.experts, chosen=mixture.chosen, parameters=mixture.parameters)
+
+
+def mixture_from_wire(of: pb.ModelInfo | profile_pb2.Profile) -> Mixture | None:
+    """Each token takes at least one expert: times are divided by the share that it reads."""
+    if not of.HasField("mixture"):
+        return None
+    message = of.mixture
+    chosen = at_least_one(message.chosen, message, "chosen")
+    if chosen > message.experts:
+        raise InvalidInput(f"Mixture.chosen is {chosen}; of {message.experts} experts it cannot be")
+    return Mixture(experts=message.experts, chosen=chosen, parameters=message.parameters)
 
 
 def weights_from_wire(text: str, message: Message) -> WeightPrecision | None:

@@ -15,6 +15,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.v1 import profile_pb2 as pb
+from mesh.wire.codec_model import mixture_from_wire, mixture_to_wire
 from mesh.wire.malformed import identifier, member, require
 
 SIZES_MAX = 64
@@ -35,6 +36,7 @@ def profile_to_wire(profile: Profile) -> pb.Profile:
         decode=grid_to_wire(profile.decode),
         scaled_from=profile.scaled_from,
         measured_s=profile.measured_s,
+        mixture=mixture_to_wire(profile.mixture),
     )
 
 
@@ -53,6 +55,7 @@ def profile_from_wire(message: pb.Profile) -> Profile:
         decode=grid_from_wire(message.decode, "decode"),
         scaled_from=message.scaled_from,
         measured_s=_seconds(message.measured_s, "Profile.measured_s"),
+        mixture=mixture_from_wire(message),
     )
 
 

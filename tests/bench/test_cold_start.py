@@ -9,8 +9,8 @@ import pytest
 from bench.cold_start.files import bring, cached_share, forget, rates
 from bench.cold_start.parts import parts_s
 from bench.cold_start.report import LIMITS, Measured, figures, report, targets
-from bench.cold_start.shapes import write_random
 from bench.cold_start.starts import PROMPT, Called, Engine, Part, Rates, Start, Tier
+from bench.gguf_files import write_random
 from bench.reading.readers import drop_cached
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError

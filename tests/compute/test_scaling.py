@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mesh.compute.references import REFERENCES
 from mesh.compute.scaling import Target, best_profile, scaled
 from mesh.domain.ids import ModelId
+from mesh.domain.model import Mixture
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
 
@@ -26,6 +27,7 @@ def target_of(profile: Profile) -> Target:
         parameters=profile.parameters,
         weights_bytes=profile.weights_bytes,
         kv_bytes_per_token=profile.kv_bytes_per_token,
+        mixture=profile.mixture,
     )
 
 
@@ -167,6 +169,91 @@ def test_sizes_that_are_not_known_leave_times_as_they_are() -> None:
         target_of(B7_XEON), cores=0, parameters=0, weights_bytes=0, kv_bytes_per_token=0
     )
     assert close(scaled(B7_XEON, target).decode, B7_XEON.decode)
+
+
+# Mixtures of experts.
+
+
+def measured_here(
+    model_id: str,
+    sizes: tuple[int, int, int],
+    prefill_ms: dict[int, float],
+    decode_ms: dict[int, float],
+    mixture: Mixture | None = None,
+) -> Profile:
+    def grid(column: int, times_ms: dict[int, float]) -> Grid:
+        seconds = tuple((ms / 1000,) for ms in times_ms.values())
+        return Grid(rows=tuple(times_ms), columns=(column,), seconds=seconds)
+
+    return Profile(
+        model_id=ModelId(model_id),
+        device=DeviceKind.CPU,
+        fingerprint="cpu/here",
+        hardware="2-core EPYC with VNNI",
+        cores=2,
+        parameters=sizes[0],
+        weights_bytes=sizes[1],
+        kv_bytes_per_token=sizes[2],
+        prefill=grid(0, prefill_ms),
+        decode=grid(256, decode_ms),
+        mixture=mixture,
+    )
+
+
+# OpenVINO 2026.4 in i8: processor time over two cores, the least of six, on a machine that others
+# used. The mixture has Qwen3-MoE's shape, 8 layers of 1024, and random weights.
+DENSE = measured_here(
+    "SmolLM2-135M",
+    (134_515_008, 244_517_184, 23_040),
+    {1: 7.11, 16: 12.57, 64: 30.24, 128: 61.34, 256: 129.4, 512: 288.27},
+    {1: 7.11, 2: 7.81, 4: 9.3, 8: 13.39, 16: 23.68, 32: 40.87},
+)
+MIXED = measured_here(
+    "8 of 64 experts",
+    (658_262_016, 790_439_936, 8_192),
+    {1: 5.21, 16: 36.67, 64: 124.77, 128: 248.42, 256: 510.53, 512: 1062.11},
+    {1: 5.21, 2: 8.01, 4: 13.14, 8: 23.42, 16: 44.05, 32: 78.68},
+    Mixture(experts=64, chosen=8, parameters=603_979_776),
+)
+
+
+def test_an_estimate_of_a_mixture_is_nearer_to_what_it_takes_than_one_of_all_its_parameters() -> (
+    None
+):
+    target = target_of(MIXED)
+    estimate, of_all = (scaled(DENSE, t) for t in (target, replace(target, mixture=None)))
+    for batch in MIXED.decode.rows:
+        took_s = MIXED.decode.at(batch, 256)
+        assert 0.8 < estimate.decode.at(batch, 256) / took_s < 1.3
+        assert of_all.decode.at(batch, 256) / took_s > 2.0
+    for tokens in MIXED.prefill.rows:
+        assert 0.8 < estimate.prefill.at(tokens, 0) / MIXED.prefill.at(tokens, 0) < 1.5
+
+
+def test_of_a_measured_mixture_a_model_without_experts_is_estimated() -> None:
+    estimate = scaled(MIXED, target_of(DENSE))
+    for batch in (1, 2, 4):
+        assert 0.5 < estimate.decode.at(batch, 256) / DENSE.decode.at(batch, 256) < 2.0
+
+
+def test_on_a_gpu_experts_pass_once_for_all_who_chose_them() -> None:
+    """All of them as soon as there are many tokens; what is computed is the few's of each."""
+    mixture = Mixture(experts=64, chosen=8, parameters=B7_A100.parameters * 9 // 10)
+    dense, mixed = B7_A100, scaled(B7_A100, replace(target_of(B7_A100), mixture=mixture))
+    ratios = [mixed.decode.at(batch, 512) / dense.decode.at(batch, 512) for batch in (1, 4, 8)]
+    assert ratios == sorted(ratios)
+    assert 0.2 < ratios[0] < 0.35
+    read = mixed.prefill.at(64, 0) / dense.prefill.at(1, 0)
+    assert read == pytest.approx(1.0, abs=0.05), "64 tokens leave none of 64 experts alone"
+    assert 0.2 < mixed.prefill.at(4096, 0) / dense.prefill.at(4096, 0) < 0.35
+
+
+def test_a_mixture_scaled_to_itself_keeps_its_times() -> None:
+    same = scaled(MIXED, target_of(MIXED))
+    for tokens in MIXED.prefill.rows:
+        assert same.prefill.at(tokens, 0) == pytest.approx(MIXED.prefill.at(tokens, 0))
+    for batch in MIXED.decode.rows:
+        assert same.decode.at(batch, 256) == pytest.approx(MIXED.decode.at(batch, 256))
 
 
 # Whose profile is taken.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.model import Mixture, ModelFormat, ModelInfo
 from mesh_loader.model_info import from_json, read_json, stop_token_ids, to_json
 
 SIZES = st.integers(min_value=0, max_value=1 << 50)
@@ -30,6 +30,7 @@ INFOS = st.builds(
     parameters=SIZES,
     disk_bytes=SIZES,
     stop_token_ids=st.lists(SIZES).map(tuple),
+    mixture=st.none() | st.builds(Mixture, experts=SIZES, chosen=SIZES, parameters=SIZES),
 )
 
 

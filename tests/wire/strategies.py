@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from mesh.domain.messages import NodeHello, ResizeKv
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, Mixture
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot
@@ -50,6 +50,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "headroom_p50_s": HEADROOMS,
     "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),
     "tensor_parallel": st.integers(1, 2**32 - 1),
+    "chosen": st.integers(1, 2**32 - 1),
     "tensor_parallel_max": st.integers(1, 2**32 - 1),
     "needed_in_s": HEADROOMS | st.just(inf),
 }
@@ -100,6 +101,8 @@ def _built(kind: type) -> st.SearchStrategy[Any]:
     built = st.fixed_dictionaries(parts)
     if kind is NodeHello:
         built = built.map(_with_base_below_limit)
+    if kind is Mixture:
+        built = built.map(lambda given: given | {"experts": max(given["experts"], given["chosen"])})
     return built.map(lambda given: kind(**given))
 
 

@@ -82,6 +82,17 @@ def test_a_profile_has_both_grids() -> None:
         profile_from_wire(message)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [(0, "chosen"), (9, r"Mixture\.chosen is 9; of 8 experts it cannot be")],
+)
+def test_each_token_of_a_mixture_takes_some_of_its_experts(chosen: int, said: str) -> None:
+    message = profile_to_wire(PROFILE)
+    message.mixture.CopyFrom(model_pb2.Mixture(experts=8, chosen=chosen, parameters=1))
+    with pytest.raises(InvalidInput, match=said):
+        profile_from_wire(message)
+
+
 def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
     load = node_link_pb2.LoadInstance(instance_id="i1", model=model_pb2.ModelInfo(model_id="m"))
     with pytest.raises(InvalidInput, match="LoadInstance lacks profile"):

@@ -62,6 +62,7 @@ class Expectations:
             hardware=node.hardware,
             cores=node.cores,
             parameters=model.parameters,
+            mixture=model.mixture,
             weights_bytes=footprint.weights_bytes,
             kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
         )

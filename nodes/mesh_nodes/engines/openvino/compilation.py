@@ -262,7 +262,9 @@ class Compiler:
         else:
             self._check_prepared(model_path, precision)
         architecture = read_architecture(model_path)
-        # OpenVINO exports a mixture's GatherMatmulCompressed, which it then does not import.
+        # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
+        # registers in no opset that its import reads; nor can Python build it, as it can paged
+        # attention.
         if layout is not None and architecture.experts is None:
             key = self.blob_key(
                 architecture, context_tokens_max, layout, precision, model.precision

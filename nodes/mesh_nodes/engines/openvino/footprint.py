@@ -20,9 +20,9 @@ from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
-_FOUR_BITS_BYTES = 0.75
-"""The same with an f32 scale and an offset for 32 of them. A file has less than 4 bits of none, and
-may have more of some."""
+_FOUR_BITS_BYTES = {WeightPrecision.I4: 0.66, WeightPrecision.FILE: 0.75}
+"""The same with an f32 scale for 32 of them, and an offset, of 8 bits or an f32. A file has less
+than 4 bits of none, and may have more of some."""
 _F16_BYTES = 9
 """Per parameter: computing in f32, the plugin holds f32 weights twice, beside f16 of the fused."""
 _IN_F16_BYTES = 5
@@ -141,18 +141,19 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
             return _F16_BYTES * model.parameters
         # The embedding and the head.
         eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
-        if not weights.four_bits:
-            eight_bits = model.parameters
-        return _I8_BYTES * eight_bits + _FOUR_BITS_BYTES * (model.parameters - eight_bits)
+        four_bits = _FOUR_BITS_BYTES.get(weights, _I8_BYTES)
+        return _I8_BYTES * eight_bits + four_bits * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
     stored_bytes = model.disk_bytes / model.parameters
     return model.parameters * (_F16_BYTES if stored_bytes >= 2 else _IR_OVERHEAD * stored_bytes)
 
 
 def _intermediate_size(model: ModelInfo) -> int:
-    """The MLP's width, which ModelInfo does not have, from what the other shapes leave."""
+    """The MLP's width, which ModelInfo does not have, from what the other shapes leave; of a
+    mixture that of all experts that a token takes.
+    """
     query, kv = model.attention_heads * model.head_size, model.kv_heads * model.head_size
     attention = 2 * model.hidden_size * (query + kv)
     embedding = model.vocabulary_tokens * model.hidden_size
-    per_layer = (model.parameters - embedding) // model.layers - attention
+    per_layer = (model.active_parameters - embedding) // model.layers - attention
     return max(per_layer // (3 * model.hidden_size), model.hidden_size)

@@ -216,7 +216,7 @@ class _Builder:
         """
         groups = ops.reshape(x, _shape(0, 0, offset.shape[1], GROUP), True)
         sums = ops.reduce_sum(groups, _shape(3), False)
-        return ops.matmul(sums, self._constant(name), False, True)
+        return ops.matmul(sums, self._matrix(name), False, True)
 
     def _matrix(self, name: str, experts: int = 0) -> Node:
         """f32 [rows, columns], decompressed in the graph from what is stored; of experts

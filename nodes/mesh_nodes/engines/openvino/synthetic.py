@@ -8,9 +8,8 @@ from mesh.domain.ids import RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest
+from mesh.runtime.measurable import made_up_tokens
 from mesh_nodes.engines.openvino.sequence import Sequence
-
-_TOKEN_ID = 0
 
 
 def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
@@ -18,22 +17,22 @@ def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence
     a prompt takes the longest, since a token comes of it. None holds a block yet.
     """
     made = [
-        _sequence(shape.decode_context_tokens, 1, vocabulary_tokens)
-        for _ in range(shape.decode_batch)
+        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens)
+        for number in range(shape.decode_batch)
     ]
     for sequence in made:
         sequence.decoding = True
     if shape.prefill_tokens:
         length = shape.prefill_past_tokens + shape.prefill_tokens
-        made.append(_sequence(length, shape.prefill_tokens, vocabulary_tokens))
+        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens))
     return made
 
 
-def _sequence(length: int, left: int, vocabulary_tokens: int) -> Sequence:
-    """Of `length` tokens, `left` of them still to compute. It does not end with its next token."""
+def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Sequence:
+    """See `made_up_tokens`. It does not end with its next token."""
     request = EngineRequest(
         request_id=RequestId("measured"),
-        prompt_tokens=(_TOKEN_ID,) * length,
+        prompt_tokens=made_up_tokens(number, length, left, vocabulary_tokens),
         output_tokens=(),
         sampling=SamplingParams(max_tokens=2),
         stop_token_ids=(),

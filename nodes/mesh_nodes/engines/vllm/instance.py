@@ -15,7 +15,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, PrefixChange, StepResult
-from mesh.runtime.measurable import check_measurable
+from mesh.runtime.measurable import check_measurable, made_up_tokens
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
@@ -31,8 +31,6 @@ ITERATION_TOKENS_MAX = 2048
 """Prompt tokens that one iteration can carry; vLLM sets its buffers by it."""
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
-_TOKEN_ID = 0
-"""Of made-up prompts."""
 
 
 class Instance:
@@ -296,16 +294,18 @@ class Instance:
         The chunk is the last one of its prompt: that takes the longest, since a token comes of it.
         """
         work: dict[str, int] = {}
-        for _ in range(shape.decode_batch):
-            work[self._add_made_up(shape.decode_context_tokens, 1)] = 1
+        for number in range(shape.decode_batch):
+            work[self._add_made_up(number, shape.decode_context_tokens, 1)] = 1
         if shape.prefill_tokens:
             length = shape.prefill_past_tokens + shape.prefill_tokens
-            work[self._add_made_up(length, shape.prefill_tokens)] = shape.prefill_tokens
+            key = self._add_made_up(shape.decode_batch, length, shape.prefill_tokens)
+            work[key] = shape.prefill_tokens
         return work
 
-    def _add_made_up(self, length: int, left: int) -> str:
+    def _add_made_up(self, number: int, length: int, left: int) -> str:
         key = self._keys()
-        self._core.add(key, [_TOKEN_ID] * length, None, computed=length - left)
+        tokens = made_up_tokens(number, length, left, self._order.model.vocabulary_tokens)
+        self._core.add(key, list(tokens), None, computed=length - left)
         return key
 
     def _blocks_reserved(self) -> int:
@@ -318,6 +318,6 @@ class Instance:
 
     def _warm(self) -> None:
         """One token, which makes the first real step quick."""
-        key = self._add_made_up(1, 1)
+        key = self._add_made_up(0, 1, 1)
         self._core.iterate({key: 1})
         self._core.drop(key)

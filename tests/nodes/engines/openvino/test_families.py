@@ -3,6 +3,8 @@
 Weights are f16 and the KV cache f32; `scripts/golden_families.py` made the expectation.
 """
 
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import UnsupportedModel
+from mesh.domain.model import Mixture
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
@@ -19,6 +22,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import Compiler
+from mesh_nodes.engines.openvino.footprint import activation_bytes
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from tests.nodes.engines.openvino.families import families, write_family
@@ -59,12 +63,20 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
     stored = imported(tmp_path, families()[name])
     blobs = BlobFolder(tmp_path / "blobs")
     compiler = Compiler(threads=1, weights=weights, precisions=PLAIN, blobs=blobs)
+    with blobs.scratch() as scratch:
+        make_blob(prepared_wish(compiler, stored, tmp_path / "blobs", weights), scratch)
+    assert compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None).imported
+
+
+def prepared_wish(
+    compiler: Compiler, stored: StoredModel, folder: Path, weights: WeightPrecision
+) -> BlobWish:
     compiler.prepare(stored.info, stored.path, lambda *_: None)
     layout = compiler.layout(stored.path)
     assert layout is not None
-    wish = BlobWish(
+    return BlobWish(
         key=compiler.blob_key(read_architecture(stored.path), CONTEXT_TOKENS, layout),
-        folder=str(tmp_path / "blobs"),
+        folder=str(folder),
         model_path=str(stored.path),
         context_tokens_max=CONTEXT_TOKENS,
         threads=1,
@@ -72,9 +84,29 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
         compute=PLAIN.compute,
         kv=PLAIN.kv,
     )
-    with blobs.scratch() as scratch:
+
+
+def test_of_a_mixture_openvino_exports_an_operation_that_no_import_knows(tmp_path: Path) -> None:
+    """Where it does, mixtures can have blobs, too: see `Compiler._bring_up`."""
+    stored = imported(tmp_path, families()["qwen3-moe"])
+    blobs = BlobFolder(tmp_path / "blobs")
+    compiler = Compiler(threads=1, weights=WeightPrecision.I8, precisions=PLAIN)
+    wish = prepared_wish(compiler, stored, tmp_path / "blobs", WeightPrecision.I8)
+    unknown = "Cannot create GatherMatmulCompressed layer .* from unsupported opset"
+    with blobs.scratch() as scratch, pytest.raises(RuntimeError, match=unknown):
         make_blob(wish, scratch)
-    assert compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None).imported
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
+def test_the_store_tells_what_of_a_mixture_a_token_takes(tmp_path: Path, name: str) -> None:
+    family = families()[name]
+    info = imported(tmp_path, family).info
+    experts = sum(prod(shape) for key, shape in family["shapes"].items() if ".experts." in key)
+    assert info.mixture == Mixture(experts=8, chosen=2, parameters=experts)
+    assert info.active_parameters == info.parameters - experts * 3 // 4
+    of_all = replace(info, mixture=None)
+    taken, most = (activation_bytes(model, tokens=1, rows=0) for model in (info, of_all))
+    assert taken < most, "activations of the experts that a token takes, not of all"
 
 
 @pytest.mark.parametrize("weights", list(WeightPrecision))

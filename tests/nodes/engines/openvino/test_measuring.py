@@ -29,6 +29,14 @@ def test_sequences_compute_the_shape_and_nothing_else() -> None:
     assert [s.append(5)[1] for s in made] == [None] * 4, "none ends with the token it yields"
 
 
+def test_of_the_tokens_that_are_computed_no_two_are_alike() -> None:
+    """Of a mixture like tokens would take the same experts, and less time than any others."""
+    made = sequences_of(MIXED, vocabulary_tokens=97)
+    computed = [token for s in made for token in s.tokens(s.left)]
+    assert len(computed) == 23
+    assert len(set(computed)) == 23
+
+
 @pytest.mark.parametrize("kv", list(KvPrecision))
 def test_a_cache_that_was_measured_in_gives_the_tokens_of_a_fresh_one(
     tiny: TinyModel, kv: KvPrecision

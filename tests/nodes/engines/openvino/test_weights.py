@@ -51,10 +51,12 @@ def test_fused_rows_are_the_sources_one_below_the_other(
     got = weights["layers.1.qkv"].astype(np.float64)
     if precision is WeightPrecision.I4:
         nibbles = weights["layers.1.qkv"].view(np.uint8)
-        scale, offset = (
-            weights[f"layers.1.qkv.{each}"].view(np.float32) for each in ("scale", "offset")
+        scale, rounded, offset_scale = (
+            weights[f"layers.1.qkv.{each}"].astype(np.float32)
+            for each in ("scale", "offset", "offset.scale")
         )
-        lost = FourBits(nibbles, scale, offset).values()
+        assert weights["layers.1.qkv.offset"].dtype == np.int8
+        lost = FourBits(nibbles, scale, rounded * offset_scale).values()
         steps = np.repeat(np.abs(scale.astype(np.float64)[:, :, 0]), GROUP, axis=1)
         assert np.mean(np.abs(lost - expected) <= steps / 2 * 1.001) > 0.95
     elif precision.quantised:
