@@ -131,7 +131,7 @@ class ReservationStation:
         return freed_bytes
 
     def size_bytes(self, instance_id: InstanceId) -> int:
-        """What an instance will hold when all is done, with what it shares; 0 for an unknown one."""
+        """What an instance will hold when all is done, shared or not; 0 for an unknown one."""
         holding = self._holdings.get(instance_id)
         return holding.promised_bytes if holding else 0
 
