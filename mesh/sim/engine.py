@@ -14,6 +14,7 @@ from mesh.domain.errors import UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import LoadTier
 from mesh.runtime.engine import (
     EngineCapabilities,
     LoadedInstance,
@@ -84,7 +85,9 @@ class CostEngine(VirtualEngine):
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
         known = self._models[order.model.model_id]
-        seconds = self._costs.load_time_s(known.profile.weights_bytes)
+        tier = self.tier_of(order)
+        shares = tier is LoadTier.HOST
+        seconds = self._costs.load_time_s(0 if shares else known.profile.weights_bytes)
         if self.has_requests() or self._now_s() < self._stepping_until_s:
             seconds *= self._costs.load_stretch
         progress("load", 0.0)
@@ -94,7 +97,9 @@ class CostEngine(VirtualEngine):
         self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
-        return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
+        return LoadedInstance(
+            footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds, tier=tier
+        )
 
     def unload(self, instance_id: InstanceId) -> None:
         if instance_id in self._instances:
