@@ -268,6 +268,7 @@ bench-weights: $(VENV)/.installed-dev ## weights of 8 and 4 bits: speed, bytes, 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
 	$(BIN)/python -m bench.faults --scenario workloads/fault_conversations.toml --seeds 100
+	$(BIN)/python -m bench.faults --scenario workloads/fault_sharing.toml --seeds 100
 
 # KILLS: so many kills, and so many flips and truncations; of 200 each it takes a quarter of an hour.
 KILLS ?= 200

@@ -38,7 +38,7 @@ class DemoGraph:
         self._graph = compiler.compile(
             self.stored.info, self.stored.path, CONTEXT_TOKENS, no_progress
         )
-        self._weights_bytes = estimate(self.stored.info, weights=weights, kv=kv).weights_bytes
+        self._footprint = estimate(self.stored.info, weights=weights, kv=kv)
 
     def instance(self, how: KvResize, *, kv_blocks: int, batch_max: int) -> Instance:
         return Instance(
@@ -49,7 +49,7 @@ class DemoGraph:
                 batch_max=batch_max,
             ),
             self._graph,
-            weights_bytes=self._weights_bytes,
+            footprint=self._footprint,
             room=CacheRoom(),
             kv_resize=how,
         )

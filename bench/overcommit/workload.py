@@ -12,6 +12,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
+from mesh.memory.shares import Share, counted_once
 from mesh_nodes.engines.openvino import ENGINE_BYTES
 
 FIRST_S = 5.0
@@ -142,6 +143,11 @@ def peaks(sent: Sequence[Burst], footprint: Footprint) -> list[Peak]:
 
 def limit_bytes(wanted: Sequence[Peak], overcommit: float) -> int:
     """`--memory` of a node of which the peaks, all together, want `overcommit` times as much, and
-    which has what they share beside that.
+    which has what they share beside that; weights that some share count once.
     """
-    return int(sum(peak.size_bytes for peak in wanted) / overcommit) + ENGINE_BYTES
+    shares = [
+        Share(key=KINDS[peak.deployment].context_tokens, size_bytes=peak.footprint.shared_bytes)
+        for peak in wanted
+    ]
+    sizes = counted_once(zip([peak.size_bytes for peak in wanted], shares, strict=True))
+    return int(sum(sizes) / overcommit) + ENGINE_BYTES

@@ -34,6 +34,7 @@ KV_CACHES: tuple[Column[InstanceSnapshot], ...] = (
 FOOTPRINTS: tuple[Column[tuple[str, Footprint]], ...] = (
     word("SHAPE", lambda f: f[0]),
     number("INSTANCE_MIB", lambda f: mebibytes(f[1].weights_bytes)),
+    number("SHARED_MIB", lambda f: mebibytes(f[1].shared_bytes)),
     number("KV_BLOCK_KIB", lambda f: f[1].kv_block_bytes // 1024),
 )
 OPERATIONS: tuple[Column[MemoryOperationView], ...] = (

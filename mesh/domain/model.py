@@ -166,6 +166,10 @@ class Footprint:
     """Resident weights and fixed buffers, without any KV cache."""
     kv_block_bytes: int
     block_tokens: int
+    shared_bytes: int = 0
+    """Of the weights, what all instances of the model with one context limit hold together on a
+    node whose engine shares weights: a further one does not take it.
+    """
 
     def blocks_for(self, tokens: int) -> int:
         """KV blocks that hold this many tokens."""

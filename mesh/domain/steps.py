@@ -25,7 +25,9 @@ class EngineCapabilities:
     """What decides how long its iterations take, where that is not as the version has it by itself.
     """
     shares_weights: bool = False
-    """A load of a model that an instance with the same context limit runs takes its weights."""
+    """A load of a model that an instance with the same context limit runs takes its weights, of
+    which there is one copy whatever is loaded and unloaded: see `Footprint.shared_bytes`.
+    """
     busy_load_factor: float = 1.0
     """By which a load takes longer beside iterations, as long as no such load has been seen."""
     swap: bool = False
@@ -251,6 +253,7 @@ class InstanceMemory:
 
     instance_id: InstanceId
     weights_bytes: int
+    """Of weights that several share, the first by id has them."""
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int

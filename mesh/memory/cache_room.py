@@ -12,6 +12,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
 
+from mesh.memory.shares import Share, counted_once
+
 
 class CachingBlocks(Protocol):
     """See `kv_blocks.KvBlocks`."""
@@ -19,6 +21,7 @@ class CachingBlocks(Protocol):
     blocks: int
     block_bytes: int
     weights_bytes: int
+    share: Share | None
 
     @property
     def extra(self) -> int: ...
@@ -99,5 +102,6 @@ class CacheRoom:
             members[n].forgotten(blocks)
 
     def _spare_bytes(self) -> int:
-        booked_bytes = sum(m.weights_bytes + m.blocks * m.block_bytes for m in self._members)
+        weights_bytes = sum(counted_once([(m.weights_bytes, m.share) for m in self._members]))
+        booked_bytes = weights_bytes + sum(m.blocks * m.block_bytes for m in self._members)
         return self._memory_bytes - booked_bytes - sum(self._loading.values())

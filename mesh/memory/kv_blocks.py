@@ -13,6 +13,7 @@ from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digest_of
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.cached_digests import CachedDigests
+from mesh.memory.shares import Share
 
 
 class Places(Protocol):
@@ -49,12 +50,15 @@ class KvBlocks:
         *,
         block_bytes: int = 1,
         weights_bytes: int = 0,
+        share: Share | None = None,
         overflows: bool = False,
     ) -> None:
         self.blocks = blocks
         self.used = 0
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
+        self.share = share
+        """Of the weights, what other instances of the room hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()
         self._places = places

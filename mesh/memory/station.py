@@ -8,14 +8,18 @@ then it waits here. The reservations of one instance follow each other. Those of
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
 forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake, a load of
 weights that are in the host's memory, and one import, a load whose model has to be brought first.
+What instances share (`shares`) counts once: the first that is promised it takes it, the last that
+leaves gives it back.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
 
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mesh.domain.ids import InstanceId
+from mesh.memory.shares import Share
 
 OVERTAKEN_MAX = 8
 """Reservations that may start before one that has the earlier deadline and does not fit yet."""
@@ -35,7 +39,9 @@ LOADS = (ReservationKind.LOAD, ReservationKind.WAKE, ReservationKind.IMPORT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A load, resize or unload: what its instance is to hold once it is done, weights included."""
+    """A load, resize or unload: what its instance is to hold once it is done, weights included,
+    also those that it shares.
+    """
 
     sequence: int
     kind: ReservationKind
@@ -50,6 +56,8 @@ class _Holding:
     """One instance: what it holds, what is under way, and what is to follow."""
 
     size_bytes: int = 0
+    share: Share | None = None
+    """Of that, and of what it is promised."""
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
@@ -63,6 +71,18 @@ class _Holding:
     def promised_bytes(self) -> int:
         last = self.waiting or self.running
         return last.size_bytes if last else self.size_bytes
+
+    def shared_bytes(self, size_bytes: int) -> int:
+        """Of so much, were it what it holds."""
+        return min(self.share.size_bytes, size_bytes) if self.share is not None else 0
+
+
+def _promised(holding: _Holding) -> int:
+    return holding.promised_bytes
+
+
+def _tracked(holding: _Holding) -> int:
+    return holding.tracked_bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,8 +109,29 @@ class ReservationStation:
         """The node has less for instances than was thought, perhaps less than is promised."""
         self.capacity_bytes = capacity_bytes
 
+    def spared_bytes(self, share: Share) -> int:
+        """Of an instance that comes with this share: what is promised to others already."""
+        return min(self._there(_Holding(share=share), _promised), share.size_bytes)
+
+    def freed_bytes(self, instance_ids: Collection[InstanceId], beside: Share | None = None) -> int:
+        """What can be promised more once all of these have gone, `beside` one that comes with that
+        share: what instances share stays with the last of them.
+        """
+        going = [h for i in instance_ids if (h := self._holdings.get(i)) is not None]
+        freed_bytes = sum(h.promised_bytes - h.shared_bytes(h.promised_bytes) for h in going)
+        for key in {h.share.key: None for h in going if h.share is not None}:
+            comes_bytes = beside.size_bytes if beside is not None and beside.key == key else 0
+            all_bytes, left_bytes = [comes_bytes], [comes_bytes]
+            for holding in self._sharers(key):
+                shared_bytes = holding.shared_bytes(holding.promised_bytes)
+                all_bytes.append(shared_bytes)
+                if holding not in going:
+                    left_bytes.append(shared_bytes)
+            freed_bytes += max(all_bytes) - max(left_bytes)
+        return freed_bytes
+
     def size_bytes(self, instance_id: InstanceId) -> int:
-        """What an instance will hold when all is done; 0 for an unknown one."""
+        """What an instance will hold when all is done, shared or not; 0 for an unknown one."""
         holding = self._holdings.get(instance_id)
         return holding.promised_bytes if holding else 0
 
@@ -128,22 +169,30 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         return holding is not None and bool(holding.running or holding.waiting)
 
-    def fits(self, instance_id: InstanceId, size_bytes: int) -> bool:
+    def fits(self, instance_id: InstanceId, size_bytes: int, share: Share | None = None) -> bool:
         """Whether a reservation that leaves the instance with so much could be issued. No more than
-        it has been promised always fits, even on a node that has more than its capacity.
+        it has been promised always fits, even on a node that has more than its capacity. `share`:
+        as with `issue`.
         """
-        return size_bytes <= self.size_bytes(instance_id) + max(self.free_bytes, 0)
+        holding = self._holdings.get(instance_id) or _Holding(share=share)
+        more_bytes = self._more(holding, _promised, holding.promised_bytes, size_bytes)
+        return more_bytes <= max(self.free_bytes, 0)
 
     def issue(
-        self, kind: ReservationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
+        self,
+        kind: ReservationKind,
+        instance_id: InstanceId,
+        size_bytes: int,
+        deadline_s: float,
+        share: Share | None = None,
     ) -> tuple[Reservation, ...] | None:
         """Promise a reservation; those that start now. None, and nothing changes, if it does not
         fit. It takes the place of one that waits for the same instance; a load that has not begun
-        stays a load when it is resized.
+        stays a load when it is resized. `share`: that a new instance comes with.
         """
-        if not self.fits(instance_id, size_bytes):
+        if not self.fits(instance_id, size_bytes, share):
             return None
-        holding = self._holdings.setdefault(instance_id, _Holding())
+        holding = self._holdings.setdefault(instance_id, _Holding(share=share))
         replaced = holding.waiting.kind if holding.waiting is not None else None
         if kind is ReservationKind.RESIZE and replaced in LOADS:
             kind = replaced
@@ -155,8 +204,9 @@ class ReservationStation:
             size_bytes=size_bytes,
             deadline_s=deadline_s,
         )
-        self.promised_bytes += size_bytes - holding.promised_bytes
+        self._count(holding, -1)
         holding.waiting = reservation
+        self._count(holding, 1)
         return self._wake()
 
     def takes_memory(self, waiting: Reservation) -> bool:
@@ -176,42 +226,76 @@ class ReservationStation:
         kept_bytes = holding.running.size_bytes if holding.running else holding.size_bytes
         if given_up_bytes <= kept_bytes:
             return ()
+        self._count(holding, -1)
         holding.waiting, holding.overtaken = None, 0
-        self.promised_bytes -= given_up_bytes - kept_bytes
+        self._count(holding, 1)
         return self._wake()
 
-    def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[Reservation, ...]:
+    def done(
+        self, instance_id: InstanceId, size_bytes: int, share: Share | None = None
+    ) -> tuple[Reservation, ...]:
         """The reservation that runs on an instance has ended, done or failed, and left it with so
-        much. 0 bytes: it is gone, and so is what was to follow.
+        much. 0 bytes: it is gone, and so is what was to follow. `share`: what a load has shown that
+        it shares; None: what is known of that holds.
         """
         holding = self._holdings.get(instance_id)
         if holding is None:
             return ()
-        self._set(holding, size_bytes, ended=True)
+        self._set(holding, size_bytes, share, ended=True)
         return self._wake() if size_bytes else self.forget(instance_id)
 
-    def record(self, instance_id: InstanceId, size_bytes: int) -> tuple[Reservation, ...]:
+    def record(
+        self, instance_id: InstanceId, size_bytes: int, share: Share | None = None
+    ) -> tuple[Reservation, ...]:
         """Take over what a node says that an instance holds, fitting or not. Starts something only
-        where a known instance turns out to hold another size.
+        where a known instance turns out to hold another size. `share`: as with `done`.
         """
-        self._set(self._holdings.setdefault(instance_id, _Holding()), size_bytes, ended=False)
+        holding = self._holdings.setdefault(instance_id, _Holding())
+        self._set(holding, size_bytes, share, ended=False)
         return self._wake()
 
     def forget(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
         """The instance is gone, whatever was under way. An unknown one is no error."""
-        holding = self._holdings.pop(instance_id, None)
+        holding = self._holdings.get(instance_id)
         if holding is not None:
-            self.promised_bytes -= holding.promised_bytes
-            self.tracked_bytes -= holding.tracked_bytes
+            self._count(holding, -1)
+            del self._holdings[instance_id]
         return self._wake()
 
-    def _set(self, holding: _Holding, size_bytes: int, *, ended: bool) -> None:
-        promised_bytes, tracked_bytes = holding.promised_bytes, holding.tracked_bytes
-        holding.size_bytes = size_bytes
+    def _set(self, holding: _Holding, size_bytes: int, share: Share | None, *, ended: bool) -> None:
+        self._count(holding, -1)
+        holding.size_bytes, holding.share = size_bytes, share or holding.share
         if ended:
             holding.running = None
-        self.promised_bytes += holding.promised_bytes - promised_bytes
-        self.tracked_bytes += holding.tracked_bytes - tracked_bytes
+        self._count(holding, 1)
+
+    def _there(self, holding: _Holding, account: Callable[[_Holding], int]) -> int:
+        """The most that another one has of what it shares, by one of the accounts."""
+        share = holding.share
+        if share is None:
+            return 0
+        others = [h for h in self._sharers(share.key) if h is not holding]
+        return max((h.shared_bytes(account(h)) for h in others), default=0)
+
+    def _sharers(self, key: Hashable) -> list[_Holding]:
+        holdings = self._holdings.values()
+        return [h for h in holdings if h.share is not None and h.share.key == key]
+
+    def _more(
+        self, holding: _Holding, account: Callable[[_Holding], int], before: int, after: int
+    ) -> int:
+        """By how much an account grows when the bytes of one do."""
+        if holding.share is None:
+            return after - before
+        there_bytes = self._there(holding, account)
+        spared_bytes = [min(holding.shared_bytes(size), there_bytes) for size in (before, after)]
+        return after - spared_bytes[1] - (before - spared_bytes[0])
+
+    def _count(self, holding: _Holding, sign: int) -> None:
+        """Enter into both accounts (1), or take out of them (-1), what it has and no other."""
+        promised_bytes, tracked_bytes = holding.promised_bytes, holding.tracked_bytes
+        self.promised_bytes += sign * self._more(holding, _promised, 0, promised_bytes)
+        self.tracked_bytes += sign * self._more(holding, _tracked, 0, tracked_bytes)
 
     def _wake(self) -> tuple[Reservation, ...]:
         """Start what fits, by deadline; of each kind of load one. Behind one that lacks memory and
@@ -228,7 +312,8 @@ class ReservationStation:
             holding = self._holdings[reservation.instance_id]
             if holding.running is not None or reservation.kind in loading:
                 continue
-            grows_bytes = max(reservation.size_bytes - holding.size_bytes, 0)
+            size_bytes = max(reservation.size_bytes, holding.size_bytes)
+            grows_bytes = self._more(holding, _tracked, holding.size_bytes, size_bytes)
             held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
             fits = self.tracked_bytes + grows_bytes <= self.capacity_bytes
             if grows_bytes and (held_up or not fits):

@@ -14,7 +14,7 @@ from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import partition_for
 from mesh.policy.plans import How, Join, Plan, Release, Start
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
-from mesh.policy.room import enough, roomy_first, victims
+from mesh.policy.room import enough, freed_bytes, roomy_first, victims
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
@@ -71,7 +71,7 @@ class Composed:
         idle = cell.idle(place) if place.device in self.reclaims else ()
         yield _releases(enough(idle, missing_bytes))
         if self.preempts:
-            missing_bytes -= sum(instance.promised_bytes for instance in idle)
+            missing_bytes -= freed_bytes(idle)
             yield _releases(victims(cell.neighbours(place), place, missing_bytes))
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:

@@ -14,12 +14,14 @@ from mesh.policy.views import CellView, InstanceView, NodeView
 def roomy_first(cell: CellView) -> Iterator[NodeView]:
     """Nodes for a new instance: those with room, then those that idle instances can make room on.
     If more have room than are looked at, half of the looks go to the first of them, and half to the
-    last: they have the least to do; and one more, at which it shows that there were others.
+    last: they have the least to do; and one more, at which it shows that there were others. Where
+    the weights are already, an instance takes the least.
     """
     full: list[NodeView] = []
     roomy: list[NodeView] = []
     for node in cell.starts():
         (full if cell.lacks_bytes(node) > 0 else roomy).append(node)
+    roomy.sort(key=lambda node: not cell.shares_bytes(node))
     if len(roomy) > cell.looks_max:
         last = cell.looks_max // 2
         first = cell.looks_max - last
@@ -35,8 +37,13 @@ def enough(idle: Iterable[InstanceView], missing_bytes: int) -> Sequence[Instanc
         if missing_bytes <= 0:
             break
         taken.append(instance)
-        missing_bytes -= instance.promised_bytes
+        missing_bytes -= instance.freed_bytes(taken[:-1])
     return taken if missing_bytes <= 0 else ()
+
+
+def freed_bytes(instances: Sequence[InstanceView]) -> int:
+    """That a node has for others once all of these have gone."""
+    return sum(instance.freed_bytes(instances[:n]) for n, instance in enumerate(instances))
 
 
 def victims(
@@ -48,17 +55,10 @@ def victims(
     batch = getattr(place, "batch", 0)
     smaller = [neighbour for neighbour in neighbours if neighbour.batch < batch]
     smaller.sort(key=lambda neighbour: (neighbour.batch, neighbour.instance_id))
-    taken: list[InstanceView] = []
-    for neighbour in smaller:
-        if missing_bytes <= 0:
-            break
-        taken.append(neighbour)
-        missing_bytes -= neighbour.promised_bytes
-    if missing_bytes > 0:
-        return ()
+    taken = list(enough(smaller, missing_bytes))
     # The last one may have made an earlier one needless.
     for neighbour in tuple(taken):
-        if missing_bytes + neighbour.promised_bytes <= 0:
-            taken.remove(neighbour)
-            missing_bytes += neighbour.promised_bytes
+        others = [other for other in taken if other is not neighbour]
+        if freed_bytes(others) >= missing_bytes:
+            taken = others
     return taken

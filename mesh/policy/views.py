@@ -93,6 +93,12 @@ class InstanceView(Protocol):
         """Of both."""
         ...
 
+    def freed_bytes(self, after: "Sequence[InstanceView]" = ()) -> int:
+        """That its node has for others once it has gone, those `after` which it goes gone already:
+        `promised_bytes`, but for weights that it shares with one that stays.
+        """
+        ...
+
     @property
     def resident_share(self) -> float:
         """Of its weights, that is on the device: 1 once it is loaded, else 0."""
@@ -160,6 +166,10 @@ class CellView(Protocol):
 
     def lacks_bytes(self, node: NodeView) -> int:
         """That the instance it would start lacks there; 0 or less: there is room."""
+        ...
+
+    def shares_bytes(self, node: NodeView) -> int:
+        """Of its weights, that instances there hold already and it would not take."""
         ...
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:

@@ -30,6 +30,7 @@ from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import ContinueRequest, NodeCommand, NodeReport
+from mesh.domain.model import Footprint
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
@@ -111,6 +112,10 @@ def _converter() -> JsonConverter:
             kind, make_dict_unstructure_fn(kind, converter, **fields)
         )
         converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **fields))
+    # Where nothing is shared a journal is what it was before anything could be.
+    unshared = override(omit_if_default=True)
+    footprint = make_dict_unstructure_fn(Footprint, converter, shared_bytes=unshared)
+    converter.register_unstructure_hook(Footprint, footprint)
     for union in _UNIONS:
         configure_tagged_union(union, converter)
     return converter

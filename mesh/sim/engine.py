@@ -16,6 +16,7 @@ from mesh.domain.errors import UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import LoadTier
 from mesh.runtime.engine import (
     EngineCapabilities,
     LoadedInstance,
@@ -101,7 +102,8 @@ class CostEngine(VirtualEngine):
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
         known = self._models[order.model.model_id]
-        seconds = self._load_alone_s(known.profile.weights_bytes)
+        tier = self.tier_of(order)
+        seconds = self._load_alone_s(0 if tier is LoadTier.HOST else known.profile.weights_bytes)
         progress("load", 0.0)
         now_s = self._now_s()
         self._load = _Load(began_s=now_s, alone_s=seconds, computed_s=self._computed_until(now_s))
@@ -110,7 +112,9 @@ class CostEngine(VirtualEngine):
         self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
-        return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
+        return LoadedInstance(
+            footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds, tier=tier
+        )
 
     def more_load_s(self) -> float:
         """How much longer the load takes that is about to end, for what was computed beside it."""

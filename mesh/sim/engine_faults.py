@@ -7,18 +7,20 @@ which does the work.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
+from mesh.domain.model import Footprint
 from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
+from mesh.memory.shares import Share
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from mesh.sim.faults import FaultKind
-from mesh.sim.virtual_engine import NO_LENGTHS
+from mesh.sim.virtual_engine import NO_LENGTHS, kind_of
 
 
 @dataclass(slots=True)
@@ -87,6 +89,8 @@ class FaultyEngine(CostEngine):
         self._clock = clock
         self._leaving_bytes = 0
         """Given back by calls that have not ended."""
+        self._leaving_weights: dict[Hashable, int] = {}
+        """As much, of weights that whoever loads them meanwhile takes over, by kind."""
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         engine_faults = self._engine_faults
@@ -106,7 +110,11 @@ class FaultyEngine(CostEngine):
         beyond = 0 if instance is None else instance.pool.extra * instance.pool.block_bytes
         before_bytes = self.held_bytes() - beyond
         super().unload(instance_id)
-        self._leave(before_bytes - self.held_bytes(), self._costs.unload_s)
+        given_bytes = before_bytes - self.held_bytes()
+        if instance is not None and instance.pool.share and not self._is_shared(instance.order):
+            self._leave_weights(instance.pool.share)
+            given_bytes -= instance.pool.share.size_bytes
+        self._leave(given_bytes, self._costs.unload_s)
 
     def step(
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
@@ -142,7 +150,24 @@ class FaultyEngine(CostEngine):
         return resized
 
     def held_bytes(self) -> int:
-        return super().held_bytes() + self._leaving_bytes
+        return super().held_bytes() + self._leaving_bytes + sum(self._leaving_weights.values())
+
+    def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
+        taken_bytes = self._leaving_weights.pop(kind_of(order), 0)
+        try:
+            super()._enter(order, footprint)
+        except EngineError:
+            self._leaving_weights[kind_of(order)] = taken_bytes
+            raise
+
+    def _leave_weights(self, share: Share) -> None:
+        """The last that has them is being unloaded."""
+        self._leaving_weights[share.key] = share.size_bytes
+
+        def end() -> None:
+            self._leaving_weights.pop(share.key, None)
+
+        self._clock.call_at(self._clock.now_s() + self._costs.unload_s, end)
 
     def _leave(self, given_bytes: int, elapsed_s: float) -> None:
         """The call that is being made gives memory back, once it has ended."""

@@ -3,7 +3,7 @@
 A group checks itself and becomes node plans or deployments. Before: `scenario`. After: `cluster`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -52,6 +52,8 @@ class NodeGroup:
     memory_gib: float
     prefetch_gib: float = 0.0
     """Of it, the most for what is loaded before anybody calls for it."""
+    shares_weights: bool = False
+    """Its instances of a model with one context limit share the weights, as OpenVINO's do."""
     processes: int = 0
     """Engine processes that it is meant to keep: memory of their own is set aside for so many where
     it does not follow the instances (`CellCosts.kept_process_bytes`).
@@ -96,7 +98,9 @@ def node_plans(
     """Nodes give turns by the same limits as their controller validates with."""
     hardware = hardware_of(group)
     models = {
-        known.info.model_id: replace(table, footprint=_footprint(table, costs))
+        known.info.model_id: replace(
+            table, footprint=_footprint(table, costs, shares=group.shares_weights)
+        )
         for known in known_models().values()
         if (table := known.costs.get(hardware.key)) is not None
     }
@@ -114,6 +118,7 @@ def node_plans(
                 engine=engine_name(hardware.device),
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
+                shares_weights=group.shares_weights,
                 computes_ahead=hardware.device is DeviceKind.CPU,
                 prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=((LoadTier.DISK, rate),),
@@ -130,10 +135,13 @@ def node_plans(
         )
 
 
-def deployments_of(group: DeploymentGroup, costs: CellCosts) -> Iterator[Deployment]:
+def deployments_of(
+    group: DeploymentGroup, costs: CellCosts, sharing: Collection[str] = ()
+) -> Iterator[Deployment]:
+    """`sharing`: the hardware of nodes whose instances share weights."""
     known, hardware = known_model(group.model), known_hardware()
     by_engine = {
-        engine_name(hardware[key].device): _footprint(table, costs)
+        engine_name(hardware[key].device): _footprint(table, costs, shares=key in sharing)
         for key, table in known.costs.items()
     }
     footprints = tuple(by_engine.items())
@@ -157,9 +165,13 @@ def deployments_of(group: DeploymentGroup, costs: CellCosts) -> Iterator[Deploym
         )
 
 
-def _footprint(table: ModelCosts, costs: CellCosts) -> Footprint:
+def _footprint(table: ModelCosts, costs: CellCosts, *, shares: bool) -> Footprint:
     own = table.footprint
-    return replace(own, weights_bytes=own.weights_bytes + costs.instance_bytes)
+    return replace(
+        own,
+        weights_bytes=own.weights_bytes + costs.instance_bytes,
+        shared_bytes=own.weights_bytes if shares else 0,
+    )
 
 
 def check_measured(nodes: NodeGroup, deployments: DeploymentGroup) -> None:

@@ -32,6 +32,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
 from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
+from mesh.policy.room import freed_bytes
 from mesh.sim.cluster import VirtualCell
 
 DRAWN_MAX = 1000
@@ -166,10 +167,6 @@ def _without(nodes: Iterable[NodeEntry], entry: DeploymentEntry) -> Iterator[Nod
             yield node
 
 
-def _reclaimable_bytes(node: NodeEntry) -> int:
-    return node.free_bytes + sum(size_bytes for _, size_bytes in node.reclaimable())
-
-
 def _has_room(
     cell: VirtualCell, node: NodeEntry, entry: DeploymentEntry, request: RequestEntry
 ) -> bool:
@@ -179,7 +176,7 @@ def _has_room(
     footprint, context = node.footprint_of(deployment), deployment.context_tokens_max
     blocks = request_blocks(entry, request, footprint, context)
     size = cell.core.policy.kv_of(blocks, footprint.block_tokens, context)
-    return footprint.instance_bytes(size.required_blocks) <= _reclaimable_bytes(node)
+    return footprint.instance_bytes(size.required_blocks) <= node.obtainable_bytes(deployment)
 
 
 def _reasons(
@@ -252,6 +249,5 @@ def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestE
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
     others = instance.required_blocks + instance.expected_blocks
     more = others + blocks - instance.promised_blocks
-    idle = node.reclaimable()
-    own_bytes = sum(size for instance_id, size in idle if instance_id == instance.instance_id)
-    return more * footprint.kv_block_bytes <= _reclaimable_bytes(node) - own_bytes
+    idle = [i for i in node.reclaimable_instances() if i is not instance]
+    return more * footprint.kv_block_bytes <= node.free_bytes + freed_bytes(idle)

@@ -221,7 +221,10 @@ def _contexts(scenario: Scenario) -> dict[str, int]:
 
 def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     costs = cell_costs(ideal=scenario.ideal)
-    return tuple(made for group in scenario.deployments for made in deployments_of(group, costs))
+    sharing = [hardware_of(nodes).key for nodes in scenario.nodes if nodes.shares_weights]
+    return tuple(
+        made for group in scenario.deployments for made in deployments_of(group, costs, sharing)
+    )
 
 
 def _check(scenario: Scenario) -> None:

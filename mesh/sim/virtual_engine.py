@@ -6,18 +6,20 @@ long calls take and which of them fail. After: `sequences`, which computes what 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 
 from mesh.domain.errors import EngineError, OutOfMemory
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadTier, PrefixChange
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.kv_blocks import KvBlocks
+from mesh.memory.shares import Share, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.sequences import CountedPlaces, Instance
@@ -29,7 +31,8 @@ NO_LENGTHS: Mapping[RequestId, int] = MappingProxyType({})
 class VirtualEngine:
     """See `mesh.runtime.engine.Engine`, of which loads, steps, measuring and resizes are left to
     who derives from it. `memory_bytes` bounds what all instances take together; None: nothing does.
-    `lengths` are tokens after which answers end by themselves; others go on as long as they may.
+    Those of a model with one context limit share what their footprints say that they do. `lengths`
+    are tokens after which answers end by themselves; others go on as long as they may.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class VirtualEngine:
         return True
 
     def tier_of(self, order: LoadOrder) -> LoadTier:
-        return LoadTier.DISK
+        return LoadTier.HOST if self._is_shared(order) else LoadTier.DISK
 
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.pop(instance_id, None)
@@ -95,7 +98,15 @@ class VirtualEngine:
         return {instance_id: change for instance_id, change in told if change is not None}
 
     def memory(self) -> tuple[InstanceMemory, ...]:
-        return tuple(instance.memory() for _, instance in sorted(self._instances.items()))
+        found = [instance for _, instance in sorted(self._instances.items())]
+        held = [instance.memory() for instance in found]
+        if not any(instance.pool.share for instance in found):
+            return tuple(held)
+        sizes = [(m.weights_bytes, i.pool.share) for m, i in zip(held, found, strict=True)]
+        return tuple(
+            replace(m, weights_bytes=weights_bytes)
+            for m, weights_bytes in zip(held, counted_once(sizes), strict=True)
+        )
 
     def close(self) -> None:
         self._instances.clear()
@@ -130,11 +141,19 @@ class VirtualEngine:
             raise EngineError(f"instance {instance_id} is not loaded")
         return self._instances[instance_id]
 
+    def _is_shared(self, order: LoadOrder) -> bool:
+        """Whether what it asks for would share an instance's weights."""
+        pools = [instance.pool for instance in self._instances.values()]
+        return any(pool.share is not None and pool.share.key == kind_of(order) for pool in pools)
+
     def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
         """The instance is loaded, if it is not there and there is memory for it."""
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
-        wanted_bytes = footprint.instance_bytes(order.kv_blocks)
+        wanted_bytes, share = footprint.instance_bytes(order.kv_blocks), None
+        if footprint.shared_bytes:
+            share = Share(key=kind_of(order), size_bytes=footprint.shared_bytes)
+            wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0
         self._room.begin_load(order.instance_id, wanted_bytes)
         try:
             self._claim(wanted_bytes, order.instance_id)
@@ -144,6 +163,7 @@ class VirtualEngine:
                 self._room,
                 block_bytes=footprint.kv_block_bytes,
                 weights_bytes=footprint.weights_bytes,
+                share=share,
                 overflows=True,
             )
         finally:
@@ -183,3 +203,8 @@ class VirtualEngine:
 
     def _free_bytes(self) -> float:
         return inf if self._memory_bytes is None else self._memory_bytes - self.held_bytes()
+
+
+def kind_of(order: LoadOrder) -> tuple[ModelId, int]:
+    """Instances of one kind have the same weights in the same graph."""
+    return order.model.model_id, order.context_tokens_max

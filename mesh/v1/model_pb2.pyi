@@ -132,19 +132,23 @@ class Footprint(_message.Message):
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     KV_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
     weights_bytes: _builtins.int
     kv_block_bytes: _builtins.int
     block_tokens: _builtins.int
+    shared_bytes: _builtins.int
+    """Of the weights, what a further instance on the node does not take."""
     def __init__(
         self,
         *,
         weights_bytes: _builtins.int = ...,
         kv_block_bytes: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "kv_block_bytes", b"kv_block_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "kv_block_bytes", b"kv_block_bytes", "shared_bytes", b"shared_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,6 +107,7 @@ def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
         weights_bytes=footprint.weights_bytes,
         kv_block_bytes=footprint.kv_block_bytes,
         block_tokens=footprint.block_tokens,
+        shared_bytes=footprint.shared_bytes,
     )
 
 
@@ -115,6 +116,7 @@ def footprint_from_wire(message: pb.Footprint) -> Footprint:
         weights_bytes=message.weights_bytes,
         kv_block_bytes=at_least_one(message.kv_block_bytes, message, "kv_block_bytes"),
         block_tokens=at_least_one(message.block_tokens, message, "block_tokens"),
+        shared_bytes=message.shared_bytes,
     )
 
 

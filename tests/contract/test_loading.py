@@ -127,10 +127,16 @@ def test_two_instances_of_a_model_keep_apart(engine: Engine, load: LoadInstance)
     assert first.tokens == alone
 
 
-def test_books_are_ordered_by_id(engine: Engine, load: LoadInstance) -> None:
-    for name in ("c", "a", "b"):
+def test_books_are_ordered_by_id_and_have_once_what_is_shared(
+    engine: Engine, load: LoadInstance
+) -> None:
+    stated = load("c", kv_blocks=4).loaded.footprint
+    for name in ("a", "b"):
         load(name, kv_blocks=4)
     assert [books.instance_id for books in engine.memory()] == ["a", "b", "c"]
+    held_bytes = sum(books.weights_bytes for books in engine.memory())
+    assert held_bytes == 3 * stated.weights_bytes - 2 * stated.shared_bytes
+    assert engine.capabilities.shares_weights is (stated.shared_bytes > 0)
 
 
 def test_a_missing_folder_is_a_mesh_error_and_the_engine_goes_on(

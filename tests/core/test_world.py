@@ -19,7 +19,7 @@ from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from mesh.runtime.node_actions import Lane
-from tests.core.cells import MIB, OTHER_MODEL, deployment
+from tests.core.cells import FOOTPRINT, MIB, OTHER_MODEL, deployment
 from tests.core.world.cell import World
 from tests.core.world.checked import CheckedCell
 from tests.support.profiles import PROFILE
@@ -39,6 +39,7 @@ class CellMachine(CheckedCell):
     """Under a policy that validates: who waits has been refused for want of time, or of room."""
 
     rule_name = "llm-mesh"
+    footprint, memory_bytes = FOOTPRINT, MEMORY_BYTES
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,14 @@ class CellMachine(CheckedCell):
             deployment("c", keep_alive_s=20.0, replicas_max=1, slo=Slo(ttft_s=8.0, tpot_s=1.0)),
             deployment("d", keep_alive_s=0.0, slo=Slo(ttft_s=0.5, tpot_s=0.03)),
         )
-        self.world = World(deployments, MEMORY_BYTES, rule=self.rule_name, profiles=(PROFILE,))
+        stated = (("scripted", self.footprint),)
+        self.world = World(
+            tuple([replace(made, footprints=stated) for made in deployments]),
+            self.memory_bytes,
+            rule=self.rule_name,
+            profiles=(PROFILE,),
+            footprint=self.footprint,
+        )
         self.worked = self.faults = 0
         """Calls of rules that let nodes work, and of those that break something."""
         self.profiles: list[OperationId] = []
@@ -238,6 +246,13 @@ class FirstComeCellMachine(CellMachine):
         assert all(held.refusals.verdict is None for held in self.world.core.cell.requests.values())
 
 
+class SharingCellMachine(CellMachine):
+    """Instances of one model share weights, and nodes have memory for no more than that."""
+
+    footprint = replace(FOOTPRINT, shared_bytes=80 * MIB)
+    memory_bytes = (190 * MIB, 145 * MIB, 112 * MIB)
+
+
 FOR_WANT_OF_TIME = {
     RefusalReason.FIRST_TOKEN_LATE,
     RefusalReason.DELAYS_RUNNING,
@@ -249,5 +264,7 @@ CellMachine.TestCase.settings = settings(
 FirstComeCellMachine.TestCase.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
+SharingCellMachine.TestCase.settings = FirstComeCellMachine.TestCase.settings
 TestCell = CellMachine.TestCase
+TestSharingCell = SharingCellMachine.TestCase
 TestFirstComeCell = FirstComeCellMachine.TestCase

@@ -14,7 +14,7 @@ import pytest
 
 from mesh.domain.events import OperationCancelled
 from mesh.domain.ids import DeploymentName
-from tests.core.test_world import CellMachine, FirstComeCellMachine
+from tests.core.test_world import CellMachine, FirstComeCellMachine, SharingCellMachine
 
 RUNS = int(os.environ.get("MESH_WORLD_RUNS") or (100 if "CI" in os.environ else 12))
 CALLS = 60
@@ -149,7 +149,7 @@ def run(kind: type[CellMachine], calls: list[Call]) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("kind", [CellMachine, FirstComeCellMachine])
+@pytest.mark.parametrize("kind", [CellMachine, FirstComeCellMachine, SharingCellMachine])
 @pytest.mark.timeout(3600)
 def test_seeded_runs(kind: type[CellMachine]) -> None:
     seen: Counter[str] = Counter()

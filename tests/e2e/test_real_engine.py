@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.compute.load_times import PRIORS
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import LoadTier
-from mesh.domain.views import InstanceSnapshot, LoadTimesView, PrefetchView
+from mesh.domain.views import InstanceSnapshot, LoadTimesView, NodeSnapshot, PrefetchView
 from mesh.evaluation.replaying import replay_journal
 from mesh_nodes.engines.openvino.precision_choice import TRIAL_S_MAX
 from tests.e2e.live_cell import LiveCell
@@ -169,3 +169,43 @@ def test_a_node_states_what_loads_take_and_after_a_crash_what_they_have_taken(
     assert kept.loads == 0
     stated_s = kept.fixed_s + instance.weights_bytes / kept.bytes_per_s
     assert 0.2 * instance.load_s < stated_s <= instance.load_s
+
+
+def test_a_further_instance_of_a_model_is_booked_what_it_does_not_share(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    """Also by a controller that comes to know both at once, and until the last has gone."""
+    first_controller = cell.start_controller()
+    cell.start_real_node("cpu0")
+    promised_bytes: list[int] = []
+    for name in ("chat", "twin"):
+        cell.deploy(name, tiny_model, keep_alive_s=600.0)
+        cell.invoke(name, "who shares?", max_tokens=8).finished()
+        node = settled(cell, len(promised_bytes) + 1)
+        promised_bytes.append(node.promised_bytes)
+    first, second = node.instances
+    ((_, footprint),) = node.footprints
+    assert (first.tier, second.tier) == (LoadTier.DISK, LoadTier.HOST)
+    assert first.weights_bytes == footprint.weights_bytes
+    assert second.weights_bytes == footprint.weights_bytes - footprint.shared_bytes
+    assert second.weights_bytes < footprint.weights_bytes / 10
+    assert promised_bytes[1] - promised_bytes[0] == second.weights_bytes + second.kv_bytes
+    first_controller.kill()
+    cell.start_controller()
+    assert settled(cell, 2).promised_bytes == promised_bytes[1]
+    for left, name in ((1, "chat"), (0, "twin")):
+        cell.client.delete(DeploymentName(name))
+        node = settled(cell, left)
+        assert node.promised_bytes == sum(i.weights_bytes + i.kv_bytes for i in node.instances)
+
+
+def settled(cell: LiveCell, instances: int) -> NodeSnapshot:
+    """The node, once it has so many instances and nothing is under way."""
+
+    def found() -> NodeSnapshot | None:
+        node = cell.node("cpu0")
+        there = node is not None and len(node.instances) == instances and not node.operations
+        parked = node is None or all(i.batch == 0 for i in node.instances)
+        return node if there and parked else None
+
+    return cell.wait_for(f"{instances} instances, at rest", found)

@@ -6,11 +6,12 @@ urgent could have gone first, and that nothing waits that could run.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
+from mesh.memory.shares import Share
 from mesh.memory.station import Reservation, ReservationKind, ReservationStation
 
 LOAD, WAKE, RESIZE, UNLOAD = (
@@ -20,6 +21,7 @@ LOAD, WAKE, RESIZE, UNLOAD = (
     ReservationKind.UNLOAD,
 )
 Started = tuple[Reservation, ...]
+NO_SHARES: Mapping[str, Share] = {}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +32,7 @@ class Known:
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
+    share: Share | None = None
 
     @property
     def tracked_bytes(self) -> int:
@@ -40,17 +43,20 @@ class Known:
         last = self.waiting or self.running
         return last.size_bytes if last else self.size_bytes
 
-    @property
-    def grows_bytes(self) -> int:
-        """What the waiting one would take."""
-        return max(self.waiting.size_bytes - self.size_bytes, 0) if self.waiting else 0
-
 
 class CheckedStation:
     """Takes plain names; answers what starts as `resize a 50`, or None for a refusal."""
 
-    def __init__(self, capacity_bytes: int = 100, **held_bytes: int) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int = 100,
+        shares: Mapping[str, Share] = NO_SHARES,
+        /,
+        **held_bytes: int,
+    ) -> None:
+        """`shares`: of those instances that share."""
         self.station = ReservationStation(capacity_bytes=capacity_bytes)
+        self.shares = shares
         self.known: dict[InstanceId, Known] = {}
         self.issued = 0
         self.started: set[int] = set()
@@ -62,11 +68,27 @@ class CheckedStation:
 
     @property
     def promised_bytes(self) -> int:
-        return sum(known.promised_bytes for known in self.known.values())
+        return _once((known.promised_bytes, known.share) for known in self.known.values())
 
     @property
     def tracked_bytes(self) -> int:
-        return sum(known.tracked_bytes for known in self.known.values())
+        return _once((known.tracked_bytes, known.share) for known in self.known.values())
+
+    def freed_bytes(self, names: Iterable[str], beside: Share | None = None) -> int:
+        """By adding up what is left without them."""
+        comes = [] if beside is None else [(beside.size_bytes, beside)]
+        sizes = {name: (known.promised_bytes, known.share) for name, known in self.known.items()}
+        before = _once([*sizes.values(), *comes])
+        going = set(names)
+        return before - _once([*(of for name, of in sizes.items() if name not in going), *comes])
+
+    def grows_bytes(self, known: Known) -> int:
+        """What the waiting one of an instance that runs none would take."""
+        if known.waiting is None:
+            return 0
+        others = [(k.tracked_bytes, k.share) for k in self.known.values() if k is not known]
+        size_bytes = max(known.waiting.size_bytes, known.size_bytes)
+        return _once([*others, (size_bytes, known.share)]) - self.tracked_bytes
 
     def is_within(self) -> bool:
         return max(self.promised_bytes, self.tracked_bytes) <= self.station.capacity_bytes
@@ -94,15 +116,14 @@ class CheckedStation:
         self, kind: ReservationKind, name: str, size_bytes: int, by_s: float = 0.0
     ) -> list[str] | None:
         instance_id = InstanceId(name)
-        known = self.known.get(instance_id, Known())
-        others_bytes = self.promised_bytes - known.promised_bytes
-        fits = (
-            size_bytes <= known.promised_bytes
-            or others_bytes + size_bytes <= self.station.capacity_bytes
-        )
-        assert self.station.fits(instance_id, size_bytes) == fits
-        started = self.station.issue(kind, instance_id, size_bytes, by_s)
-        self.calls.append(("issue", (kind, instance_id, size_bytes, by_s), started))
+        share = self.shares.get(name)
+        known = self.known.get(instance_id, Known(share=share))
+        others = [(k.promised_bytes, k.share) for k in self.known.values() if k is not known]
+        promised_bytes = _once([*others, (size_bytes, known.share)])
+        fits = promised_bytes <= max(self.promised_bytes, self.station.capacity_bytes)
+        assert self.station.fits(instance_id, size_bytes, share) == fits
+        started = self.station.issue(kind, instance_id, size_bytes, by_s, share)
+        self.calls.append(("issue", (kind, instance_id, size_bytes, by_s, share), started))
         assert (started is not None) == fits
         if started is None:
             self.seen["refused"] += 1
@@ -123,15 +144,18 @@ class CheckedStation:
         self.known[instance_id] = known
         return self._check(started)
 
-    def done(self, name: str, size_bytes: int | None = None) -> list[str]:
+    def done(
+        self, name: str, size_bytes: int | None = None, share: Share | None = None
+    ) -> list[str]:
         """With the size that the reservation wants, unless another is given."""
         instance_id = InstanceId(name)
         known = self.known.get(instance_id, Known())
         if size_bytes is None:
             assert known.running is not None
             size_bytes = known.running.size_bytes
-        started = self.station.done(instance_id, size_bytes)
-        self.calls.append(("done", (instance_id, size_bytes), started))
+        known.share = share or known.share
+        started = self.station.done(instance_id, size_bytes, share)
+        self.calls.append(("done", (instance_id, size_bytes, share), started))
         known.size_bytes, known.running = size_bytes, None
         if not size_bytes:
             self.known.pop(instance_id, None)
@@ -159,9 +183,11 @@ class CheckedStation:
 
     def record(self, name: str, size_bytes: int) -> list[str]:
         is_new = name not in self.known
-        started = self.station.record(InstanceId(name), size_bytes)
-        self.calls.append(("record", (InstanceId(name), size_bytes), started))
-        self.known.setdefault(InstanceId(name), Known()).size_bytes = size_bytes
+        share = self.shares.get(name)
+        started = self.station.record(InstanceId(name), size_bytes, share)
+        self.calls.append(("record", (InstanceId(name), size_bytes, share), started))
+        known = self.known.setdefault(InstanceId(name), Known(share=share))
+        known.size_bytes, known.share = size_bytes, share or known.share
         assert not (is_new and started)
         return self._check(started)
 
@@ -184,9 +210,10 @@ class CheckedStation:
             assert known.waiting == reservation, "issued last, and not started yet"
             assert reservation.sequence not in self.started
             assert self._could_start(known)
+            grows_bytes = self.grows_bytes(known)
             for earlier in self._more_urgent(known):
                 assert not self._could_start(earlier), "the more urgent one goes first"
-                if known.grows_bytes:
+                if grows_bytes:
                     earlier.overtaken += 1
             known.running, known.waiting, known.overtaken = reservation, None, 0
             self.started.add(reservation.sequence)
@@ -197,7 +224,7 @@ class CheckedStation:
     def _could_start(self, known: Known) -> bool:
         if known.waiting is None or known.running is not None or self._waits_for_a_load(known):
             return False
-        grows_bytes = known.grows_bytes
+        grows_bytes = self.grows_bytes(known)
         if not grows_bytes:
             return True
         if self.tracked_bytes + grows_bytes > self.station.capacity_bytes:
@@ -230,9 +257,23 @@ class CheckedStation:
         assert station.free_bytes + station.promised_bytes == station.capacity_bytes
         waiting = [known.waiting for known in self.known.values() if known.waiting is not None]
         assert station.waiting() == tuple(sorted(waiting, key=_urgency))
+        names = sorted(self.known)[::2]
+        for beside in (None, next(iter(self.shares.values()), None)):
+            assert station.freed_bytes(names, beside) == self.freed_bytes(names, beside)
         for instance_id, known in self.known.items():
             assert station.size_bytes(instance_id) == known.promised_bytes
             assert station.running(instance_id) == known.running
+
+
+def _once(sizes: Iterable[tuple[int, Share | None]]) -> int:
+    """Added up, what is shared once: at the most that one has of it."""
+    total, shared = 0, dict[object, int]()
+    for size_bytes, share in sizes:
+        total += max(size_bytes - share.size_bytes, 0) if share else size_bytes
+        if share:
+            most = max(shared.get(share.key, 0), min(share.size_bytes, size_bytes))
+            shared[share.key] = most
+    return total + sum(shared.values())
 
 
 def _urgency(reservation: Reservation) -> tuple[float, int]:

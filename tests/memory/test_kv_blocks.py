@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -201,7 +202,7 @@ TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
-def filled(room: CacheRoom, prompts: list[list[int]], **more: int) -> KvBlocks:
+def filled(room: CacheRoom, prompts: list[list[int]], **more: Any) -> KvBlocks:
     """With the blocks of these prompts cached, in their order."""
     pool = KvBlocks(20, Memory(), room, overflows=True, **more)
     for tokens in prompts:

@@ -6,6 +6,7 @@ Every node here has 100 bytes. `CheckedStation` checks the books after each call
 import pytest
 
 from mesh.domain.ids import InstanceId
+from mesh.memory.shares import Share, counted_once
 from mesh.memory.station import OVERTAKEN_MAX
 from tests.memory.stations import CheckedStation
 
@@ -291,3 +292,71 @@ def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_
     assert node.resize("a", 40) == []
     overtake(node, OVERTAKEN_MAX + 2)
     assert node.done("a") == ["resize a 40"]
+
+
+SHARED = Share(key="model", size_bytes=40)
+SHARES = dict.fromkeys("abc", SHARED)
+"""Of these three 40 bytes are the same; `x` has all of its own."""
+
+
+def test_what_instances_share_is_promised_and_tracked_once() -> None:
+    node = CheckedStation(100, SHARES, a=60)
+    assert node.wake("b", 80) == ["wake b 80"]
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (100, 100)
+    assert node.station.size_bytes(InstanceId("b")) == 80
+    assert node.wake("c", 41) is None, "nothing is left for what is its own"
+    assert CheckedStation(100, SHARES, x=60).wake("b", 80) is None, "nobody has it there"
+
+
+def test_the_last_that_leaves_gives_back_what_was_shared() -> None:
+    node = CheckedStation(100, SHARES, a=60, b=50)
+    assert node.unload("a") == ["unload a 0"]
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (50, 70)
+    assert node.done("a") == []
+    assert node.station.tracked_bytes == 50
+    assert node.forget("b") == []
+    assert node.station.promised_bytes == node.station.tracked_bytes == 0
+
+
+def test_a_load_that_fails_leaves_with_those_who_stay_what_it_shared() -> None:
+    node = CheckedStation(100, SHARES)
+    assert node.load("a", 60) == ["load a 60"]
+    assert node.load("b", 50) == []
+    assert node.station.promised_bytes == 70
+    assert node.done("a", 0) == ["load b 50"], "it brings the weights now"
+    assert node.station.tracked_bytes == 50
+
+
+def test_a_load_in_the_place_of_who_leaves_with_the_same_weights_waits_for_its_own_alone() -> None:
+    node = CheckedStation(100, SHARES, a=60, x=30)
+    assert node.unload("a") == ["unload a 0"]
+    assert node.load("b", 70) == [], "60 and 30 are still there, and 30 of its own"
+    assert node.done("a") == ["load b 70"]
+    assert node.unload("b") == []
+    assert CheckedStation(100, SHARES, a=60, x=30).load("b", 50) == ["load b 50"]
+
+
+def test_what_a_set_frees_counts_weights_with_the_last_that_has_them() -> None:
+    node = CheckedStation(100, SHARES, a=60, b=50, x=20)
+    freed = node.station.freed_bytes
+    a, b, x = InstanceId("a"), InstanceId("b"), InstanceId("x")
+    assert (freed((a,)), freed((b,)), freed((x,)), freed((a, b))) == (20, 10, 20, 70)
+    assert freed((a, b), SHARED) == 30, "who comes for it keeps the weights"
+    assert freed((a, b), Share(key="another", size_bytes=40)) == 70
+    assert node.station.spared_bytes(SHARED) == 40
+    assert node.station.spared_bytes(Share(key="model", size_bytes=30)) == 30
+
+
+def test_a_load_shows_what_it_shares() -> None:
+    node = CheckedStation(100, {"a": SHARED}, a=60)
+    assert node.load("b", 40) == ["load b 40"]
+    node.done("b", 50, SHARED)
+    assert node.station.promised_bytes == node.station.tracked_bytes == 70
+
+
+def test_of_several_the_first_counts_what_they_share() -> None:
+    less = Share(key="model", size_bytes=30)
+    other = Share(key="other", size_bytes=9)
+    sizes = [(35, less), (50, SHARED), (10, None), (60, SHARED), (20, SHARED), (10, other)]
+    assert counted_once(sizes) == [35, 20, 10, 20, 0, 10]
+    assert counted_once([]) == []

@@ -7,6 +7,7 @@ about 20 s of CPU time.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
+from mesh.memory.shares import Share
 from tests.memory.stations import RESIZE, UNLOAD, CheckedStation
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
@@ -33,6 +35,11 @@ SIZE = st.integers(0, 9)
 CROWDED = (12, 1, 1, 1, 1, 1, 1)
 """The first shrinks, the second waits for it, and what the others ask for may overtake it."""
 STARTS = (CROWDED, (), (8, 5, 4, 3, 1), CROWDED)
+SHARES: tuple[Mapping[str, Share], ...] = (
+    {},
+    {name: Share(key=n % 2, size_bytes=3 + n % 3) for n, name in enumerate(NAMES[:6])},
+)
+"""Two models of which three instances each share weights, which are said to be of several sizes."""
 SEEN: Counter[str] = Counter()
 """Over all walks."""
 
@@ -45,9 +52,21 @@ class Walk(RuleBasedStateMachine):
         self.checked = CheckedStation(CAPACITY)
         self.honest = True
 
-    @initialize(honest=st.booleans(), held=st.sampled_from(STARTS), overtaken_max=st.integers(1, 2))
-    def begin(self, honest: bool, held: tuple[int, ...], overtaken_max: int) -> None:
+    @initialize(
+        honest=st.booleans(),
+        held=st.sampled_from(STARTS),
+        overtaken_max=st.integers(1, 2),
+        shares=st.sampled_from(SHARES),
+    )
+    def begin(
+        self,
+        honest: bool,
+        held: tuple[int, ...],
+        overtaken_max: int,
+        shares: Mapping[str, Share],
+    ) -> None:
         self.honest = honest
+        self.checked = CheckedStation(CAPACITY, shares)
         station_module.OVERTAKEN_MAX = overtaken_max
         for name, size in zip(NAMES, held, strict=False):
             self.checked.record(name, size)

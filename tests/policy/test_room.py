@@ -1,5 +1,6 @@
 """Whom an instance may preempt, who gives way, and which nodes have room."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.ids import InstanceId, NodeId
-from mesh.policy.room import enough, roomy_first, victims
+from mesh.policy.room import enough, freed_bytes, roomy_first, victims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,14 @@ class Neighbour:
     instance_id: InstanceId
     batch: int
     promised_bytes: int
+    shared_bytes: int = 0
+    """With all others that share."""
+
+    def freed_bytes(self, after: Sequence["Neighbour"] = ()) -> int:
+        """Two of a kind share what they do: the second that goes frees it."""
+        if self.shared_bytes and not any(other.shared_bytes for other in after):
+            return self.promised_bytes - self.shared_bytes
+        return self.promised_bytes
 
 
 def neighbour(name: str, batch: int, promised_bytes: int = 10) -> Any:
@@ -70,9 +79,9 @@ class Node:
 class Cell:
     """Nodes for an instance of 10 bytes."""
 
-    def __init__(self, free: str, looks_max: int = 9) -> None:
+    def __init__(self, free: str, looks_max: int = 9, shares: str = "") -> None:
         self.looks_max = looks_max
-        self._free = free
+        self._free, self._shares = free, shares
 
     def starts(self) -> list[Node]:
         return [
@@ -83,10 +92,13 @@ class Cell:
     def lacks_bytes(self, node: Node) -> int:
         return 10 - node.free_bytes
 
+    def shares_bytes(self, node: Node) -> int:
+        return 5 * (node.node_id in self._shares)
 
-def tried(free: str, looks_max: int = 9) -> str:
+
+def tried(free: str, looks_max: int = 9, shares: str = "") -> str:
     """Capitals are full."""
-    cell: Any = Cell(free, looks_max)
+    cell: Any = Cell(free, looks_max, shares)
     return "".join(node.node_id for node in roomy_first(cell))
 
 
@@ -101,6 +113,24 @@ def test_where_not_all_can_be_looked_at_the_fullest_and_the_emptiest_are() -> No
     assert tried("abcdefghi", 4) == "abihc"
     assert tried("abcdefghi", 0) == "a"
     assert tried("abcdefghi", 9) == "abcdefghi"
+
+
+def test_of_nodes_with_room_those_that_have_the_weights_come_first() -> None:
+    assert tried("aBcDe", shares="cD") == "caeBD"
+    assert tried("abcdefghi", 5, shares="e") == "eabihc"
+
+
+def test_weights_that_two_share_are_freed_with_the_second() -> None:
+    idle: list[Any] = [
+        Neighbour(instance_id=InstanceId(name), batch=0, promised_bytes=50, shared_bytes=shared)
+        for name, shared in (("x", 40), ("y", 40), ("z", 0))
+    ]
+    assert [each.instance_id for each in enough(idle, 11)] == ["x", "y"]
+    assert [each.instance_id for each in enough(idle, 61)] == ["x", "y", "z"]
+    assert freed_bytes(idle) == 110
+    assert not enough(idle[:1], 11)
+    found = victims(idle, neighbour("w", 1), 50)
+    assert [each.instance_id for each in found] == ["x", "y"], "both, or nobody's weights go"
 
 
 def test_idle_instances_make_room_in_order_and_no_more_of_them_than_needed() -> None:

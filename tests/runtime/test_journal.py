@@ -31,7 +31,7 @@ from mesh.runtime.journal import (
     replay,
 )
 from mesh.runtime.starting import controller_core
-from tests.core.cells import CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import FOOTPRINT, CellUnderTest, commands, deployment, hello, request
 from tests.support.profiles import PROFILE
 
 START = ControllerStart(
@@ -220,6 +220,18 @@ def test_a_journal_from_before_anything_slept_replays(tmp_path: Path) -> None:
     start, decisions = read_journal(path)
     assert isinstance(start, ControllerStart)
     assert replay(controller_core(start), decisions) is None
+
+
+def test_a_footprint_says_what_is_shared_where_anything_is(tmp_path: Path) -> None:
+    """So journals of cells that share nothing are what they were before anything could be."""
+    for shared_bytes in (0, 7):
+        path = tmp_path / f"{shared_bytes}.jsonl"
+        stated = replace(FOOTPRINT, shared_bytes=shared_bytes)
+        made = replace(deployment(), footprints=(("scripted", stated),))
+        start = replace(START, deployments=(made,))
+        open_journal(path, start).close()
+        assert ("shared_bytes" in path.read_text()) is bool(shared_bytes)
+        assert read_journal(path)[0] == start
 
 
 def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:

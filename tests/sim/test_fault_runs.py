@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.actions import DeliverTokens
-from mesh.domain.events import InvokeRequested
+from mesh.domain.events import InvokeRequested, NodeReported
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import LoadTier
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.checking import FaultyRun
@@ -29,6 +31,7 @@ MANY = 20
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 SCENARIO = WORKLOADS / "faults.toml"
 TALKING = WORKLOADS / "fault_conversations.toml"
+SHARING = WORKLOADS / "fault_sharing.toml"
 
 
 class Journalled:
@@ -71,6 +74,35 @@ def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
         assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
         found, computed = found + hits.cached, computed + hits.prompts
     assert 0.1 < found / computed < 1.0, "of prompt tokens"
+
+
+@pytest.mark.timeout(3600)
+def test_weights_that_instances_share_are_promised_once_whatever_fails() -> None:
+    read, shared = read_scenario(SHARING), 0
+    for seed in range(FIRST, FIRST + max(SEEDS // 2, 1)):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        loads = SharedLoads()
+        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, loads))
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/fault_sharing.toml --check --seed {seed}")
+            raise
+        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+        shared += loads.count
+    assert shared > 5 * max(SEEDS // 2, 1)
+
+
+class SharedLoads:
+    """Those that found the weights there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, NodeReported) and isinstance(event.report, InstanceLoaded):
+            self.count += event.report.tier is LoadTier.HOST
 
 
 class Hits:

@@ -100,10 +100,14 @@ class ScriptedEngine(VirtualEngine):
             raise OutOfMemory(f"instance {order.instance_id} finds no memory, says the script")
         if not order.model_path.is_dir():
             raise TornModel(f"{order.model_path.name} is no folder of a model")
+        tier = self.tier_of(order)
         self._enter(order, self._footprint)
         progress("loaded", 1.0)
         return LoadedInstance(
-            footprint=self._footprint, kv_blocks=order.kv_blocks, elapsed_s=self.script.load_s
+            footprint=self._footprint,
+            kv_blocks=order.kv_blocks,
+            elapsed_s=self.script.load_s,
+            tier=tier,
         )
 
     def step(

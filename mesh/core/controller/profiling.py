@@ -80,9 +80,9 @@ def _lacks_room(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> t
     assert deployment is not None
     footprint = node.footprint_of(deployment)
     least, _ = blocks_for_load(ctx, entry, (), footprint)
-    missing = footprint.instance_bytes(least) - node.free_bytes
-    idle = sum(size_bytes for _, size_bytes in node.reclaimable())
-    return missing > 0, missing > idle
+    needed_bytes = footprint.instance_bytes(least)
+    lacks = needed_bytes > node.free_bytes_for(deployment)
+    return lacks, needed_bytes > node.obtainable_bytes(deployment)
 
 
 def advance_profiles(ctx: EventContext) -> None:

@@ -22,6 +22,7 @@ from mesh.domain.views import (
     ProfileView,
     RevisionView,
 )
+from mesh.memory.shares import counted_once
 from mesh.memory.station import Reservation, ReservationStation
 
 
@@ -164,6 +165,15 @@ def _reservations(station: ReservationStation, now_s: float) -> tuple[MemoryOper
     return (*running, *(view(reservation, False) for reservation in station.waiting()))
 
 
+def _weights_bytes(instance: InstanceEntry) -> int:
+    """Of weights that several of its node share, the first has them."""
+    if instance.shares is None:
+        return instance.footprint.weights_bytes
+    here = instance.node.instances
+    upto = [here[name] for name in sorted(here) if name <= instance.instance_id]
+    return counted_once([(i.footprint.weights_bytes, i.shares) for i in upto])[-1]
+
+
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
     loading = instance.state is InstanceState.LOADING
     until_s = now_s if loading else instance.loaded_at_s
@@ -179,7 +189,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         kv_blocks=instance.kv_blocks,
         kv_blocks_used=instance.kv_blocks_used,
         kv_blocks_cached=instance.kv_blocks_cached,
-        weights_bytes=instance.footprint.weights_bytes,
+        weights_bytes=_weights_bytes(instance),
         kv_bytes=instance.kv_blocks * instance.footprint.kv_block_bytes,
         kv_used_bytes=instance.kv_blocks_used * instance.footprint.kv_block_bytes,
         kv_required_bytes=instance.required_blocks * instance.footprint.kv_block_bytes,

@@ -3,10 +3,11 @@
 Before: whoever watches a cell. After: nothing; a rule that is broken raises.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.steps import InstanceMemory
 from mesh.memory.station import LOADS, OVERTAKEN_MAX, Reservation, ReservationKind
@@ -24,12 +25,12 @@ def check_books(node: NodeEntry) -> None:
     station, known = node.station, set(node.instances)
     name, capacity = node.node_id, station.capacity_bytes
     hold(set(station.holders()) == known, "{}: {} hold memory", name, station.holders())
-    promised = sum(map(station.size_bytes, known))
-    tracked = sum(map(station.held_bytes, known))
+    promised = _once(node, station.size_bytes)
+    tracked = _once(node, station.held_bytes)
     hold(station.promised_bytes == promised, "{}: promised {} B", name, station.promised_bytes)
     hold(station.tracked_bytes == tracked, "{}: tracked {} B", name, station.tracked_bytes)
     hold(promised + station.free_bytes == capacity, "{}: free {} B", name, station.free_bytes)
-    said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
+    said = said_bytes(node)
     first = max(node.hello.memory_bytes - node.hello.base_bytes, 0)
     hold(tracked <= max(first, said), "{}: {} B of {} B", name, tracked, first)
     most = max((h.overtaken for h in station._holdings.values()), default=0)
@@ -37,6 +38,28 @@ def check_books(node: NodeEntry) -> None:
     waiting = {reservation.instance_id for reservation in station.waiting()}
     for instance_id, instance in node.instances.items():
         _check_instance(instance, station.running(instance_id), instance_id in waiting)
+
+
+def said_bytes(node: NodeEntry) -> int:
+    """What its instances hold, as it told last."""
+
+    def told_bytes(name: InstanceId) -> int:
+        instance = node.instances[name]
+        return instance.footprint.instance_bytes(instance.kv_blocks)
+
+    return _once(node, told_bytes)
+
+
+def _once(node: NodeEntry, size_bytes: Callable[[InstanceId], int]) -> int:
+    """Added up over its instances; of what several share, the most that one has of it."""
+    total, shared = 0, dict[object, int]()
+    for name, instance in node.instances.items():
+        held, share = size_bytes(name), instance.shares
+        common = min(share.size_bytes, held) if share is not None else 0
+        total += held - common
+        if share is not None:
+            shared[share.key] = max(shared.get(share.key, 0), common)
+    return total + sum(shared.values())
 
 
 def _check_instance(instance: InstanceEntry, running: Reservation | None, waits: bool) -> None:
@@ -67,8 +90,10 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
 
 def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
     """What an engine has of the instances in the books, beside what is cached beyond their sizes in
-    force, is no more than is tracked of them, and nobody's blocks were taken away.
+    force, is no more than is tracked of them, each and all together, and nobody's blocks were taken
+    away.
     """
+    all_bytes = 0
     for found in memory:
         name = found.instance_id
         used, blocks = found.kv_blocks_used, found.kv_blocks
@@ -78,3 +103,6 @@ def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
             tracked = node.station.held_bytes(name)
             has = found.weights_bytes + found.kv_held_bytes - beyond_bytes
             hold(has <= tracked, "{} holds {} B, and {} B are tracked", name, has, tracked)
+            all_bytes += has
+    tracked = node.station.tracked_bytes
+    hold(all_bytes <= tracked, "{}: {} B held, {} B tracked", node.node_id, all_bytes, tracked)

@@ -28,6 +28,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.memory.station import LOADS, Reservation, ReservationKind
+from mesh.sim.invariants.memory import said_bytes
 from mesh.sim.invariants.rule import hold
 
 Command = LoadInstance | ResizeKv | UnloadInstance
@@ -230,7 +231,7 @@ class Watch:
         given its cache back.
         """
         station, link_id = node.station, node.link_id
-        said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
+        said = said_bytes(node)
         if station.capacity_bytes < self._capacity_bytes.get(link_id, 0):
             self._overpromised.add(link_id)
             self._overfull[link_id] = station.tracked_bytes
@@ -328,6 +329,6 @@ def _could_be_loaded(core: ControllerCore, entry: DeploymentEntry, now_s: float)
         footprint = node.footprint_of(deployment)
         least = footprint.instance_bytes(footprint.blocks_for(deployment.context_tokens_max))
         free = node not in taken and node.node_id not in entry.avoided
-        if free and node.takes(entry.spec) and node.free_bytes >= least:
+        if free and node.takes(entry.spec) and node.free_bytes_for(deployment) >= least:
             return True
     return False

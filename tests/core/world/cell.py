@@ -19,6 +19,7 @@ from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import NodeCommand
+from mesh.domain.model import Footprint
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.policy.registry import policy
@@ -27,7 +28,7 @@ from mesh.runtime.host import Host
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
 from mesh.sim.invariants import Watch, check_engine
-from tests.core.cells import deployment, request
+from tests.core.cells import FOOTPRINT, deployment, request
 from tests.core.world.coverage import Coverage
 from tests.core.world.node import PREFILL_TOKENS_MAX, TURN_S_MAX, WorldNode
 
@@ -58,6 +59,7 @@ class World:
         *,
         rule: str = "llm-mesh",
         profiles: tuple[Profile, ...] = (),
+        footprint: Footprint = FOOTPRINT,
     ) -> None:
         """One node for each size in `memory_bytes`; `rule` is the name of the policy."""
         self.clock = HeapClock()
@@ -75,7 +77,9 @@ class World:
         self.requests_made = 0
         self.operations_made = 0
         self.start_controller()
-        self.nodes = [WorldNode(self, f"n{n}", size) for n, size in enumerate(memory_bytes)]
+        self.nodes = [
+            WorldNode(self, f"n{n}", size, footprint) for n, size in enumerate(memory_bytes)
+        ]
 
     def start_controller(self) -> None:
         """A new controller on the old registry: it knows deployments and profiles, nothing else."""

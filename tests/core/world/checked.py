@@ -3,6 +3,7 @@
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.domain.deployment import Deployment
 from mesh.domain.lifecycle import InstanceState
 from mesh.sim.invariants import check_rest
 from mesh.sim.invariants.cell import check_callers
@@ -11,6 +12,11 @@ from tests.core.world.cell import World
 
 LEAST_BYTES = FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(MODEL.context_tokens_max))
 """Of an instance that any request may be placed on."""
+
+
+def _made(entry: DeploymentEntry) -> Deployment:
+    assert entry.deployment is not None
+    return entry.deployment
 
 
 class CheckedCell(RuleBasedStateMachine):
@@ -38,7 +44,7 @@ class CheckedCell(RuleBasedStateMachine):
         if len(entry.instances) < entry.spec.scaling.replicas_min:
             taken = [i.node for i in entry.instances.values()]
             for node in self.world.core.cell.nodes.values():
-                assert node in taken or node.free_bytes < LEAST_BYTES
+                assert node in taken or node.free_bytes_for(_made(entry)) < LEAST_BYTES
 
     def teardown(self) -> None:
         """Once the faults end, every request ends, and idle cells are empty but for minima."""

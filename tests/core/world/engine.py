@@ -5,6 +5,7 @@ It holds the node to what it may ask for: what a real engine would bear or refus
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import (
     EngineRequest,
@@ -24,10 +25,10 @@ instances on a node are too many for a TPOT of 0.25 s.
 
 
 class StrictEngine(ScriptedEngine):
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, footprint: Footprint = FOOTPRINT) -> None:
         script = Script(step_s=MEASURED_S)
         super().__init__(
-            script, memory_bytes=memory_bytes, sleep=lambda seconds: None, footprint=FOOTPRINT
+            script, memory_bytes=memory_bytes, sleep=lambda seconds: None, footprint=footprint
         )
         self._stuck: set[InstanceId] = set()
         """Out of blocks for all of their requests, and nothing has changed since."""

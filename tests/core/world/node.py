@@ -16,7 +16,7 @@ from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected,
 from mesh.domain.ids import NodeId, OperationId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import Footprint, WeightPrecision
 from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
@@ -66,11 +66,15 @@ TURN_S_MAX = 0.0035
 class WorldNode:
     """A node's agent: its core, engine, lanes and link."""
 
-    def __init__(self, controller: Controller, name: str, memory_bytes: int) -> None:
+    def __init__(
+        self, controller: Controller, name: str, memory_bytes: int, footprint: Footprint = FOOTPRINT
+    ) -> None:
+        """Instances share weights where their footprint says so."""
         self.controller = controller
         self.name = name
         self.fingerprint = FINGERPRINT if name == "n0" else "test/other"
         self.memory_bytes = memory_bytes
+        self.footprint = footprint
         self.runs = 0
         self.link_id: int | None = None
         self.accepted = self.welcomed = False
@@ -81,7 +85,7 @@ class WorldNode:
         self.runs += 1
         self.down: deque[NodeCommand] = deque()
         self.up: deque[NodeReport] = deque()
-        self.engine = StrictEngine(self.memory_bytes)
+        self.engine = StrictEngine(self.memory_bytes, self.footprint)
         self.lanes = VirtualLanes(self.controller.clock, by_hand=True)
         limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX)
         self.core = NodeCore(limits=limits)
@@ -117,6 +121,7 @@ class WorldNode:
             ),
             instances=self.core.instances(),
             prefetch_bytes=self.memory_bytes // 2,
+            shares_weights=self.footprint.shared_bytes > 0,
         )
         self.controller.tell(NodeConnected(link_id=self.link_id, hello=said))
 
@@ -202,7 +207,7 @@ class WorldNode:
                 )
             model = MODEL if source == MODEL.source else OTHER_MODEL
             return ImportFinished(
-                operation_id=operation_id, model=model, footprint=FOOTPRINT, text=TEXT
+                operation_id=operation_id, model=model, footprint=self.footprint, text=TEXT
             )
 
         self.lanes.run(Lane.LOADING, lambda: None, done)

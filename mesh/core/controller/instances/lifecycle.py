@@ -66,7 +66,9 @@ def start_instance(
     name, known = entry.spec.name, ctx.cell.refusals
     asked = nodes
     if wanted and not wanted.late:
-        asked = known.worth_starting_on(entry, wanted.by, nodes, ctx.obtainable_bytes)
+        asked = known.worth_starting_on(
+            entry, wanted.by, nodes, lambda node: ctx.obtainable_bytes(node, entry)
+        )
         if nodes and not asked:
             return NoTime()
     waiting = [request for request in entry.queue if request.waits_for is None]
@@ -185,7 +187,8 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
-    send_started(ctx, node, node.station.record(instance.instance_id, size_bytes))
+    started = node.station.record(instance.instance_id, size_bytes, instance.shares)
+    send_started(ctx, node, started)
     if instance.profile is None:
         let_go(ctx, instance)
         return

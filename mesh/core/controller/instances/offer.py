@@ -65,7 +65,11 @@ class Offer:
         return [node for _, node in sorted(keyed, key=lambda of: of[0])]
 
     def lacks_bytes(self, node: NodeView) -> int:
-        return self.needed_bytes(self._node(node)) - node.free_bytes
+        return self.needed_bytes(self._node(node)) - node.free_bytes - self.shares_bytes(node)
+
+    def shares_bytes(self, node: NodeView) -> int:
+        deployment = self.entry.deployment if self.entry is not None else None
+        return 0 if deployment is None else self._node(node).spared_bytes(deployment)
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
         if isinstance(place, InstanceEntry):
@@ -132,10 +136,13 @@ def relief(
     missing_bytes: int,
 ) -> tuple[InstanceId, ...]:
     """Idle instances that give way where so much memory is missing; none if all do not do."""
+    node, share = place.node if isinstance(place, InstanceEntry) else place, None
+    if isinstance(place, NodeEntry) and entry is not None and entry.deployment is not None:
+        share = place.share_of(entry.deployment)
     for releases in ctx.policy.relieve(place, missing_bytes, Offer(ctx=ctx, entry=entry)):
-        taken = released(ctx, place, releases)
-        if taken and sum(instance.promised_bytes for instance in taken) >= missing_bytes:
-            return tuple([instance.instance_id for instance in taken])
+        taken = [instance.instance_id for instance in released(ctx, place, releases)]
+        if taken and node.station.freed_bytes(taken, share) >= missing_bytes:
+            return tuple(taken)
     return ()
 
 

@@ -128,7 +128,7 @@ class _Demand:
         """Where memory is free, or idle instances give way; None where neither does."""
         footprint = node.footprint_of(self.deployment)
         least, wanted = self.kv_blocks(node, footprint)
-        free_bytes = node.free_bytes
+        free_bytes = node.free_bytes_for(self.deployment)
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=free_bytes)
         if blocks is not None:
             return Site(node=node, footprint=footprint, kv_blocks=blocks)
@@ -153,7 +153,7 @@ class _Search:
 
     def has_room(self, node: NodeEntry) -> bool:
         needed_bytes = self._demand.least_bytes(node)
-        if needed_bytes <= self._ctx.obtainable_bytes(node):
+        if needed_bytes <= self._ctx.obtainable_bytes(node, self._entry):
             return True
         if self._wanted is not None and not self._wanted.late:
             refusals = self._ctx.cell.refusals
@@ -389,7 +389,7 @@ def has_room(
     """Whether the least instance that takes the request fits, were all that idles there to go."""
     assert entry.deployment is not None
     missing_bytes = _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node)
-    missing_bytes -= node.free_bytes
+    missing_bytes -= node.free_bytes_for(entry.deployment)
     return missing_bytes <= 0 or bool(relief(ctx, entry, node, missing_bytes))
 
 

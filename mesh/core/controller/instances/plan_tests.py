@@ -73,7 +73,10 @@ class PlanTests:
 
     def spare_bytes(self, plan: Plan) -> int:
         self._check(plan)
-        return self._node().free_bytes - self._needed_bytes
+        place, deployment = self._place, self._entry.deployment
+        if isinstance(place, InstanceEntry) or deployment is None:
+            return self._node().free_bytes - self._needed_bytes
+        return place.free_bytes_for(deployment) - self._needed_bytes
 
     def arrives_s(self, plan: Plan) -> float:
         self._check(plan)

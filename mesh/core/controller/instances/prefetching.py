@@ -25,9 +25,9 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
-from mesh.domain.model import imported_id
+from mesh.domain.model import Footprint, imported_id
 from mesh.domain.steps import LoadTier
-from mesh.policy.room import enough
+from mesh.policy.room import enough, freed_bytes
 
 LOOKS_MAX = 32
 """Deployments that one look tries to bring nearer."""
@@ -133,7 +133,7 @@ def _load(
     if seconds > ctx.limits.prefetch_load_s_max:
         return False
     footprint = node.footprint_of(deployment)
-    victims = _room(entry, node, footprint.instance_bytes(PARKED_BLOCKS))
+    victims = _room(entry, deployment, node, footprint)
     if victims is None:
         return False
     start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
@@ -146,23 +146,23 @@ def _load(
 
 
 def _room(
-    entry: DeploymentEntry, node: NodeEntry, size_bytes: int
+    entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, footprint: Footprint
 ) -> tuple[InstanceId, ...] | None:
-    """Which idle instances give way to so much more that is loaded ahead; None where it has no
-    room. What was loaded ahead, too, goes before the others: the budget is for both.
+    """Which idle instances give way to one more that is loaded ahead; None where it has no room.
+    What was loaded ahead, too, goes before the others: the budget is for both.
     """
+    size_bytes = footprint.instance_bytes(PARKED_BLOCKS) - node.spared_bytes(deployment)
     ahead = [i for i in node.instances.values() if i.ahead]
-    over_bytes = sum(i.promised_bytes for i in ahead) + size_bytes - node.hello.prefetch_bytes
+    over_bytes = freed_bytes(ahead) + size_bytes - node.hello.prefetch_bytes
     lesser = [i for i in node.reclaimable_instances() if _is_lesser(i, entry)]
     within = enough([i for i in lesser if i.ahead], over_bytes)
     if over_bytes > 0 and not within:
         return None
-    freed_bytes = sum(instance.promised_bytes for instance in within)
-    missing_bytes = size_bytes - node.free_bytes - freed_bytes
-    more = enough([i for i in lesser if i not in within], missing_bytes)
-    if missing_bytes > 0 and not more:
-        return None
-    return tuple([instance.instance_id for instance in (*within, *more)])
+    missing_bytes = size_bytes - node.free_bytes
+    more = enough([i for i in lesser if i not in within], missing_bytes - freed_bytes(within))
+    victims = tuple([instance.instance_id for instance in (*within, *more)])
+    share = node.share_of(deployment)
+    return victims if node.station.freed_bytes(victims, share) >= missing_bytes else None
 
 
 def _is_lesser(instance: InstanceEntry, than: DeploymentEntry) -> bool:

@@ -28,7 +28,9 @@ def issue(
 ) -> None:
     """Promise a reservation that fits, and start what may start."""
     node = instance.node
-    started = node.station.issue(kind, instance.instance_id, size_bytes, needed_s)
+    started = node.station.issue(
+        kind, instance.instance_id, size_bytes, needed_s, share=instance.shares
+    )
     assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
     send_started(ctx, node, started)
 

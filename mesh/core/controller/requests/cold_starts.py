@@ -175,7 +175,7 @@ def _has_free_lane_or_room(
     assert deployment is not None
     footprint = node.footprint_of(deployment)
     least, _ = blocks_for_load(ctx, entry, (request,), footprint)
-    return footprint.instance_bytes(least) <= node.free_bytes
+    return footprint.instance_bytes(least) <= node.free_bytes_for(deployment)
 
 
 def _late_s(ctx: EventContext, request: RequestEntry, first_token_s: float) -> float:

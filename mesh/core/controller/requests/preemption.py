@@ -24,6 +24,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import Verdict
+from mesh.policy.room import freed_bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,9 +63,8 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     offer = Offer(ctx=ctx, entry=ctx.cell.deployments.get(instance.deployment), may_move=may_move)
     for releases in ctx.policy.relieve(instance, missing_bytes, offer):
         taken = released(ctx, instance, releases, may_move)
-        idle = (other for other in offer.idle(instance) if other not in taken)
-        freed_bytes = sum(other.promised_bytes for other in (*taken, *idle))
-        if taken and freed_bytes >= missing_bytes and displace(ctx, taken):
+        idle = [other for other in offer.idle(instance) if other not in taken]
+        if taken and freed_bytes([*taken, *idle]) >= missing_bytes and displace(ctx, taken):
             return True
     return False
 

@@ -49,7 +49,9 @@ class EventContext:
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
-    _obtainable: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    _obtainable: dict[tuple[NodeId, DeploymentName | None], tuple[int, int]] = field(
+        default_factory=dict
+    )
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
@@ -140,14 +142,16 @@ class EventContext:
         released, self.released = self.released, {}
         return list(released.values())
 
-    def obtainable_bytes(self, node: NodeEntry) -> int:
-        """The most that the node may have for a new instance: it cannot have become more unless
-        the node was eased.
+    def obtainable_bytes(self, node: NodeEntry, entry: DeploymentEntry) -> int:
+        """The most that the node may have for a new instance of a deployment, for any alike where
+        nothing is shared: it cannot have become more unless the node was eased.
         """
-        eased, most = self._obtainable.get(node.node_id, (-1, 0))
+        assert entry.deployment is not None
+        of = node.node_id, entry.spec.name if node.hello.shares_weights else None
+        eased, most = self._obtainable.get(of, (-1, 0))
         if eased != node.eased:
-            most = node.obtainable_bytes()
-            self._obtainable[node.node_id] = (node.eased, most)
+            most = node.obtainable_bytes(entry.deployment)
+            self._obtainable[of] = (node.eased, most)
         return most
 
     def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:

@@ -20,6 +20,8 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier, PrefixChange
+from mesh.memory.shares import Share
+from mesh.policy.views import InstanceView
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.node import NodeEntry
@@ -121,6 +123,19 @@ class InstanceEntry:
     def promised_bytes(self) -> int:
         """What it holds, weights included, once all that was issued for it is done."""
         return self.node.station.size_bytes(self.instance_id)
+
+    @property
+    def shares(self) -> Share | None:
+        """What it holds with others of its model; None on a node that shares nothing."""
+        return self.node.share(self.model_id, self.context_tokens_max, self.footprint)
+
+    def freed_bytes(self, after: Sequence[InstanceView] = ()) -> int:
+        """See `InstanceView`."""
+        if not self.node.hello.shares_weights:
+            return self.promised_bytes
+        station, before = self.node.station, [other.instance_id for other in after]
+        both_bytes = station.freed_bytes([*before, self.instance_id])
+        return both_bytes - station.freed_bytes(before)
 
     @property
     def weights_bytes(self) -> int:

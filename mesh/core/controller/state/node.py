@@ -21,6 +21,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.demand import estimate_footprint
+from mesh.memory.shares import Share
 from mesh.memory.station import ReservationKind, ReservationStation
 
 if TYPE_CHECKING:
@@ -117,6 +118,30 @@ class NodeEntry:
                 return footprint
         return estimate_footprint(deployment.model)
 
+    def share(
+        self, model_id: ModelId, context_tokens_max: int, footprint: Footprint
+    ) -> Share | None:
+        """What an instance has in common with others of its model here; None where nothing is."""
+        if not self.hello.shares_weights:
+            return None
+        return Share(key=(model_id, context_tokens_max), size_bytes=footprint.shared_bytes)
+
+    def share_of(self, deployment: Deployment) -> Share | None:
+        """Of an instance of the deployment."""
+        if not self.hello.shares_weights:
+            return None
+        footprint = self.footprint_of(deployment)
+        return self.share(deployment.model.model_id, deployment.context_tokens_max, footprint)
+
+    def spared_bytes(self, deployment: Deployment) -> int:
+        """Of an instance of the deployment, what others of its model are promised already."""
+        share = self.share_of(deployment)
+        return 0 if share is None else self.station.spared_bytes(share)
+
+    def free_bytes_for(self, deployment: Deployment) -> int:
+        """How large an instance of the deployment may be, with what it would share."""
+        return self.free_bytes + self.spared_bytes(deployment)
+
     def tier_of(self, deployment: Deployment, of: InstanceEntry | None = None) -> LoadTier:
         """From where it would load the deployment's model, were it to begin next; or loads it, `of`
         an instance whose load begins.
@@ -206,10 +231,11 @@ class NodeEntry:
         owner = self.protected.get(instance.deployment)
         return -inf if owner is None else owner.calls_log
 
-    def obtainable_bytes(self) -> int:
-        """Free, or of idle instances that may be unloaded now."""
-        idle = (i for i in self.instances.values() if self.may_go(i))
-        return self.free_bytes + sum(self.station.size_bytes(i.instance_id) for i in idle)
+    def obtainable_bytes(self, deployment: Deployment) -> int:
+        """For an instance of the deployment: free, shared, or of idle ones that may go now."""
+        idle = [i.instance_id for i in self.instances.values() if self.may_go(i)]
+        freed_bytes = self.station.freed_bytes(idle, self.share_of(deployment))
+        return self.free_bytes_for(deployment) + freed_bytes
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
@@ -283,6 +309,9 @@ class NodeEntry:
 
     def add(self, instance: InstanceEntry) -> None:
         self.instances[instance.instance_id] = instance
+        if self.hello.shares_weights:
+            # A further one of its model may fit now.
+            self.ease()
 
     def remove(self, instance: InstanceEntry) -> None:
         del self.instances[instance.instance_id]

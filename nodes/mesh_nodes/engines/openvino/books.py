@@ -14,7 +14,7 @@ from typing import Any
 from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
-from mesh_nodes.engines.openvino.footprint import Reached, estimate, unmet_bytes
+from mesh_nodes.engines.openvino.footprint import Reached, estimate, shared_bytes, unmet_bytes
 from mesh_nodes.kept_json import keep_json
 
 SIZES_MIN = 8
@@ -51,6 +51,7 @@ class FootprintBooks:
             weights_bytes=booked,
             kv_block_bytes=first.kv_block_bytes,
             block_tokens=first.block_tokens,
+            shared_bytes=shared_bytes(model, booked),
         )
 
     def note(self, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:

@@ -214,9 +214,12 @@ class Compiler:
         how = "shared with another instance"
         if graph is None:
             with self._bringing_up, engine_errors(f"model {model.model_id} cannot be compiled"):
-                graph = self._bring_up(model, model_path, context_tokens_max, progress)
-                self._in_use[place] = graph
-            how = "imported" if graph.imported else "compiled"
+                # Another load may just have brought it up: the weights are there once, whatever.
+                graph = self._in_use.get(place)
+                if graph is None:
+                    graph = self._bring_up(model, model_path, context_tokens_max, progress)
+                    how = "imported" if graph.imported else "compiled"
+                    self._in_use[place] = graph
         elapsed_s = time.perf_counter() - start_s
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph

@@ -29,6 +29,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange, repeated
 from mesh.domain.units import format_bytes
 from mesh.memory.cache_room import CacheRoom
+from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -183,8 +184,7 @@ class OpenVinoEngine:
         self._check(order)
         shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
         self._loads_begun += 1
-        booked_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
-        self._room.begin_load(order.instance_id, booked_bytes)
+        self._room.begin_load(order.instance_id, self._taken_bytes(order))
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
@@ -259,11 +259,13 @@ class OpenVinoEngine:
         self._room.bound(memory_bytes)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
+        """Of weights that several instances share, the first has them."""
         with self._lock:
-            instances = list(self._instances.values())
-        return tuple(
-            sorted((instance.memory() for instance in instances), key=lambda m: m.instance_id)
-        )
+            instances = [instance for _, instance in sorted(self._instances.items())]
+        held = [instance.memory() for instance in instances]
+        sizes = [(m.weights_bytes, i.share) for m, i in zip(held, instances, strict=True)]
+        counted = zip(held, counted_once(sizes), strict=True)
+        return tuple(replace(memory, weights_bytes=size) for memory, size in counted)
 
     def blobs_made(self, timeout_s: float) -> bool:
         """Wait until no blob is being made; whether that is so within `timeout_s`."""
@@ -291,7 +293,7 @@ class OpenVinoEngine:
                 f"{order.batch_max} requests and {order.context_tokens_max} tokens of context",
                 hint="each must be at least 1",
             )
-        wanted_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
+        wanted_bytes = self._taken_bytes(order)
         available_bytes = self._available_bytes()
         if wanted_bytes > available_bytes:
             raise OutOfMemory(
@@ -299,6 +301,13 @@ class OpenVinoEngine:
                 f"{format_bytes(available_bytes)} are available",
                 hint="unload another instance, or ask for fewer KV blocks",
             )
+
+    def _taken_bytes(self, order: LoadOrder) -> int:
+        """By the instance, beside what it shares with those that are there."""
+        footprint = self.footprint(order.model)
+        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
+        spared_bytes = footprint.shared_bytes if shares else 0
+        return footprint.instance_bytes(order.kv_blocks) - spared_bytes
 
     def _bring_up(self, order: LoadOrder, progress: Progress) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(
@@ -309,7 +318,7 @@ class OpenVinoEngine:
             instance = Instance(
                 order,
                 graph,
-                weights_bytes=self.footprint(order.model).weights_bytes,
+                footprint=self.footprint(order.model),
                 room=self._room,
                 kv_resize=self._kv_resize,
             )

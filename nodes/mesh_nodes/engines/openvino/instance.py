@@ -18,6 +18,7 @@ from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.domain.steps import PrefixChange
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.kv_blocks import KvBlocks
+from mesh.memory.shares import Share
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.grammars import constraint_of
@@ -44,7 +45,7 @@ class Instance:
         order: LoadOrder,
         graph: CompiledGraph,
         *,
-        weights_bytes: int,
+        footprint: Footprint,
         room: CacheRoom,
         kv_resize: KvResize = KvResize.ELASTIC,
     ) -> None:
@@ -58,7 +59,7 @@ class Instance:
         self._model_path = order.model_path
         self._context_tokens_max = order.context_tokens_max
         self._batch_max = order.batch_max
-        self._weights_bytes = weights_bytes
+        self._booked = footprint
         self.model = order.model
         self.reached = Reached()
         self._graph = graph
@@ -80,7 +81,8 @@ class Instance:
             self._places,
             room,
             block_bytes=self._cache.block_bytes,
-            weights_bytes=weights_bytes,
+            weights_bytes=footprint.weights_bytes,
+            share=self.share,
             overflows=not self._cache.dense,
         )
         self._sequences: dict[RequestId, Sequence] = {}
@@ -95,11 +97,7 @@ class Instance:
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(
-            weights_bytes=self._weights_bytes,
-            kv_block_bytes=self._cache.block_bytes,
-            block_tokens=BLOCK_TOKENS,
-        )
+        return replace(self._booked, kv_block_bytes=self._cache.block_bytes)
 
     def memory(self) -> InstanceMemory:
         """As of the last call that changed it, whole, from whatever thread; but pages that go back
@@ -110,6 +108,11 @@ class Instance:
             kv_blocks_cached=self._pool.cached,
             kv_held_bytes=self._cache.held_bytes,
         )
+
+    @property
+    def share(self) -> Share:
+        """Of its weights, what all have that run what was compiled once."""
+        return Share(key=id(self._graph), size_bytes=self._booked.shared_bytes)
 
     def shares_with(self, other: "Instance") -> bool:
         """Whether both run what was compiled once."""
@@ -231,7 +234,7 @@ class Instance:
     def _count(self) -> InstanceMemory:
         return InstanceMemory(
             instance_id=self.instance_id,
-            weights_bytes=self._weights_bytes,
+            weights_bytes=self._booked.weights_bytes,
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
             kv_block_bytes=self._cache.block_bytes,

@@ -11,6 +11,7 @@ from typing import cast
 from mesh.domain.errors import EngineError
 from mesh.domain.model import Footprint
 from mesh.memory.cache_room import CacheRoom
+from mesh.memory.shares import Share
 from mesh_nodes.engines.vllm.messages import Verb
 from mesh_nodes.engines.vllm.remote import Remote
 
@@ -20,6 +21,8 @@ class CachedBlocks:
 
     excess = 0
     """The process sees to that by itself."""
+    share: Share | None = None
+    """Each process has weights of its own."""
 
     def __init__(
         self, remote: Remote, room: CacheRoom, footprint: Footprint, kv_blocks: int, overflows: bool

@@ -143,7 +143,11 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         for name in ("waiting", "moved")
     )
     nodes = list(known.nodes.values())
-    known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
+
+    def obtainable_bytes(node: NodeEntry) -> int:
+        return node.obtainable_bytes(deployment("c"))
+
+    known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
     known.refusals.note_started(C)
     ctx = EventContext(
         cell=known,
@@ -155,10 +159,8 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
     )
     find_room(ctx, entry, nodes, waiting=(moved,), wanted=Wanted(by=moved, moves=True))
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
-    assert (
-        known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes) == nodes
-    )
+    assert known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes) == nodes
     find_room(ctx, entry, nodes, waiting=(waiting,), wanted=Wanted(by=waiting))
     waiting.refusals.try_again()
-    assert not known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
+    assert not known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

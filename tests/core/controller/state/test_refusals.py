@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import STARTS_MAX, RequestRefusals
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import DeploymentState, NodeState
@@ -36,8 +35,10 @@ def worth(known: WithOther, name: str = "r1") -> list[str]:
     """Nodes that are worth a start for the request of this name."""
     head = next(r for r in known.cell.requests.values() if r.original.request_id == name)
     nodes = known.cell.nodes.values()
+    deployment = known.deployment.deployment
+    assert deployment is not None
     worth = known.cell.refusals.worth_starting_on(
-        known.deployment, head, nodes, NodeEntry.obtainable_bytes
+        known.deployment, head, nodes, lambda node: node.obtainable_bytes(deployment)
     )
     return [n.node_id for n in worth]
 

@@ -44,6 +44,8 @@ def test_a_shape_is_booked_by_what_was_freed_also_by_the_next_engine(
         mine.note(tiny.info, 9 * MIB, whole_life())
     assert 9 * MIB < mine.footprint(tiny.info).weights_bytes < 10 * MIB < first.weights_bytes
     assert mine.footprint(tiny.info).kv_block_bytes == first.kv_block_bytes
+    owns = [made.weights_bytes - made.shared_bytes for made in (first, mine.footprint(tiny.info))]
+    assert 2 * MIB < owns[0] == owns[1], "of a further instance: it is the weights that were less"
     assert books(kept).footprint(tiny.info) == mine.footprint(tiny.info)
 
 

@@ -97,6 +97,42 @@ seen = {"tokens": [tokens(), tokens()], "before": before, "after": beside_kv()}
 seen["peak"] = status_bytes("VmHWM")
 print(json.dumps(seen))
 """
+FURTHER = """
+from mesh.domain.ids import InstanceId
+from mesh_nodes.engines.openvino.allocator import return_memory
+
+LARGEST = (
+    IterationShape(prefill_tokens=512),
+    IterationShape(prefill_tokens=128),
+    IterationShape(decode_batch=128, decode_context_tokens=32),
+)
+
+def beside_kv():
+    return_memory()
+    return status_bytes("VmRSS") - sum(held.kv_held_bytes for held in engine.memory())
+
+def booked():
+    return sum(held.weights_bytes for held in engine.memory())
+
+engine = OpenVinoEngine(threads=2)
+engine.prepare(info, path, lambda *_: None)
+seen = {"taken": [], "booked": [], "freed": [], "spared": []}
+names = [InstanceId(f"i-{n}") for n in range(3)]
+for name in names:
+    before, known = beside_kv(), booked()
+    size = {"kv_blocks": 160, "context_tokens_max": 1024, "batch_max": 128}
+    load(engine, info, path, instance_id=name, **size)
+    for shape in LARGEST:
+        engine.measure(name, shape)
+    seen["taken"].append(beside_kv() - before)
+    seen["booked"].append(booked() - known)
+for name in names:
+    before, known = beside_kv(), booked()
+    engine.unload(name)
+    seen["freed"].append(before - beside_kv())
+    seen["spared"].append(known - booked())
+print(json.dumps(seen))
+"""
 MIB = 2**20
 ALLOCATOR_BYTES = ENGINE_BYTES // 4
 
@@ -144,6 +180,21 @@ def test_what_is_booked_comes_down_to_what_instances_hold_and_never_below(
     assert max(held) <= min(booked) + ALLOCATOR_BYTES
     assert max(booked[SEEN_MIN:]) <= min(1.45 * max(held), 0.95 * booked[0])
     assert seen["next"] >= booked[-1]
+
+
+def test_a_further_instance_takes_what_it_is_booked_at_beside_what_it_shares(
+    smollm2_model: StoredModel,
+) -> None:
+    """The logits of its batch, 24 MiB, and 2 MiB; whichever has gone, the last takes the weights
+    along.
+    """
+    seen = measure(smollm2_model, script=FURTHER)
+    assert seen["booked"][1:] == [26 * MIB] * 2 == seen["spared"][:2]
+    assert seen["booked"][0] == seen["spared"][2] > 200 * MIB
+    for taken, freed in zip(seen["taken"][1:], seen["freed"][:2], strict=True):
+        assert 22 * MIB < taken <= 26 * MIB
+        assert 22 * MIB < freed <= 26 * MIB
+    assert seen["freed"][2] > 150 * MIB
 
 
 def test_the_activations_of_a_long_prompt_go_back_at_once(smollm2_model: StoredModel) -> None:

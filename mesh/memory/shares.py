@@ -1,0 +1,33 @@
+"""What several instances of a node hold together: the weights of one model, compiled once.
+
+An engine that shares keeps them once for all of its instances with the same key; the books count
+them once as well, at the most that one of those holds of them. Before: footprints, which say how
+much of an instance that is. After: the reservation station, an engine's books, room for cached
+blocks.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of what one instance holds, what all with its key hold together."""
+
+    key: Hashable
+    size_bytes: int
+
+
+def counted_once(sizes: Iterable[tuple[int, Share | None]]) -> list[int]:
+    """Of instances, in their order, by the bytes of each and what of them it shares: those that
+    none before it has.
+    """
+    there: dict[Hashable, int] = {}
+    counted = []
+    for size_bytes, share in sizes:
+        if share is not None:
+            shared_bytes, known_bytes = min(share.size_bytes, size_bytes), there.get(share.key, 0)
+            there[share.key] = max(shared_bytes, known_bytes)
+            size_bytes -= min(shared_bytes, known_bytes)
+        counted.append(size_bytes)
+    return counted
