@@ -85,7 +85,7 @@ class VllmEngine:
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
         """
         self._release = release or installed_release()
-        on_cpu = self._release.computes_on_cpu
+        on_cpu = self._on_cpu = self._release.computes_on_cpu
         self._dtype = dtype or ("float32" if on_cpu else "auto")
         self._elastic = elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
@@ -349,7 +349,13 @@ class VllmEngine:
             raise
 
     def _pooled(self) -> tuple[WeightsKey, ...]:
-        return () if self._pool is None else self._pool.listed()
+        """What loads find in the pool. On GPUs nothing that is quantised: what their kernels make
+        of a model of zeros, which such a load begins with, has not been seen yet.
+        """
+        if self._pool is None:
+            return ()
+        every = self._pool.listed()
+        return every if self._on_cpu else tuple(k for k in every if not k.model.quantisation)
 
     def _options(self, model: ModelInfo) -> ProcessOptions:
         return ProcessOptions(
