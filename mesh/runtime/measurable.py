@@ -10,9 +10,6 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import IterationShape
 
-_STRIDE = 7919
-"""Between the tokens of an iteration: a prime, so that most vocabularies repeat none soon."""
-
 
 def check_measurable(
     instance_id: InstanceId,
@@ -40,10 +37,11 @@ def check_measurable(
 
 def made_up_tokens(number: int, length: int, left: int, vocabulary_tokens: int) -> tuple[int, ...]:
     """A prompt of which the last `left` tokens are computed, after `number` others of the same
-    iteration: unlike all of them, since of a mixture like tokens would take the same experts.
+    iteration: unlike all of them, since of a mixture like tokens would take the same experts. They
+    are neighbours, so that a measurement brings no more of an embedding into memory than it must.
     """
     computed = range(number + 1, number + left + 1)
-    return (0,) * (length - left) + tuple(_STRIDE * at % vocabulary_tokens for at in computed)
+    return (0,) * (length - left) + tuple(token_id % vocabulary_tokens for token_id in computed)
 
 
 def _refusal(shape: IterationShape, context_tokens_max: int, batch_max: int) -> str:

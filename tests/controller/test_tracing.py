@@ -196,8 +196,8 @@ async def test_refusals_failures_and_clients_that_leave_are_told(
         ("prompt_too_long", Status.STATUS_CODE_ERROR),
         ("cancelled", Status.STATUS_CODE_UNSET),
     ]
-    queues = [told(span) for span in receiver.spans if span.name == "queue"]
-    assert [queue.get("mesh.cancelled") for queue in queues] == [None, True]
+    cut_short = [span.name for span in receiver.spans if told(span).get("mesh.cancelled")]
+    assert cut_short in (["queue"], ["prefill"]), "whether its load had ended by then"
     assert not any(span.end_time_unix_nano == 0 for span in receiver.spans)
 
 

@@ -18,9 +18,10 @@ from mesh.core.node.iterations import (
     submit_broke,
     tell_refined,
 )
+from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (

@@ -4,8 +4,9 @@ from mesh.compute.correction import share_trials
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
+from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import AbortInEngine, StartLoad, StartResize, StartUnload, StopImport
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (

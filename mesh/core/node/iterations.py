@@ -5,8 +5,9 @@ from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
+from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import StartUnload
 from mesh.domain.messages import ComputedAhead, ProfileRefined, RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke

@@ -9,7 +9,8 @@ from dataclasses import replace
 from mesh.compute.survey import Survey
 from mesh.core.node import priming
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState, LocalSurvey
+from mesh.core.node.local_instance import LocalInstance, LocalState
+from mesh.core.node.state import LocalNode, LocalSurvey
 from mesh.domain.actions import StartMeasure
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import OperationId

@@ -5,7 +5,8 @@ requests where their beginnings are. Before: iterations, heartbeats, submissions
 """
 
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode
+from mesh.core.node.local_instance import LocalInstance
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import AskPrefixes
 from mesh.domain.messages import PrefixesChanged, PrefixMissed
 from mesh.domain.node_events import PrefixesTold, SubmitFinished

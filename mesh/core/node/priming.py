@@ -10,7 +10,8 @@ size that the KV cache does not hold is left until it does.
 from collections import deque
 
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.local_instance import LocalInstance, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import StartMeasure
 from mesh.domain.profile import IterationShape
 

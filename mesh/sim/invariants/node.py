@@ -4,7 +4,8 @@ Before: whoever watches a node. After: nothing; a rule that is broken raises.
 """
 
 from mesh.core.node.core import NodeCore
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.local_instance import LocalInstance, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.sim.invariants.rule import hold
 
 LOADS = (LocalState.LOADING, LocalState.ABANDONED)

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
-from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.core.node.state import LocalNode
 from mesh.domain.messages import LoadInstance
 from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.request import RequestOrder

@@ -1,0 +1,284 @@
+"""An instance on its node: what it serves, how it is predicted and what it holds.
+
+Before: `instances`, which brings it up and takes it down. After: `state`, which has all of them.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from mesh.compute.learned_correction import LearnedCorrection
+from mesh.compute.refining import Refinement
+from mesh.compute.times import Times
+from mesh.core.node.local_cache import LocalCache
+from mesh.core.node.request import LocalRequest
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceReport, LoadInstance
+from mesh.domain.model import Footprint
+from mesh.domain.profile import IterationShape, Profile
+from mesh.request.run_queues import Prompt, RunQueue
+
+FACTOR_KEPT_S = 0.05
+"""Time in which a correction of the times fades by next to nothing."""
+
+
+class LocalState(StrEnum):
+    """An instance on its node. WAITING: to be loaded, once what the controller does not know of has
+    left its memory. ABANDONED: it loads, and will be dropped as soon as it has.
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    ABANDONED = "abandoned"
+    READY = "ready"
+    UNLOADING = "unloading"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalInstance:
+    command: LoadInstance
+    profile: Profile
+    state: LocalState = LocalState.WAITING
+    footprint: Footprint | None = None
+    """None until it is loaded."""
+    kv_blocks: int = 0
+    """In force."""
+    kv_blocks_used: int = 0
+    resizing: deque[int] = field(default_factory=deque)
+    """KV blocks that the resizes under way are to bring about, in their order."""
+    resizing_unasked: int = 0
+    """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
+    growth_waiting: int | None = None
+    """KV blocks to grow to once all that is `unbooked` has left the memory."""
+    pace_s: float = inf
+    """Of its requests the quickest: each decode gives all of them a token."""
+    promising: bool = True
+    """False while its iteration is under way, and after one that computed nothing for want of KV
+    blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
+    something that may help.
+    """
+    requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
+    correction: LearnedCorrection = field(default_factory=LearnedCorrection)
+    refinement: Refinement = field(init=False)
+    unprimed: deque[IterationShape] = field(default_factory=deque)
+    """Sizes of iterations that the engine has not met on it yet; see `priming`."""
+    passed: int = 0
+    """Turns in a row that passed it over."""
+    kept_run_queue: RunQueue | None = None
+    """Its work as `run_queue` gave it last; None once its requests or its profile have changed."""
+    kept_until_s: float = 0.0
+    """Until when its times are near enough to be used as they are, while no load begins or ends."""
+    kept_slowdown: float = 1.0
+    """The slowdown by loads that its times were worked out with."""
+    cache: LocalCache = field(default_factory=LocalCache)
+    unbooked: bool = False
+    """It was leaving when the link opened: the controller does not know of its memory."""
+    error: str = ""
+    """Why it is being unloaded, when it broke."""
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        self.refinement = Refinement(self.profile)
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.command.instance_id
+
+    @property
+    def kv_blocks_next(self) -> int:
+        """What a call that the engine gets now will find."""
+        return self.resizing[-1] if self.resizing else self.kv_blocks
+
+    def begin_load(self) -> None:
+        """The engine loads it: at once, or when the memory that it waited for is free."""
+        self.state = LocalState.LOADING
+
+    def note_loaded(self, footprint: Footprint, kv_blocks: int) -> None:
+        self.state = LocalState.READY
+        self.footprint, self.kv_blocks = footprint, kv_blocks
+
+    def abandon(self) -> None:
+        """Nobody wants it any more: it goes as soon as it is loaded."""
+        self.state = LocalState.ABANDONED
+
+    def leave(self) -> list[LocalRequest]:
+        """The engine unloads it. Returns the requests that were on it."""
+        self.state = LocalState.UNLOADING
+        requests = list(self.requests.values())
+        self.requests.clear()
+        self.pace_s = inf
+        self.kept_run_queue = None
+        return requests
+
+    def note_broken(self, error: str, message: str) -> None:
+        self.error, self.message = error, message
+
+    def link_opened(self) -> None:
+        """A hello names only what is ready. What broke since then is in the controller's books, and
+        waiting for it, too, does no harm.
+        """
+        self.unbooked = self.state is not LocalState.READY
+
+    def link_closed(self) -> None:
+        """No controller knows what it is in the midst of."""
+        if self.state is LocalState.LOADING:
+            self.abandon()
+        self.resizing_unasked, self.growth_waiting = len(self.resizing), None
+
+    def add(self, request: LocalRequest) -> None:
+        self.requests[request.request_id] = request
+        self.pace_s = min(self.pace_s, request.pace_s)
+        self.request_changed()
+
+    def remove(self, request: LocalRequest) -> None:
+        del self.requests[request.request_id]
+        if request.pace_s <= self.pace_s:
+            self.pace_s = min([other.pace_s for other in self.requests.values()], default=inf)
+        self.kept_run_queue = None
+
+    def encourage(self) -> None:
+        """There may be KV blocks now for which it computed nothing."""
+        self.promising = True
+
+    def note_turn(self, passed: int) -> None:
+        """A turn was given; so many in a row have passed it over."""
+        self.passed = passed
+
+    def begin_turn(self) -> None:
+        self.promising = False
+
+    def note_iteration(self, kv_blocks_used: int) -> None:
+        """Its requests have got tokens, or have fewer of their prompts left to compute."""
+        self.kv_blocks_used, self.kept_run_queue = kv_blocks_used, None
+
+    def note_blocks_used(self, kv_blocks: int) -> None:
+        self.kv_blocks_used = kv_blocks
+
+    def wait_to_grow(self, kv_blocks: int) -> None:
+        """Until all that is `unbooked` has left the memory."""
+        self.growth_waiting = kv_blocks
+
+    def begin_resize(self, kv_blocks: int) -> None:
+        self.growth_waiting = None
+        self.resizing.append(kv_blocks)
+        self.encourage()
+
+    def end_resize(self, kv_blocks: int) -> bool:
+        """The oldest resize has led to so many blocks. Returns whether this link asked for it."""
+        self.resizing.popleft()
+        self.kv_blocks = kv_blocks
+        asked = not self.resizing_unasked
+        self.resizing_unasked = max(self.resizing_unasked - 1, 0)
+        return asked
+
+    def use_profile(self, profile: Profile) -> None:
+        """What was learned about another one does not hold for it."""
+        self.correction = LearnedCorrection.of(profile)
+        self._predict_by(profile)
+
+    def refine_profile(self, profile: Profile) -> None:
+        """The same one, nearer to what its iterations take."""
+        self.correction.refined(Times(self.profile), Times(profile))
+        self._predict_by(profile)
+
+    def _predict_by(self, profile: Profile) -> None:
+        self.profile, self.refinement = profile, Refinement(profile)
+        self.kept_run_queue = None
+
+    def has_work(self) -> bool:
+        """Whether a request is on it that is not just held."""
+        return any(not r.held or r.prefill_left for r in self.requests.values())
+
+    def request_changed(self) -> None:
+        """One of its requests has more to compute."""
+        self.kept_run_queue = None
+        self.encourage()
+
+    def prime(self, shapes: deque[IterationShape]) -> None:
+        self.unprimed = shapes
+
+    def note_primed(self, shape: IterationShape) -> None:
+        self.unprimed.remove(shape)
+
+    def run_queue(
+        self, now_s: float, delivery_s: float, slowdown: float, overestimate: float
+    ) -> RunQueue | None:
+        """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
+
+        Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
+        load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
+        than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
+        """
+        if not self.promising or self.state is not LocalState.READY or not self.requests:
+            return None
+        run_queue = self.kept_run_queue
+        if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return run_queue
+        factor = self.correction.factor(now_s) * overestimate * slowdown
+        if run_queue is None:
+            run_queue = self.kept_run_queue = self._filled_run_queue(now_s, delivery_s, factor)
+        elif run_queue.times.factor != factor:
+            run_queue.slow_down(factor)
+            if run_queue.late_s < inf or run_queue.due_s < now_s:
+                run_queue.sort_dues(now_s)
+        self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
+        return run_queue
+
+    def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
+        requests = self.requests.values()
+        margin_s = min(delivery_s, self.pace_s / 4)
+        run_queue = RunQueue(
+            instance_id=self.instance_id,
+            times=Times(self.profile, factor),
+            tpot_s=self.pace_s,
+            passed=self.passed,
+        )
+        dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
+        for request in requests:
+            if request.start_s < oldest_s:
+                oldest_s = request.start_s
+            left = request.prefill_left
+            if request.held and not left:
+                continue
+            if left:
+                due_s = request.due_s - margin_s
+                slack_s = inf if request.output_tokens else request.order.slack_s
+                past = request.tokens - left
+                prompt = Prompt(left=left, past=past, due_s=due_s, slack_s=slack_s)
+                run_queue.prompts.append(prompt)
+            else:
+                dues_s.append(request.due_s - margin_s)
+                context_tokens += request.tokens
+        run_queue.batch, run_queue.context_tokens, run_queue.oldest_s = (
+            len(dues_s),
+            context_tokens,
+            oldest_s,
+        )
+        run_queue.sort_dues(now_s)
+        run_queue.predict()
+        return run_queue
+
+    def report(self, now_s: float, *, whole: bool = False) -> InstanceReport | None:
+        """None while it is not loaded; `whole`: for a controller that knows nothing of it. Its KV
+        blocks are the most that it has until the resizes under way are done: a controller that does
+        not know of those must not give the rest away.
+        """
+        if self.footprint is None or self.state is not LocalState.READY:
+            return None
+        return InstanceReport(
+            instance_id=self.instance_id,
+            deployment=self.command.deployment,
+            model_id=self.command.model.model_id,
+            footprint=self.footprint,
+            kv_blocks=max((self.kv_blocks, *self.resizing)),
+            kv_blocks_used=self.kv_blocks_used,
+            context_tokens_max=self.command.context_tokens_max,
+            batch_max=self.command.batch_max,
+            batch=len(self.requests),
+            correction=self.correction.factor(now_s),
+            correction_planned=self.correction.planned(now_s),
+            stalls=self.correction.stalls(now_s),
+            kv_blocks_cached=self.cache.kv_blocks,
+            prefixes=tuple(self.cache.digests) if whole else (),
+        )
