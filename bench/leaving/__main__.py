@@ -2,25 +2,30 @@
 
 They ask by HTTP, on a connection each, more than a cell can begin to answer, half of them for a
 call of a tool, and close without a word. The last line is one JSON object: `place_freed_ms_p99` is
-the time from a close until the controller's books have one request less, the n-th close beside the
-n-th request that goes.
+the time from a close until the controller's books have one request less, by its journal, the n-th
+close beside the n-th request that goes; a call that asks the controller would wait behind them.
 """
 
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
 from bench.cells import deployed, local_cell, wait_calm
 from bench.demo_model import SOURCE, stored_model
 from bench.printing import errors_told, last_line, show_status
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import Unavailable
+from mesh.domain.events import CancelRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.domain.text import ToolFormat
 from mesh.domain.views import RequestPhase, RequestSnapshot
+from mesh.runtime.journal import read_journal
 from mesh.wire.client import MeshClient
 
 CLIENTS = 1000
@@ -32,6 +37,8 @@ TOKENS = 1000
 OPEN_S_MAX = 60.0
 FREED_S_MAX = 30.0
 LOOK_S = 0.005
+SEEN_S = 0.5
+"""Nobody looks before: whoever asks takes the controller's time."""
 PROMPT_TOKENS = 16
 TOOL = {
     "type": "function",
@@ -77,7 +84,7 @@ async def until(holds: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 async def left(address: str, client: MeshClient, clients: int) -> tuple[int, list[float]]:
-    """How many were being answered, and how long each place took to be free."""
+    """How many were being answered, and when each client left, by the machine's monotonic clock."""
     show_status(f"{clients} clients ask")
     writers = await asyncio.gather(*(opened(address, number) for number in range(clients)))
     await until(lambda: len(client.requests()) >= clients, OPEN_S_MAX, "not all were open")
@@ -89,22 +96,30 @@ async def left(address: str, client: MeshClient, clients: int) -> tuple[int, lis
 
     await until(each_answers, OPEN_S_MAX, "a deployment answers nobody")
     answered = len(answering)
-    freed: list[float] = []
-
-    def look() -> bool:
-        cell = client.status()
-        gone = clients - cell.queued - cell.running
-        freed.extend([time.monotonic()] * (gone - len(freed)))
-        return gone >= clients
-
-    looking = asyncio.create_task(until(look, FREED_S_MAX, "not all places were freed"))
     closed = []
     for writer in writers:
         writer.transport.abort()
         closed.append(time.monotonic())
         await asyncio.sleep(0)
-    await looking
-    return answered, [end_s - begin_s for begin_s, end_s in zip(closed, freed, strict=True)]
+
+    def all_gone() -> bool:
+        cell = client.status()
+        return not cell.queued and not cell.running
+
+    await asyncio.sleep(SEEN_S)
+    await until(all_gone, FREED_S_MAX, "not all places were freed")
+    return answered, closed
+
+
+def freed_s(journal: Path) -> list[float]:
+    """When each place was free: once the core had decided on who left."""
+    _, decisions = read_journal(journal)
+    freed: list[float] = []
+    for decision, following in pairwise(decisions):
+        match decision.event:
+            case CancelRequested(request_ids=gone):
+                freed += [following.now_s] * len(gone)
+    return freed
 
 
 def main() -> None:
@@ -124,11 +139,17 @@ def main() -> None:
             )
             for number in range(DEPLOYMENTS)
         ]
-        with local_cell(http="127.0.0.1:0") as cell, MeshClient(cell.address) as client:
-            deployed(cell.address, specs)
-            wait_calm(cell)
-            assert cell.http_address is not None
-            answered, took_s = asyncio.run(left(cell.http_address, client, options.clients))
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Path(folder) / "controller.journal"
+            with (
+                local_cell(http="127.0.0.1:0", journal=journal) as cell,
+                MeshClient(cell.address) as client,
+            ):
+                deployed(cell.address, specs)
+                wait_calm(cell)
+                assert cell.http_address is not None
+                answered, closed_s = asyncio.run(left(cell.http_address, client, options.clients))
+            took_s = [end - begin for begin, end in zip(closed_s, freed_s(journal), strict=True)]
     took_ms = sorted(1e3 * seconds for seconds in took_s)
     p50, p99 = (took_ms[int(share * (len(took_ms) - 1))] for share in (0.5, 0.99))
     print(
