@@ -25,7 +25,7 @@ from mesh.memory import station as station_module
 from mesh.memory.shares import Share
 from tests.memory.stations import RESIZE, UNLOAD, CheckedStation
 
-WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
+WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 150))
 STEPS = 50
 CAPACITY = 24
 NAMES = tuple(InstanceId(f"i{n}") for n in range(8))
