@@ -6,13 +6,17 @@ of this release read, for what an older one derived stands for no original.
 
 OPENVINO_VERSION = 2
 """Raised when the engine of CPU nodes comes to derive, or to lay out, other weights."""
+_VERSIONS = {"i4": 3}
+"""The same of a precision that has changed alone: others' weights may have no originals any more.
+"""
 
 
 def openvino_key(precision: str) -> str:
     """Of the weights that CPU nodes map, in `precision`."""
-    return f"openvino-{precision}-v{OPENVINO_VERSION}"
+    return f"openvino-{precision}-v{_VERSIONS.get(precision, OPENVINO_VERSION)}"
 
 
 def is_current(key: str) -> bool:
     """Whether an engine of this release reads what lies under the key."""
-    return key.startswith("openvino-") and key.endswith(f"-v{OPENVINO_VERSION}")
+    precision, _, _ = key.removeprefix("openvino-").rpartition("-v")
+    return key == openvino_key(precision)

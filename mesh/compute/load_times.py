@@ -106,9 +106,15 @@ class LoadTimes:
         """As the node states it; 1: it makes no difference, and none is learned."""
         self._stated = stated_slowdown(busy_load_factor)
         self.slowdown = self._stated
+        self.seen = False
+        """Loads have told of it."""
         self._tiers: dict[LoadTier, TierLoads] = {}
         self._alone_s: dict[tuple[LoadTier, int], tuple[float, float]] = {}
         """By tier and weights, until the next load."""
+
+    def is_of(self, busy_load_factor: float) -> bool:
+        """Whether the node still states the same."""
+        return self._stated == stated_slowdown(busy_load_factor)
 
     def tier(self, tier: LoadTier) -> TierLoads | None:
         """None where no load has come from it."""
@@ -127,6 +133,7 @@ class LoadTimes:
         self._tiers.setdefault(tier, TierLoads(prior)).learn(weights_bytes, seconds, computed_s)
         if self._stated:
             seen = [each for loads in self._tiers.values() for each in loads.slowdowns()]
+            self.seen = bool(seen)
             self.slowdown = median([*seen, *repeat(self._stated, STATED_PAIRS)])
 
     def expected_s(self, tier: LoadTier, weights_bytes: int) -> float:

@@ -188,14 +188,14 @@ class Exchange:
                     leave(request_id)
                 task.cancel()
 
-        watch(left)
+        unwatch = watch(left)
         try:
             yield
         except asyncio.CancelledError:
             if not self._left or task.uncancel():
                 raise
         finally:
-            watch(None)
+            unwatch()
 
     async def stream(self, first: bytes) -> None:
         """Begin to answer by a stream of events."""

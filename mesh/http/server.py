@@ -125,15 +125,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
-    def _watch(self, left: Callable[[], None] | None) -> None:
-        """None: no longer. One answer is under way at a time. Nobody sees a client leave where
-        reading rests, as it does behind a long body.
+    def _watch(self, left: Callable[[], None]) -> Callable[[], None]:
+        """What it yields ends it: the next request on the connection may have begun by then. Nobody
+        sees a client leave where reading rests, as it does behind a long body.
         """
         self._left = left
-        if left is not None and self._lost:
+        if self._lost:
             left()
-        elif left is not None:
+        else:
             self.flow.resume_reading()
+
+        def unwatch() -> None:
+            if self._left is left:
+                self._left = None
+
+        return unwatch
 
     def _expect_head(self) -> None:
         self._head_came()

@@ -72,7 +72,7 @@ class CostEngine(VirtualEngine):
         self._now_s = now_s
         self._drawn = drawn or random.Random(costs.jitter.seed)
         self._load: _Load | None = None
-        """Under way: a node's follow each other."""
+        """From disk, under way: a node's follow each other."""
         self._loading_until_s = 0.0
         """When the latest load ends, as far as is known."""
         self._computed_s = 0.0
@@ -105,8 +105,10 @@ class CostEngine(VirtualEngine):
         tier = self.tier_of(order)
         seconds = self._load_alone_s(0 if tier is LoadTier.HOST else known.profile.weights_bytes)
         progress("load", 0.0)
-        now_s = self._now_s()
-        self._load = _Load(began_s=now_s, alone_s=seconds, computed_s=self._computed_until(now_s))
+        if tier is not LoadTier.HOST:
+            now_s = self._now_s()
+            computed_s = self._computed_until(now_s)
+            self._load = _Load(began_s=now_s, alone_s=seconds, computed_s=computed_s)
         self._spend(seconds)
         self._loads_for(seconds)
         self._enter(order, footprint)
@@ -199,7 +201,7 @@ class CostEngine(VirtualEngine):
         return self._costs.load_time_s(weights_bytes)
 
     def _loads_for(self, seconds: float) -> None:
-        self._loading_until_s = self._now_s() + seconds
+        self._loading_until_s = max(self._loading_until_s, self._now_s() + seconds)
         self._works(seconds)
 
     def _computes_for(self, seconds: float) -> None:

@@ -7,10 +7,12 @@ next event. Before: `NodePerformer`. After: the node's host, by `post`.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from mesh.domain.errors import MeshError
 from mesh.domain.node_events import NodeEvent
+from mesh.domain.steps import LoadedInstance
 from mesh.runtime.clock import Clock
 from mesh.runtime.node_actions import Lane
 
@@ -86,15 +88,19 @@ class VirtualLanes:
             result = error
         spent_s, self._spent_s = self._spent_s, 0.0
 
+        late_s = 0.0
+
         def end() -> None:
             self._busy[lane] = False
-            event = done(result)
+            event = done(_longer(result, late_s))
             if event is not None:
                 self.post(event)
 
         def end_late() -> None:
             more_s = self.more_load_s() if lane is Lane.LOADING else 0.0
             if more_s > 0.0:
+                nonlocal late_s
+                late_s += more_s
                 wait(more_s)
                 return
             end()
@@ -108,6 +114,13 @@ class VirtualLanes:
             wait(spent_s)
         else:
             end()
+
+
+def _longer(result: R, more_s: float) -> R:
+    """What a load yields says how long it took in the end."""
+    if more_s and isinstance(result, LoadedInstance):
+        return replace(result, elapsed_s=result.elapsed_s + more_s)
+    return result
 
 
 def _unbound(event: NodeEvent) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mesh.domain.errors import Unavailable
 from mesh_loader import locks
 from mesh_loader.digests import write_index
-from mesh_loader.prepared_key import openvino_key
+from mesh_loader.prepared_key import is_current, openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import Leftover, collect, stored_damages
 from tests.support.tiny_model import write_tiny_llama
@@ -163,3 +163,10 @@ def test_a_removed_model_can_be_imported_again(
     store.remove(stored.info.model_id)
     assert store.models() == []
     assert store.import_model(f"file://{tmp_path / 'model'}") == stored
+
+
+def test_what_an_older_engine_derived_is_not_read() -> None:
+    assert all(is_current(openvino_key(precision)) for precision in ("i8", "i4", "file"))
+    assert not is_current("openvino-i4-v2"), "its offsets were f32"
+    assert not is_current("openvino-i8-v1")
+    assert not is_current("vllm-i8-v2")

@@ -144,8 +144,7 @@ class NodeCore:
                 ctx.report(self._node.heartbeat(ctx.now_s, models))
                 tell_refined(ctx, self._node)
             case MeasureFinished() | MeasureBroke():
-                self._node.end_turn(ctx.now_s)
-                measuring.measured(ctx, self._node, event)
+                self._measured(ctx, event)
             case StepBroke() | InstanceBroke():
                 if isinstance(event, StepBroke):
                     self._node.end_turn(ctx.now_s)
@@ -259,6 +258,13 @@ class NodeCore:
         instance.request_changed()
         if self._node.stepping != instance.instance_id:
             _tell_changed(ctx, instance)
+
+    def _measured(self, ctx: NodeEventContext, event: MeasureFinished | MeasureBroke) -> None:
+        """What was told of requests meanwhile the engine hears now."""
+        self._node.end_turn(ctx.now_s)
+        if instance := self._node.instances.get(event.instance_id):
+            _tell_changed(ctx, instance)
+        measuring.measured(ctx, self._node, event)
 
     def _abort(self, ctx: NodeEventContext, command: AbortRequest) -> None:
         for instance in self._node.instances.values():

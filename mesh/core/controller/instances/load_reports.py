@@ -47,10 +47,8 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
     weights_bytes = instance.footprint.weights_bytes
-    # Whoever waits for it waits for its command and its report, too.
-    seconds = max(ctx.now_s - instance.load_started_s, said.elapsed_s)
     ctx.cell.expectations.learn_load(
-        node.hello, weights_bytes, seconds, said.tier, computed_s=said.computed_s
+        node.hello, weights_bytes, said.elapsed_s, said.tier, computed_s=said.computed_s
     )
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None:

@@ -195,6 +195,9 @@ def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens
     source has brought none of its index: then the source stops. Numbers that differ in a late digit
     may make for another token than the source's: the answer goes on from that, and stays there.
     """
+    if migration.state is not MigrationState.DRAWING:
+        give_up(ctx, migration)  # it was to draw none
+        return False
     request, copy, target = migration.request, migration.copy, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
     first, end = outputs.first_index, outputs.first_index + len(outputs.token_ids)

@@ -86,7 +86,9 @@ class Expectations:
         go by ever other names: of those whose loads ended longest ago nothing is kept.
         """
         for key in (node.node_id, node.fingerprint):
-            known = self._load_times.pop(key, None) or LoadTimes(node.busy_load_factor)
+            known = self._load_times.pop(key, None)
+            if known is None or not known.is_of(node.busy_load_factor):
+                known = LoadTimes(node.busy_load_factor)
             known.learn(tier, _prior(node, tier), weights_bytes, seconds, computed_s)
             self._load_times[key] = known
         while len(self._load_times) > LOAD_TIMES_MAX:
@@ -123,8 +125,9 @@ class Expectations:
     def slowdown(self, node: NodeHello) -> float:
         """By how much a load takes longer beside which the node computes all along."""
         for key in (node.node_id, node.fingerprint):
-            if key in self._load_times:
-                return self._load_times[key].slowdown
+            known = self._load_times.get(key)
+            if known and known.seen and known.is_of(node.busy_load_factor):
+                return known.slowdown
         return stated_slowdown(node.busy_load_factor)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:

@@ -271,6 +271,15 @@ def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the
     assert cell.runs_on == "i2"
 
 
+def test_a_copy_that_is_held_and_draws_goes() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    told = cell.drawn(43)
+    assert only(commands(told, AbortRequest), AbortRequest).attempt == 2
+    assert not of_kind(told, DeliverTokens)
+    assert (cell.state, cell.runs_on) == (None, "i1")
+
+
 def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
     cell = TwoNodes()
     cell.moving()

@@ -115,6 +115,9 @@ def test_a_load_beside_iterations_takes_longer_where_the_node_says_so_as_loads_h
     assert expected(beside=True, tier=LoadTier.PREPARED) == pytest.approx(1.5 * 0.9 / 1.25)
     other = replace(node, node_id=NodeId("n2"))
     assert known.slowdown(other) == pytest.approx(0.5), "as on nodes like it"
+    known.learn_load(other, size, 1.0)
+    assert known.slowdown(other) == pytest.approx(0.5), "one alone says nothing of it"
+    assert known.slowdown(replace(other, busy_load_factor=1.0)) == 0.0, "it states something else"
     plain, without = Expectations(), hello()
     plain.learn_load(without, size, 1.0, computed_s=1.0)
     assert plain.load_s(without, size) == plain.load_s(without, size, beside=True)
