@@ -1,9 +1,9 @@
 """4-bit weights as the graph takes them: signed nibbles in groups of 32, a scale for each group.
 
-A weight is `scale * nibble + offset`, both f32 and of its group, as quantised here; `offset` only
-where blocks have minima of their own. Blocks of GGUF files are taken over exactly (ggml-common.h and ggml-quants.c of
-llama.cpp define them); weights of other checkpoints are quantised here. After `checkpoint`, before
-`prepared` and `graph`.
+A weight is `scale * nibble + offset`, both f32 and of its group, as they are made here; `offset`
+only where blocks have minima of their own. Blocks of GGUF files are taken over exactly
+(ggml-common.h and ggml-quants.c of llama.cpp define them); weights of other checkpoints are
+quantised here. After `checkpoint`, before `prepared` and `graph`.
 """
 
 from collections.abc import Callable, Mapping
