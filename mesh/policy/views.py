@@ -169,7 +169,7 @@ class CellView(Protocol):
         ...
 
     def shares_bytes(self, node: NodeView) -> int:
-        """Of its weights, that instances there hold already and it would not take."""
+        """Of its weights, that others there hold or are promised, and it would not take."""
         ...
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:

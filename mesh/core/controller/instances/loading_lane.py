@@ -31,7 +31,7 @@ class Slot:
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
-    """Seconds that a load on the node is expected to take, from where it would come."""
+    """Seconds that a load on the node is planned with, from where it would come."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
     tier, beside = node.tier_of(deployment), node.computes_beside_load()
     return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)

@@ -42,7 +42,7 @@ class RequestEntry:
     migration: "Migration | None" = None
     """It, or what it is a copy of, moves."""
     drawn_apart: bool = False
-    """A copy of it did not draw the same tokens: the next one draws none beside it."""
+    """A copy of it drew another token, or was never level: the next one draws none beside it."""
     output_tokens: list[int] = field(default_factory=list)
     instance: "InstanceEntry | None" = None
     required_blocks: int = 0
