@@ -116,8 +116,13 @@ class InstanceEntry:
         return self.state in (InstanceState.READY, InstanceState.PARKED)
 
     @property
+    def free_places(self) -> int:
+        """Of its batch, that no request has or waits for."""
+        return self.batch_max - self.batch - len(self.coming)
+
+    @property
     def is_full(self) -> bool:
-        return self.batch + len(self.coming) >= self.batch_max
+        return self.free_places <= 0
 
     @property
     def promised_bytes(self) -> int:
