@@ -5,7 +5,7 @@ is asked again (`state.refusals`). Owned by the controller core; it is read as t
 policies and placement take.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
@@ -207,14 +207,10 @@ class NodeEntry:
         wakes = tier is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
-        """Idle instances in the order in which they go, with their bytes."""
-        idle = self.reclaimable_instances(sparing)
-        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
-
     def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
-        """The least recently used first. Where models are loaded ahead, the least called first:
-        what was loaded for its next caller would else be the last to go.
+        """Idle instances in the order in which they go: the least recently used first. Where models
+        are loaded ahead, the least called first: what was loaded for its next caller would else be
+        the last to go. Those whose weights one of the deployment `sparing` would share go last.
         """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []
