@@ -337,6 +337,18 @@ def test_a_refined_profile_holds_for_its_instance_and_what_is_loaded_later_and_i
     assert known.profile(other, FOOTPRINT, hello()) == tried, "what others have shown holds"
 
 
+def test_a_refined_profile_of_a_node_that_tells_no_factors_leaves_those_that_are_known() -> None:
+    cell, link, instance_id = measuring_cell()
+    cell.report(link, DONE)
+    said = ProfileRefined(
+        instance_id=instance_id, profile=MEASURED, correction=1.1, correction_planned=1.3
+    )
+    cell.report(link, said)
+    cell.report(link, ProfileRefined(instance_id=instance_id, profile=MEASURED))
+    correction = cell.core.cell.instances[instance_id].correction
+    assert (correction.factor(cell.now_s), correction.planned(cell.now_s)) == (1.1, 1.3)
+
+
 def test_a_refined_profile_of_something_else_is_not_taken() -> None:
     cell, link, instance_id = measuring_cell()
     unasked = ProfileRefined(instance_id=instance_id, profile=MEASURED)

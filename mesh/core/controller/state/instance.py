@@ -346,7 +346,8 @@ class InstanceEntry:
         correct of it: both at once, so that nothing is counted twice.
         """
         self.profile = said.profile
-        self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        if said.correction is not None:
+            self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.node.ease()
 
     def keep_for_profile(self) -> None:
