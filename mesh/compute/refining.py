@@ -72,6 +72,31 @@ class Refinement:
         return replace(self._profile, prefill=self._prefill.grid(), decode=self._decode.grid())
 
 
+def taken_up(kept: Profile, before: Profile, told: Profile) -> Profile:
+    """What is kept for a kind of node once one of them, which predicted by the profile `before`,
+    has told a refined one: that, but where it has moved a point by less than is worth telling, what
+    others have told stays.
+    """
+    if kept == before:
+        return told
+    prefill = _taken_up(kept.prefill, before.prefill, told.prefill)
+    decode = _taken_up(kept.decode, before.decode, told.decode)
+    return replace(told, prefill=prefill, decode=decode)
+
+
+def _taken_up(kept: Grid, before: Grid, told: Grid) -> Grid:
+    if any((of.rows, of.columns) != (told.rows, told.columns) for of in (kept, before)):
+        return told
+    seconds = [
+        [
+            new_s if abs(new_s - old_s) > TOLD_SHARE * old_s else kept_s
+            for kept_s, old_s, new_s in zip(*rows, strict=True)
+        ]
+        for rows in zip(kept.seconds, before.seconds, told.seconds, strict=True)
+    ]
+    return replace(told, seconds=monotone(seconds))
+
+
 class _Shifts:
     """By how much each point of a grid is off, as a logarithm: all together, as the factor has
     told, and beside it.

@@ -353,9 +353,11 @@ class ProfileRefined:
 
     instance_id: InstanceId
     profile: Profile
-    correction: float = 1.0
-    """What it is corrected by from now on, and by what to plan; see `InstanceReport`."""
-    correction_planned: float = 1.0
+    correction: float | None = None
+    """What it is corrected by from now on, and by what to plan; see `InstanceReport`. None: its
+    node does not say, and what was known of that holds.
+    """
+    correction_planned: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 The baselines give an instance an equal part of a node with all of its memory, and let it take as
 many requests as that partition can serve at most: full contexts in its memory, and a decode of all
-of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1).
+of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1). Weights that it
+shares count in full: once the one that it shares them with has gone they are in its part alone.
 """
 
 from dataclasses import dataclass

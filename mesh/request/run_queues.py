@@ -104,14 +104,6 @@ class RunQueue:
         self.dues_s = [self.due_s]
 
     @property
-    def urgent_s(self) -> float:
-        """The earliest deadline in the run queue, missed or not; infinite when it has no work."""
-        due_s = min(self.due_s, self.late_s)
-        for prompt in self.prompts:
-            due_s = min(due_s, prompt.due_s)
-        return due_s
-
-    @property
     def prompt_tokens(self) -> int:
         """Prompt tokens to compute, of all requests."""
         return sum(prompt.left for prompt in self.prompts)

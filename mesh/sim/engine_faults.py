@@ -89,8 +89,8 @@ class FaultyEngine(CostEngine):
         self._clock = clock
         self._leaving_bytes = 0
         """Given back by calls that have not ended."""
-        self._leaving_weights: dict[Hashable, int] = {}
-        """As much, of weights that whoever loads them meanwhile takes over, by kind."""
+        self._leaving_weights: dict[Hashable, Share] = {}
+        """As well, by their kind: whoever loads them meanwhile takes them over."""
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         engine_faults = self._engine_faults
@@ -150,22 +150,26 @@ class FaultyEngine(CostEngine):
         return resized
 
     def held_bytes(self) -> int:
-        return super().held_bytes() + self._leaving_bytes + sum(self._leaving_weights.values())
+        weights_bytes = sum(share.size_bytes for share in self._leaving_weights.values())
+        return super().held_bytes() + self._leaving_bytes + weights_bytes
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
-        taken_bytes = self._leaving_weights.pop(kind_of(order), 0)
+        taken = self._leaving_weights.pop(kind_of(order), None)
         try:
             super()._enter(order, footprint)
         except EngineError:
-            self._leaving_weights[kind_of(order)] = taken_bytes
+            if taken is not None:
+                self._leaving_weights[taken.key] = taken
             raise
 
     def _leave_weights(self, share: Share) -> None:
         """The last that has them is being unloaded."""
-        self._leaving_weights[share.key] = share.size_bytes
+        self._leaving_weights[share.key] = share
 
         def end() -> None:
-            self._leaving_weights.pop(share.key, None)
+            # They may have been taken over meanwhile, and be leaving with another instance.
+            if self._leaving_weights.get(share.key) is share:
+                del self._leaving_weights[share.key]
 
         self._clock.call_at(self._clock.now_s() + self._costs.unload_s, end)
 

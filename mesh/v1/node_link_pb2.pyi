@@ -1291,7 +1291,7 @@ class ProfileRefined(_message.Message):
     CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     correction: _builtins.float
-    """By which it is corrected from now on, and by what to plan, as in InstanceReport."""
+    """By which it is corrected from now on, and by what to plan, as in InstanceReport; 0: not told."""
     correction_planned: _builtins.float
     @_builtins.property
     def profile(self) -> _profile_pb2.Profile: ...

@@ -27,8 +27,8 @@ def profile_report_to_wire(report: ProfileReport) -> pb.NodeReport:
             refined = pb.ProfileRefined(
                 instance_id=report.instance_id,
                 profile=profile_to_wire(report.profile),
-                correction=report.correction,
-                correction_planned=report.correction_planned,
+                correction=report.correction or 0.0,
+                correction_planned=report.correction_planned or 0.0,
             )
             return pb.NodeReport(profile_refined=refined)
         case ProfileFailed():
@@ -62,10 +62,8 @@ def profile_report_from_wire(message: pb.NodeReport) -> ProfileReport:
             return ProfileRefined(
                 instance_id=InstanceId(identifier(refined.instance_id, refined, "instance_id")),
                 profile=profile_from_wire(refined.profile),
-                correction=factor_from_wire(refined.correction, refined, "correction"),
-                correction_planned=factor_from_wire(
-                    refined.correction_planned, refined, "correction_planned"
-                ),
+                correction=_factor(refined, "correction"),
+                correction_planned=_factor(refined, "correction_planned"),
             )
         case _:
             failed = message.profile_failed
@@ -75,6 +73,12 @@ def profile_report_from_wire(message: pb.NodeReport) -> ProfileReport:
                 message=failed.message,
                 hint=failed.hint,
             )
+
+
+def _factor(refined: pb.ProfileRefined, field: str) -> float | None:
+    """None for the 0 of a node whose version tells none."""
+    value: float = getattr(refined, field)
+    return factor_from_wire(value, refined, field) if value else None
 
 
 def _operation_id(

@@ -12,12 +12,12 @@ TIMES = times(decode_s=0.1, decode_more_s=0.02, prefill_token_s=0.001)
 
 def test_the_least_deadline_that_can_be_kept_stands_for_all() -> None:
     a = queue("a", 0.5, 0.3, 0.9, times=TIMES)
-    assert (a.due_s, a.late_s, a.urgent_s) == (0.3, inf, 0.3)
+    assert (a.due_s, a.late_s) == (0.3, inf)
 
 
 def test_a_missed_deadline_does_not_hide_those_that_can_be_kept() -> None:
     a = queue("a", 0.5, -0.2, -0.1, times=TIMES)
-    assert (a.due_s, a.late_s, a.urgent_s) == (0.5, -0.2, -0.2)
+    assert (a.due_s, a.late_s) == (0.5, -0.2)
 
 
 def test_a_deadline_nearer_than_a_decode_is_as_good_as_missed() -> None:
@@ -30,12 +30,6 @@ def test_a_deadline_nearer_than_a_decode_is_as_good_as_missed() -> None:
     assert (b.due_s, b.late_s) == (0.125, inf), "just in time"
     a.sort_out(-1.0)
     assert (a.due_s, a.late_s) == (0.13, inf), "it could still be kept a second ago"
-
-
-def test_prompts_are_urgent_too() -> None:
-    a = queue("a", 0.5, times=TIMES, prompts=[(10, 0.4), (20, 0.2)])
-    assert (a.due_s, a.urgent_s, a.prompt_tokens) == (0.5, 0.2, 30)
-    assert queue("b", times=TIMES).urgent_s == inf
 
 
 def test_a_decode_moves_all_deadlines_by_the_tpot() -> None:

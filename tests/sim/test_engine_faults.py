@@ -1,6 +1,7 @@
 """Engines in trouble: slow, failing, and with memory that is taken until a call has ended."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ MODEL = KNOWN.info
 
 
 class Node:
-    def __init__(self) -> None:
+    def __init__(self, *, shares: bool = False) -> None:
         self.clock = HeapClock()
         self.engine_faults = EngineFaults()
         self.spent_s = 0.0
         costs = next(c for c in KNOWN.costs.values() if c.profile.device is DeviceKind.GPU)
+        if shares:
+            shared = replace(costs.footprint, shared_bytes=costs.footprint.weights_bytes)
+            costs = replace(costs, footprint=shared)
         self.costs: ModelCosts = costs
         self.engine = FaultyEngine(
             models={MODEL.model_id: costs},
@@ -129,3 +133,15 @@ def test_memory_is_taken_until_the_unload_has_ended(node: Node) -> None:
     node.clock.run_until(0.5)
     node.load("b")
     assert node.engine.held_bytes() == node.costs.footprint.instance_bytes(64)
+
+
+def test_so_are_weights_that_are_taken_over_and_leave_again() -> None:
+    """Until the later of the two unloads has ended."""
+    node = Node(shares=True)
+    for name, until_s in (("a", 0.25), ("b", 0.5)):
+        node.load(name)
+        node.engine.unload(InstanceId(name))
+        node.clock.run_until(until_s)
+    assert node.engine.held_bytes() > node.costs.footprint.weights_bytes, "with b's own"
+    node.clock.run_until(0.75)
+    assert node.engine.held_bytes() == 0

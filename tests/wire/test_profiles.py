@@ -7,7 +7,7 @@ import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.messages import Heartbeat, TokensReport
+from mesh.domain.messages import Heartbeat, ProfileRefined, TokensReport
 from mesh.domain.profile import Stalls
 from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
 from mesh.wire.codec_command import command_from_wire
@@ -108,6 +108,16 @@ def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
         report_from_wire(node_link_pb2.NodeReport(profile_refined=refined))
 
 
+def refined_by(correction: float = 0.0, planned: float = 0.0) -> node_link_pb2.NodeReport:
+    refined = node_link_pb2.ProfileRefined(
+        instance_id="i1",
+        profile=profile_to_wire(PROFILE),
+        correction=correction,
+        correction_planned=planned,
+    )
+    return node_link_pb2.NodeReport(profile_refined=refined)
+
+
 def beat_of(
     correction: float, planned: float = 0.0, stalls: profile_pb2.Stalls | None = None
 ) -> node_link_pb2.NodeReport:
@@ -130,6 +140,8 @@ FACTORS: dict[str, Callable[[float], object]] = {
     ),
     "correction in a heartbeat": lambda value: report_from_wire(beat_of(value)),
     "planned correction in a heartbeat": lambda value: report_from_wire(beat_of(1.0, value)),
+    "correction of a refined profile": lambda value: report_from_wire(refined_by(value)),
+    "its planned correction": lambda value: report_from_wire(refined_by(1.0, value)),
     "correction of an instance": lambda value: instance_from_wire(
         control_pb2.Instance(state="ready", correction=value)
     ),
@@ -167,6 +179,13 @@ def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
     assert of_old.instances[0].correction_planned == 1.0
     assert of_old.instances[0].stalls == Stalls()
     assert instance_from_wire(control_pb2.Instance(state="ready")).correction == 1.0
+
+
+def test_nor_does_one_that_refines_a_profile_without_factors_say_that_they_are_1() -> None:
+    refined = ProfileRefined(instance_id=INSTANCE, profile=PROFILE)
+    assert refined.correction is refined.correction_planned is None
+    assert report_from_wire(refined_by()) == refined
+    assert report_from_wire(report_to_wire(refined)) == refined
 
 
 def test_what_is_left_of_prompts_keeps_its_order() -> None:

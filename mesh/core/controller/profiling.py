@@ -180,16 +180,16 @@ def profile_done(ctx: EventContext, said: ProfileDone) -> None:
 
 
 def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
-    """An instance's iterations have told where its measured profile was off. It holds for what is
-    loaded from now on, too; other instances learn by themselves. One of an earlier survey than
-    the instance is predicted by comes too late.
+    """An instance's iterations have told where its measured profile was off. That holds for what is
+    loaded from now on, too, beside what others of its kind have told; those that run learn by
+    themselves. One of an earlier survey than the instance is predicted by comes too late.
     """
     instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
     known = None if instance is None else instance.profile
     if instance is not None and known is not None and _survey(profile) == _survey(known):
         instance.refine_profile(said, ctx.now_s)
-        ctx.cell.refine_profile(profile)
-        ctx.act(StoreProfile(operation_id=None, profile=profile))
+        kept = ctx.cell.refine_profile(known, profile)
+        ctx.act(StoreProfile(operation_id=None, profile=kept))
 
 
 def _survey(profile: Profile) -> tuple[object, ...]:

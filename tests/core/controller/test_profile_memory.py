@@ -43,13 +43,16 @@ def test_it_gives_no_place_to_another_and_does_not_shrink_when_a_request_ends() 
     cell.ask("a2", "a")
     assert commands(cell.finish("a2"), ResizeKv) == []
     assert commands(cell.ask("b1", "b"), UnloadInstance) == []
-    assert commands(cell.resized(instance, LARGE), ProfileInstance)
+    resized = cell.resized(instance, LARGE)
+    assert commands(resized, ProfileInstance)
+    assert commands(resized, ResizeKv) == []
 
 
 def test_a_profile_given_up_before_it_began_leaves_the_next_one_its_large_cache() -> None:
     cell, instance = idle_cell()
     profile(cell, "p1")
     cell.tell(OperationCancelled(operation_id=OperationId("p1")))
+    assert not instance.profiling
     assert only_one(cell.resized(instance, LARGE), ResizeKv).kv_blocks == 3, "back to what it was"
     cell.resized(instance, 3)
     cell.park(instance)

@@ -37,6 +37,7 @@ from mesh.domain.messages import (
     UnloadInstance,
     UseProfile,
 )
+from mesh.domain.profile import Profile
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
@@ -335,6 +336,42 @@ def test_a_refined_profile_holds_for_its_instance_and_what_is_loaded_later_and_i
     assert instance.correction.planned(cell.now_s) == 1.3
     assert known.measured(better.model_id) == [better]
     assert known.profile(other, FOOTPRINT, hello()) == tried, "what others have shown holds"
+
+
+def test_a_refined_profile_of_a_node_that_tells_no_factors_leaves_those_that_are_known() -> None:
+    cell, link, instance_id = measuring_cell()
+    cell.report(link, DONE)
+    said = ProfileRefined(
+        instance_id=instance_id, profile=MEASURED, correction=1.1, correction_planned=1.3
+    )
+    cell.report(link, said)
+    cell.report(link, ProfileRefined(instance_id=instance_id, profile=MEASURED))
+    correction = cell.core.cell.instances[instance_id].correction
+    assert (correction.factor(cell.now_s), correction.planned(cell.now_s)) == (1.1, 1.3)
+
+
+def test_what_nodes_alike_tell_of_a_profile_is_kept_beside_each_other() -> None:
+    """Each goes on by its own; where both have told of a point, the last one's holds."""
+    cell = CellUnderTest(deployment(), limits=LIMITS)
+    links = [cell.join(node(f"n{i}", instance(f"i{i}", "chat")))[0] for i in (1, 2)]
+
+    def tells(of: int, told: Profile) -> Profile:
+        said = ProfileRefined(instance_id=InstanceId(f"i{of}"), profile=told)
+        return only(cell.report(links[of - 1], said), StoreProfile).profile
+
+    (first_s, second_s), (third_s, fourth_s) = PROFILE.decode.seconds
+    longer = replace(PROFILE.decode, seconds=((2 * first_s, second_s), (third_s, fourth_s)))
+    quicker = replace(PROFILE.prefill, seconds=((0.001, 0.0011), (0.01, 0.015)))
+    both = replace(PROFILE, decode=longer, prefill=quicker)
+    assert tells(1, replace(PROFILE, decode=longer)) == replace(PROFILE, decode=longer)
+    hardly = replace(PROFILE.decode, seconds=((1.03 * first_s, second_s), (third_s, fourth_s)))
+    assert tells(2, replace(PROFILE, decode=hardly, prefill=quicker)) == both
+    slowest = replace(hardly, seconds=((3 * first_s, 3 * first_s), (third_s, fourth_s)))
+    kept = tells(2, replace(PROFILE, decode=slowest, prefill=quicker))
+    assert (kept.decode, kept.prefill) == (slowest, quicker)
+    assert cell.core.cell.expectations.measured(PROFILE.model_id) == [kept]
+    own = cell.core.cell.instances[InstanceId("i1")].profile
+    assert own == replace(PROFILE, decode=longer)
 
 
 def test_a_refined_profile_of_something_else_is_not_taken() -> None:

@@ -21,7 +21,7 @@ def begun_load_s(ctx: EventContext, instance: InstanceEntry) -> float:
     return ctx.cell.expectations.estimate_s(
         node.hello,
         instance.footprint.weights_bytes,
-        node.tier_of(owner.deployment, of=instance),
+        node.tier_of(owner.deployment, without=(instance.instance_id,)),
         computes_s=_computes_s(ctx, node),
     )
 

@@ -53,12 +53,12 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
         if not station.is_pending(instance.instance_id):
             shrink(ctx, instance)
             park_cache(ctx, instance)
-    idle = node.reclaimable()
+    idle = node.reclaimable_instances()
     # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
-    for instance_id, _ in idle[: len(idle) - spared]:
+    for instance in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
-            let_go(ctx, node.instances[instance_id])
+            let_go(ctx, instance)
     for reservation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return

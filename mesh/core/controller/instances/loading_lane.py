@@ -7,7 +7,7 @@ station starts them. Before:
 `node_schedule`, which validates with those who wait for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from mesh.core.controller.state.context import EventContext
@@ -30,10 +30,17 @@ class Slot:
     """When it is over."""
 
 
-def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
-    """Seconds that a load on the node is planned with, from where it would come."""
+def load_s(
+    ctx: EventContext,
+    deployment: Deployment,
+    node: NodeEntry,
+    without: Collection[InstanceId] = (),
+) -> float:
+    """Seconds that a load on the node is planned with, from where it would come `without` the
+    instances that go for it.
+    """
     weights_bytes = node.footprint_of(deployment).weights_bytes
-    tier, beside = node.tier_of(deployment), node.computes_beside_load()
+    tier, beside = node.tier_of(deployment, without), node.computes_beside_load()
     return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
 
 

@@ -4,7 +4,7 @@ What each node could do for the instance is read from the cell here. Before: `in
 which starts it, or a preemption, which only asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -186,7 +186,7 @@ class _Search:
             site = self._demand.site(node)
             if site is None:
                 continue
-            in_time = self._has_time(plan, node)
+            in_time = self._has_time(plan, site)
             if in_time is None:
                 return NoTime()
             if in_time:
@@ -197,9 +197,9 @@ class _Search:
             ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
         return NoTime() if busy else NoRoom()
 
-    def _has_time(self, plan: Plan, node: NodeEntry) -> bool | None:
-        """Whether it could compute for the instance too; None: no more nodes can be looked at."""
-        ctx, wanted, entry = self._ctx, self._wanted, self._entry
+    def _has_time(self, plan: Plan, site: Site) -> bool | None:
+        """Whether its node could compute for the instance too; None: no more can be looked at."""
+        ctx, wanted, entry, node = self._ctx, self._wanted, self._entry, site.node
         if wanted is None or node in self._tight:
             return True
         if ctx.policy.promises and not ctx.validations_left:
@@ -212,13 +212,15 @@ class _Search:
             nonlocal validated
             validated = True
             ctx.note_validation(node)
-            slot, forecast = _forecast(ctx, entry, node, wanted)
+            slot, forecast = _forecast(ctx, entry, site, wanted)
             if slot is not None and forecast.verdict is Verdict.PASSES:
                 self.looked[node.node_id] = slot, forecast
             return forecast.verdict
 
         needed_bytes = self._demand.least_bytes(node)
-        tests = PlanTests(ctx, plan, entry, node, wanted.by, shadow, needed_bytes)
+        tests = PlanTests(
+            ctx, plan, entry, node, wanted.by, shadow, needed_bytes, reclaim=site.reclaim
+        )
         verdict = ctx.policy.passes(plan, tests)
         if verdict is not Verdict.PASSES:
             if not validated and not wanted.late:
@@ -228,7 +230,7 @@ class _Search:
         looked = self.looked.get(node.node_id)
         if looked is None or wanted.late:
             return True
-        if _is_tight(ctx, self._demand.deployment, node, looked[1], wanted.by):
+        if _is_tight(ctx, self._demand.deployment, site, looked[1], wanted.by):
             self._tight.append(node)
             return False
         return True
@@ -280,13 +282,14 @@ def find_room(
 def _is_tight(
     ctx: EventContext,
     deployment: Deployment,
-    node: NodeEntry,
+    site: Site,
     forecast: Forecast,
     request: RequestEntry,
 ) -> bool:
     """Whether its load waits for others, and a little delay would make the request late."""
     margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
-    waits = lane_ends_s(node, ctx.now_s, node.load_kind_of(deployment)) > ctx.now_s
+    kind = site.node.load_kind_of(deployment, site.reclaim)
+    waits = lane_ends_s(site.node, ctx.now_s, kind) > ctx.now_s
     return waits and forecast.first_token_s + margin_s > request.due_s
 
 
@@ -302,7 +305,7 @@ def _placed(
     """
     if wanted is None or looked is None:
         needed_s = wanted.by.due_s if wanted is not None else inf
-        slot = _slot(ctx, deployment, found.node, needed_s)
+        slot = _slot(ctx, deployment, found.node, needed_s, found.reclaim)
         if wanted is None:
             needed_s = slot.ready_s
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
@@ -333,12 +336,14 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 
 
 def _forecast(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
+    ctx: EventContext, entry: DeploymentEntry, site: Site, wanted: Wanted
 ) -> tuple[Slot | None, Forecast]:
     """What becomes of whoever wants an instance there, which is noted where it is in vain."""
-    request = wanted.by
+    request, node = wanted.by, site.node
     late = wanted.late or (request.accepted and not wanted.moves)
-    slot, forecast = forecast_on_node(ctx, entry, node, request, late=late, moves=wanted.moves)
+    slot, forecast = forecast_on_node(
+        ctx, entry, node, request, late=late, moves=wanted.moves, without=site.reclaim
+    )
     verdict = forecast.verdict
     if not wanted.late:
         ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
@@ -355,9 +360,11 @@ def forecast_on_node(
     *,
     late: bool = False,
     moves: bool = False,
+    without: Collection[InstanceId] = (),
 ) -> tuple[Slot | None, Forecast]:
-    """The place in the node's lane of a load for the request, and what becomes of it there. A full
-    node says so before its loads are looked at.
+    """The place in the node's lane of a load for the request, and what becomes of it there, once
+    the instances are gone that it is to be `without`. A full node says so before its loads are
+    looked at.
     """
     deployment = entry.deployment
     assert deployment is not None
@@ -368,7 +375,7 @@ def forecast_on_node(
         return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
-    slot = _slot(ctx, deployment, node, needed_s)
+    slot = _slot(ctx, deployment, node, needed_s, without)
     forecast = forecast_on_start(
         node,
         profile,
@@ -393,10 +400,16 @@ def has_room(
     return missing_bytes <= 0 or bool(relief(ctx, entry, node, missing_bytes))
 
 
-def _slot(ctx: EventContext, deployment: Deployment, node: NodeEntry, needed_s: float) -> Slot:
-    """Of one more load."""
-    seconds = load_s(ctx, deployment, node)
-    return slot_for(node, node.load_kind_of(deployment), seconds, needed_s, ctx.now_s)
+def _slot(
+    ctx: EventContext,
+    deployment: Deployment,
+    node: NodeEntry,
+    needed_s: float,
+    without: Collection[InstanceId],
+) -> Slot:
+    """Of one more load, for which these instances go."""
+    seconds = load_s(ctx, deployment, node, without)
+    return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
 
 
 def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:

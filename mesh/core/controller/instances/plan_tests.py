@@ -5,7 +5,7 @@ validation is given by who asks, for it knows what it has found out before. Befo
 there is room. After: `Policy.passes`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 
 from mesh.compute.times import Times
@@ -21,15 +21,27 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan
 
 
 class PlanTests:
-    """Of one plan: `request`, if there is one, at `place`, where `needed_bytes` more are wanted."""
+    """Of one plan: `request`, if there is one, at `place`, where `needed_bytes` more are wanted and
+    the instances of `reclaim` go for that.
+    """
 
-    __slots__ = ("_ctx", "_entry", "_needed_bytes", "_place", "_plan", "_request", "_shadow")
+    __slots__ = (
+        "_ctx",
+        "_entry",
+        "_needed_bytes",
+        "_place",
+        "_plan",
+        "_reclaim",
+        "_request",
+        "_shadow",
+    )
 
     def __init__(
         self,
@@ -40,10 +52,11 @@ class PlanTests:
         request: RequestEntry,
         shadow: Callable[[], Verdict],
         needed_bytes: int = 0,
+        reclaim: Collection[InstanceId] = (),
     ) -> None:
         self._ctx, self._plan, self._entry = ctx, plan, entry
         self._place, self._request = place, request
-        self._shadow, self._needed_bytes = shadow, needed_bytes
+        self._shadow, self._needed_bytes, self._reclaim = shadow, needed_bytes, reclaim
 
     def shadow(self, plan: Plan) -> Verdict:
         self._check(plan)
@@ -85,7 +98,8 @@ class PlanTests:
             return loads_end_s(place.node, ctx.now_s).get(place.instance_id, ctx.now_s)
         deployment = self._entry.deployment
         assert deployment is not None
-        seconds, kind = load_s(ctx, deployment, place), place.load_kind_of(deployment)
+        seconds = load_s(ctx, deployment, place, self._reclaim)
+        kind = place.load_kind_of(deployment, self._reclaim)
         return slot_for(place, kind, seconds, inf, ctx.now_s).ready_s
 
     def _check(self, plan: Plan) -> None:

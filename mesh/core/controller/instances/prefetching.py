@@ -129,12 +129,12 @@ def _load(
     """Load the model for nobody, if whoever calls another meanwhile would not wait for long, and
     there is room within the node's budget.
     """
-    seconds = load_s(ctx, deployment, node)
-    if seconds > ctx.limits.prefetch_load_s_max:
-        return False
     footprint = node.footprint_of(deployment)
     victims = _room(entry, deployment, node, footprint)
     if victims is None:
+        return False
+    seconds = load_s(ctx, deployment, node, victims)
+    if seconds > ctx.limits.prefetch_load_s_max:
         return False
     start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
     # Needed by nobody: all other loads go before it.
@@ -154,7 +154,7 @@ def _room(
     size_bytes = footprint.instance_bytes(PARKED_BLOCKS) - node.spared_bytes(deployment)
     ahead = [i for i in node.instances.values() if i.ahead]
     over_bytes = freed_bytes(ahead) + size_bytes - node.hello.prefetch_bytes
-    lesser = [i for i in node.reclaimable_instances() if _is_lesser(i, entry)]
+    lesser = [i for i in node.reclaimable_instances(deployment) if _is_lesser(i, entry)]
     within = enough([i for i in lesser if i.ahead], over_bytes)
     if over_bytes > 0 and not within:
         return None

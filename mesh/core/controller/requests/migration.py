@@ -8,8 +8,9 @@ After: the request runs in the place of its copy.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.kv_cache import note_longer, room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
 from mesh.core.controller.instances.plan_tests import PlanTests
@@ -83,50 +84,87 @@ def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: Insta
 
 def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
     """Have an instance go once all that runs on it has moved; False if one of them finds no room or
-    time elsewhere now, and nothing moves.
+    time elsewhere now, beside those before it, and nothing moves.
     """
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
         return False
+    targets: list[_Target] = []
     for request in requests:
-        if request.moves >= ctx.limits.moves_max or not _begin(ctx, request):
-            for begun in instance.requests.values():
-                if begun.migration is not None:
-                    give_up(ctx, begun.migration)
+        target = _look(ctx, request, before=targets)
+        if target is None:
             return False
+        targets.append(target)
+    for target in targets:
+        _begin_at(ctx, target)
     drain(ctx, instance)
     move_soon(ctx)
     return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """Where a request would go on: its copy has room and time on that instance."""
+
+    owner: DeploymentEntry
+    request: RequestEntry
+    copy: RequestEntry
+    instance: InstanceEntry
+
+
 def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:
     """Have the first instance that can take it, or that alone which is given, compute a request
-    ahead; one that has no token yet has nothing to go on from.
+    ahead.
     """
-    source = request.instance
+    target = _look(ctx, request, to)
+    return target is not None and _begin_at(ctx, target)
+
+
+def _look(
+    ctx: EventContext,
+    request: RequestEntry,
+    to: InstanceEntry | None = None,
+    before: Sequence[_Target] = (),
+) -> _Target | None:
+    """The first instance that can take a request, or that alone which is given, were those `before`
+    it to go where they are to; one that has no token yet has nothing to go on from.
+    """
+    source, limits = request.instance, ctx.limits
     owner = ctx.cell.deployments.get(request.original.deployment)
     if source is None or owner is None or not request.output_tokens or request.prefill_left:
-        return False
-    if _under_way(ctx, source.node) >= ctx.limits.migrations_max:
-        return False
+        return None
+    if request.moves >= limits.moves_max or _under_way(ctx, source.node) >= limits.migrations_max:
+        return None
     for instance in owner.candidates if to is None else (to,):
         if instance.deployment != request.deployment:
             continue
-        if not instance.takes_now or instance.is_full or not instance.node.hello.computes_ahead:
+        if not instance.takes_now or not instance.node.hello.computes_ahead:
             continue
-        if instance.node is source.node:
+        beside = [target.copy for target in before if target.instance is instance]
+        if instance.node is source.node or instance.free_places <= len(beside):
             continue
-        if _under_way(ctx, instance.node) >= ctx.limits.migrations_max:
+        if _under_way(ctx, instance.node) + len(beside) >= limits.migrations_max:
             continue
         copy = request.copy(ctx.now_s)
-        room = room_for(ctx, owner, instance, copy)
-        if room is None or not _in_time(ctx, owner, instance, copy):
+        if room_for_all(ctx, owner, instance, [*beside, copy]) is None:
             continue
-        compute_ahead(ctx, owner, copy, instance, room)
-        request.note_move()
-        ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s))
-        return True
-    return False
+        if _in_time(ctx, owner, instance, copy, beside):
+            return _Target(owner=owner, request=request, copy=copy, instance=instance)
+    return None
+
+
+def _begin_at(ctx: EventContext, target: _Target) -> bool:
+    """Have it compute the request ahead. False, and it is looked for again, where two moves counted
+    on unloading idle instances of the same deployment, of which its minimum keeps one.
+    """
+    room = room_for(ctx, target.owner, target.instance, target.copy)
+    if room is None:
+        return False
+    request, copy = target.request, target.copy
+    compute_ahead(ctx, target.owner, copy, target.instance, room)
+    request.note_move()
+    ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s))
+    return True
 
 
 def _under_way(ctx: EventContext, node: NodeEntry) -> int:
@@ -138,15 +176,25 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
 
 
 def _in_time(
-    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, copy: RequestEntry
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    copy: RequestEntry,
+    beside: Sequence[RequestEntry],
 ) -> bool:
-    """Whether nobody gets late by a copy, and by the request after it."""
+    """Whether nobody gets late by a copy, and by the request after it, with those beside it that
+    are to go there as well.
+    """
     if ctx.policy.promises and ctx.validations_left <= 0:
         return False
 
     def shadow() -> Verdict:
         ctx.note_validation(instance.node)
-        return forecast_on(instance, copy, now_s=ctx.now_s, limits=ctx.limits, moves=True).verdict
+        now_s, limits = ctx.now_s, ctx.limits
+        forecast = forecast_on(
+            instance, copy, now_s=now_s, limits=limits, beside=beside, moves=True
+        )
+        return forecast.verdict
 
     plan = Move(requests=(copy,), to=instance)
     tests = PlanTests(ctx, plan, owner, instance, copy, shadow)

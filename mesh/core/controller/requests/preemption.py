@@ -134,7 +134,7 @@ def _place(
     """Plan the move to a loaded instance on another node."""
     for instance in owner.candidates:
         others = moves.to(instance)
-        full = instance.batch + len(others) >= instance.batch_max
+        full = instance.free_places <= len(others)
         if full or not instance.takes_now or instance.node.node_id == away_from:
             continue
         if not moves.takes_more(instance) or not ctx.validations_left:

@@ -94,10 +94,10 @@ class Cell:
         self.expectations.learn_profile(profile)
         self.refusals.fleet_changed()
 
-    def refine_profile(self, profile: Profile) -> None:
-        """The same of one that iterations have refined."""
-        self.expectations.refine_profile(profile)
+    def refine_profile(self, before: Profile, told: Profile) -> Profile:
+        """The same of one that iterations have refined; see `Expectations.refine_profile`."""
         self.refusals.fleet_changed()
+        return self.expectations.refine_profile(before, told)
 
     def add_deployment(self, entry: DeploymentEntry) -> None:
         self.deployments[entry.spec.name] = entry

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from mesh.compute.load_times import PRIORS, LoadTimes, beside_s, stated_slowdown
+from mesh.compute.refining import taken_up
 from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.messages import NodeHello
@@ -29,13 +30,20 @@ class Expectations:
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
-        self.refine_profile(profile)
+        self._keep(profile)
         self._tried.clear()
 
-    def refine_profile(self, profile: Profile) -> None:
-        """One that was measured is nearer to what iterations take: now and then, so that estimates
-        which they have corrected stay so.
+    def refine_profile(self, before: Profile, told: Profile) -> Profile:
+        """A measured one is nearer to what iterations take, as a node has told that predicted
+        by `before`: now and then, so that estimates which they have corrected stay so. Returns what
+        is kept.
         """
+        kept = self._measured.get((told.model_id, told.fingerprint), before)
+        refined = taken_up(kept, before, told)
+        self._keep(refined)
+        return refined
+
+    def _keep(self, profile: Profile) -> None:
         self._measured[profile.model_id, profile.fingerprint] = profile
         self._best.clear()
 

@@ -116,8 +116,13 @@ class InstanceEntry:
         return self.state in (InstanceState.READY, InstanceState.PARKED)
 
     @property
+    def free_places(self) -> int:
+        """Of its batch, that no request has or waits for."""
+        return self.batch_max - self.batch - len(self.coming)
+
+    @property
     def is_full(self) -> bool:
-        return self.batch + len(self.coming) >= self.batch_max
+        return self.free_places <= 0
 
     @property
     def promised_bytes(self) -> int:
@@ -341,7 +346,8 @@ class InstanceEntry:
         correct of it: both at once, so that nothing is counted twice.
         """
         self.profile = said.profile
-        self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        if said.correction is not None:
+            self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.node.ease()
 
     def keep_for_profile(self) -> None:

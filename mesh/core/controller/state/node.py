@@ -5,7 +5,7 @@ is asked again (`state.refusals`). Owned by the controller core; it is read as t
 policies and placement take.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
@@ -142,11 +142,11 @@ class NodeEntry:
         """How large an instance of the deployment may be, with what it would share."""
         return self.free_bytes + self.spared_bytes(deployment)
 
-    def tier_of(self, deployment: Deployment, of: InstanceEntry | None = None) -> LoadTier:
-        """From where it would load the deployment's model, were it to begin next; or loads it, `of`
-        an instance whose load begins.
+    def tier_of(self, deployment: Deployment, without: Collection[InstanceId] = ()) -> LoadTier:
+        """From where it would load the deployment's model, were it to begin next, `without` the
+        weights of instances that go for it, or of the one whose load begins.
         """
-        if any(instance is not of for instance in self._sharers(deployment)):
+        if self._sharers(deployment, without):
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
@@ -173,7 +173,9 @@ class NodeEntry:
             names += [model_id] * max(sleeping, int(alone))
         return tuple(names)
 
-    def _sharers(self, deployment: Deployment) -> list[InstanceEntry]:
+    def _sharers(
+        self, deployment: Deployment, without: Collection[InstanceId] = ()
+    ) -> list[InstanceEntry]:
         """Whose weights an instance of the deployment would take: those that are loaded, or whose
         load runs. A load that waits may come after it, and then takes them from it.
         """
@@ -184,6 +186,7 @@ class NodeEntry:
             i
             for i in self.instances.values()
             if (i.model_id, i.context_tokens_max) == kind
+            and i.instance_id not in without
             and (i.is_loaded or (i.state is InstanceState.LOADING and not self.load_waits(i)))
         ]
 
@@ -196,25 +199,24 @@ class NodeEntry:
         loading = instance.state is InstanceState.LOADING
         return loading and self.station.running(instance.instance_id) is not None
 
-    def load_kind_of(self, deployment: Deployment) -> ReservationKind:
-        """With which loads one of the deployment's model would queue. One that shares weights which
-        are still being loaded waits for the end of that load, as other loads do.
+    def load_kind_of(
+        self, deployment: Deployment, without: Collection[InstanceId] = ()
+    ) -> ReservationKind:
+        """With which loads one of the deployment's model would queue, `without` as above. One that
+        shares weights which are still being loaded waits for the end of that load, as other loads
+        do.
         """
-        tier, sharers = self.tier_of(deployment), self._sharers(deployment)
+        tier, sharers = self.tier_of(deployment, without), self._sharers(deployment, without)
         if tier is LoadTier.REMOTE:
             return ReservationKind.IMPORT
         comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
         wakes = tier is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
-        """Idle instances in the order in which they go, with their bytes."""
-        idle = self.reclaimable_instances(sparing)
-        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
-
     def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
-        """The least recently used first. Where models are loaded ahead, the least called first:
-        what was loaded for its next caller would else be the last to go.
+        """Idle instances in the order in which they go: the least recently used first. Where models
+        are loaded ahead, the least called first: what was loaded for its next caller would else be
+        the last to go. Those whose weights one of the deployment `sparing` would share go last.
         """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []

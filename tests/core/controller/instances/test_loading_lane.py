@@ -101,12 +101,16 @@ def test_who_could_hardly_be_in_time_behind_another_load_gets_a_free_link_if_the
     assert len(used) == (2 if apart else 1)
 
 
+SHARED_RATES = (
+    (LoadTier.DISK, LoadRate(fixed_s=1.0, bytes_per_s=inf)),
+    (LoadTier.HOST, LoadRate(fixed_s=0.25, bytes_per_s=inf)),
+)
+
+
 def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_before() -> None:
     """Loads take 1 s, and 0.25 s with weights that are there."""
     cell = CellUnderTest(*(deployment(name, slo=BY_LENGTH) for name in ("a", "b")))
-    tiers = ((LoadTier.DISK, 1.0), (LoadTier.HOST, 0.25))
-    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
-    link, _ = cell.join(replace(hello(), shares_weights=True, load_rates=rates))
+    link, _ = cell.join(replace(hello(), shares_weights=True, load_rates=SHARED_RATES))
     (first,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
     assert not commands(cell.invoke(request("r2", of="b")), LoadInstance)
     (node,) = cell.core.cell.nodes.values()
@@ -176,3 +180,16 @@ def test_no_load_from_the_disk_waits_for_the_import_of_another_model() -> None:
     (node,) = cell.core.cell.nodes.values()
     ends_s = {i.split("-")[0]: at_s for i, at_s in loads_end_s(node, cell.now_s).items()}
     assert (ends_s["far"], ends_s["a"]) == (120.0, 101.0)
+
+
+@pytest.mark.parametrize(("room_mib", "late"), [(450, False), (340, True)])
+def test_where_the_last_that_has_the_weights_goes_for_a_load_it_is_promised_as_one_from_disk(
+    room_mib: int, late: bool
+) -> None:
+    """An instance of 300 MiB idles; the next one takes 116, its first token is due after 0.5 s."""
+    cell = CellUnderTest(*(deployment(name, slo=Slo(ttft_s=0.5)) for name in "ab"))
+    idle = node_with("n1", loaded("a1", "a"), memory_bytes=room_mib * MIB)
+    cell.join(replace(idle, shares_weights=True, load_rates=SHARED_RATES))
+    asked = cell.invoke(request("r1", of="b"))
+    assert bool(commands(asked, UnloadInstance)) is late
+    assert (only(asked, TellAccepted).grace_s > 0.0) is late

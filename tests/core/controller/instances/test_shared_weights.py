@@ -1,12 +1,14 @@
 """Instances of one model and context are booked its weights once on a node that shares them."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment
+from mesh.domain.events import KeepAliveExpired, LeaseCheckDue
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
@@ -18,6 +20,7 @@ from mesh.domain.messages import (
     NodeHello,
     UnloadInstance,
 )
+from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
@@ -175,3 +178,42 @@ def test_a_load_shows_what_it_shares() -> None:
     link, _ = cell.join(node(mib=400))
     a, b = started(cell, link, "a"), started(cell, link, "b")
     assert entry(cell).station.promised_bytes == (120 + a.kv_blocks + b.kv_blocks) * MIB
+
+
+def loaded_ahead(
+    *parked: str, mib: int, budget_mib: int = 200, disk_s: float = 1.0
+) -> tuple[CellUnderTest, list[ControllerAction]]:
+    """What a node that rests does for `a`, which was called five times; `x` has another model."""
+    wanted = sharing("a"), sharing("c"), replace(sharing("x"), model=OTHER_MODEL)
+    cell = CellUnderTest(*wanted)
+    models = {of.spec.name: of.model.model_id for of in wanted}
+    idle = [
+        replace(reported(n, n), model_id=models[DeploymentName(n)], kv_blocks=1) for n in parked
+    ]
+    said = replace(
+        node(mib=mib),
+        instances=tuple(idle),
+        prefetch_bytes=budget_mib * MIB,
+        load_rates=((LoadTier.DISK, LoadRate(fixed_s=disk_s, bytes_per_s=inf)),),
+    )
+    cell.join(said)
+    for name in ("a",) * 5 + ("x",) * 2 + ("c",):
+        cell.core.cell.deployments[DeploymentName(name)].note_call(cell.now_s)
+    for instance in tuple(cell.core.cell.instances.values()):
+        named, since_s = instance.instance_id, instance.idle_since_s
+        cell.tell(KeepAliveExpired(instance_id=named, idle_since_s=since_s))
+    cell.now_s += 1.0
+    return cell, cell.tell(LeaseCheckDue())
+
+
+def test_what_is_loaded_ahead_takes_the_place_of_another_model_before_that_of_its_own() -> None:
+    """Though `c`, which has its weights, is called the least. 13 MiB are missing."""
+    cell, told = loaded_ahead("c", "x", mib=210)
+    assert [c.instance_id for c in commands(told, UnloadInstance)] == ["x"]
+    assert entry(cell).tier_of(sharing("a")) is LoadTier.HOST
+
+
+@pytest.mark.parametrize(("disk_s", "loads"), [(1.0, True), (3.0, False)])
+def test_or_that_of_its_own_if_a_load_from_disk_holds_nobody_up(disk_s: float, loads: bool) -> None:
+    _, told = loaded_ahead("c", mib=120, disk_s=disk_s)
+    assert [c.instance_id for c in commands(told, UnloadInstance)] == ["c"] * loads

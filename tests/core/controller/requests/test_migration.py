@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
 from mesh.domain.events import (
@@ -20,6 +22,7 @@ from mesh.domain.messages import (
     AbortRequest,
     ComputedAhead,
     ContinueRequest,
+    NodeHello,
     RequestReturned,
     SubmitRequest,
     TokensReport,
@@ -27,14 +30,16 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
+from mesh.domain.slo import Slo
 from mesh.policy.llm_mesh import LLM_MESH
-from mesh.policy.plans import Plan, Release
+from mesh.policy.plans import Move, Plan, Release
 from mesh.policy.views import CellView
 from tests.core.admission import instance, node
-from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, of_kind, only, request
 from tests.support.profiles import PROFILE
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+TARGET = node("n2", instance("i2", "a"))
 
 
 class Releasing:
@@ -47,33 +52,43 @@ class Releasing:
         yield from (Release(instance=i) for i in cell.instances() if i.instance_id == "i1")
 
 
+class Moving(Releasing):
+    """`llm-mesh` that has what runs on node n1 move, again and again."""
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        to = next(i for i in cell.instances() if i.instance_id == "i2")
+        running = [r for i in cell.instances() if i is not to for r in cell.requests(i)]
+        yield Move(requests=tuple(running), to=to)
+
+
 class TwoNodes(CellUnderTest):
-    """On node n1 `r1` has three tokens, and others run; node n2 has such an instance, too."""
+    """On node n1 `r1` and others have three tokens; node n2 has such an instance, too."""
 
     def __init__(
         self,
         *,
         limits: CellLimits = LIMITS,
-        holds: bool = True,
+        to: NodeHello = TARGET,
         beside: Sequence[str] = (),
-        releases: bool = False,
+        policy: Any = None,
+        slo: Slo | None = None,
     ) -> None:
-        super().__init__(deployment("a"), limits=limits)
-        if releases:
+        super().__init__(deployment("a", slo=slo), limits=limits)
+        if policy is not None:
             self.core = ControllerCore(
                 epoch=1,
-                deployments=(deployment("a"),),
+                deployments=(deployment("a", slo=slo),),
                 limits=limits,
-                policy=Releasing(),
+                policy=policy,
                 profiles=(PROFILE,),
             )
         self.source, _ = self.join(node("n1", instance("i1", "a")))
+        self.counts: dict[str, int] = {}
         for name in ("r1", *beside):
             self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
-        to = replace(node("n2", instance("i2", "a")), computes_ahead=holds)
+            self.counts[name] = 0
+            self.yielded(3, of=name)
         self.target, _ = self.join(to)
-        self.counts = dict.fromkeys(("r1", *beside), 0)
-        self.yielded(3)
 
     @property
     def state(self) -> MigrationState | None:
@@ -303,7 +318,6 @@ def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for
     None
 ):
     cell = TwoNodes(limits=replace(LIMITS, turn_s_max=0.1), beside=("r2",))
-    cell.yielded(3, of="r2")
     cell.drain()
     for name in ("r1", "r2"):
         cell.computed(of=name)
@@ -378,20 +392,18 @@ def test_it_does_not_take_longer_than_it_may() -> None:
 
 
 def test_nothing_moves_to_an_engine_that_cannot_hold() -> None:
-    cell = TwoNodes(holds=False)
+    cell = TwoNodes(to=replace(TARGET, computes_ahead=False))
     assert not commands(cell.drain(), SubmitRequest)
 
 
 def test_no_more_move_at_a_time_than_may() -> None:
     cell = TwoNodes(limits=replace(LIMITS, migrations_max=1), beside=("r2",))
-    cell.tokens(cell.source, "r2", (7,))
     cell.drain()
     assert len(cell.core.cell.migrations) == 1
 
 
 def test_an_instance_that_a_policy_has_go_goes_once_what_runs_on_it_has_moved() -> None:
-    cell = TwoNodes(releases=True, beside=("r2",))
-    cell.yielded(3, of="r2")
+    cell = TwoNodes(policy=Releasing(), beside=("r2",))
     begun = cell.tell(LeaseCheckDue())
     orders = [command.order for command in commands(begun, SubmitRequest)]
     assert [(order.request.request_id, order.held) for order in orders] == [
@@ -407,14 +419,51 @@ def test_an_instance_that_a_policy_has_go_goes_once_what_runs_on_it_has_moved() 
 
 
 def test_it_goes_at_once_where_its_requests_cannot_move_live() -> None:
-    cell = TwoNodes(releases=True, holds=False)
+    cell = TwoNodes(policy=Releasing(), to=replace(TARGET, computes_ahead=False))
     said = cell.tell(LeaseCheckDue())
     assert only(commands(said, UnloadInstance), UnloadInstance).instance_id == "i1"
     assert not only(commands(said, SubmitRequest), SubmitRequest).order.held
 
 
 def test_of_more_than_may_move_at_a_time_none_begins_to() -> None:
-    cell = TwoNodes(releases=True, beside=("r2",), limits=replace(LIMITS, migrations_max=1))
-    cell.yielded(3, of="r2")
+    cell = TwoNodes(policy=Releasing(), beside=("r2",), limits=replace(LIMITS, migrations_max=1))
     orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
     assert [order.held for order in orders] == [False, False]
+
+
+ONE_PLACE = node("n2", replace(instance("i2", "a"), batch_max=1))
+SIXTEEN_BLOCKS = node("n2", replace(instance("i2", "a"), kv_blocks=16), memory_bytes=116 * MIB)
+"""Of which a request takes 7."""
+QUICK = Slo(ttft_s=0.035, ttft_tokens_per_s=1e6)
+"""The time in which a prompt is computed, but not two of them."""
+
+
+@pytest.mark.parametrize(
+    ("to", "slo"),
+    [(ONE_PLACE, None), (SIXTEEN_BLOCKS, None), (TARGET, QUICK)],
+    ids=["places", "memory", "time"],
+)
+def test_where_not_all_of_an_instance_have_a_place_none_moves_and_no_move_counts(
+    to: NodeHello, slo: Slo | None
+) -> None:
+    """There is what the first of them needs, and not what all need together: where they could move
+    at once, they do that.
+    """
+    alone = TwoNodes(policy=Releasing(), to=to, slo=slo)
+    assert only(commands(alone.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest).order.held
+    cell = TwoNodes(policy=Releasing(), to=to, slo=slo, beside=("r2", "r3"))
+    for _ in range(3):
+        orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
+        assert not any(order.held for order in orders)
+    assert [request.moves for request in cell.core.cell.requests.values()] == [0, 0, 0]
+
+
+def test_a_policy_has_a_request_move_no_more_often_than_it_may() -> None:
+    cell = TwoNodes(policy=Moving(), limits=replace(LIMITS, moves_max=2))
+    for attempt, moves in ((2, 1), (3, 2), (4, 2)):
+        cell.tell(LeaseCheckDue())
+        refused = RequestReturned(
+            request_id=RequestId("r1"), attempt=attempt, error="EngineError", message="no"
+        )
+        cell.report(cell.target, refused)
+        assert cell.core.cell.requests[RequestId("r1")].moves == moves

@@ -54,7 +54,7 @@ def ends(known: WithOther) -> dict[str, Callable[[], object]]:
         "another node has gone": lambda: cell.remove_node(known.other),
         "another node is drained": lambda: cell.turn_node(known.other, NodeState.DRAINING),
         "a profile was measured": lambda: cell.learn_profile(PROFILE),
-        "a profile was refined": lambda: cell.refine_profile(PROFILE),
+        "a profile was refined": lambda: cell.refine_profile(PROFILE, PROFILE),
         "the deployment was deleted": lambda: delete(known),
     }
 
