@@ -4,7 +4,7 @@
 needs memory for one tensor. `prepared` writes them to disk; `graph` turns them into constants.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +142,25 @@ def _mixture_plan(a: Architecture, ours: str, theirs: str) -> list[Matrix | Vect
         plan.append(Matrix(f"{ours}.shared.router", gate, a.hidden_size, routes=True))
         plan += _mlp_plan(a, f"{ours}.shared", f"{theirs}.shared_expert", shared)
     return plan
+
+
+def halves_of(name: str) -> tuple[str, str] | None:
+    """The names of gate and up, which are stored one below the other, of an array of both."""
+    if ".gate_up" not in name:
+        return None
+    return name.replace(".gate_up", ".gate"), name.replace(".gate_up", ".up")
+
+
+def in_halves(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """As the graph multiplies: gate and up each by itself, views of what is stored."""
+    found: dict[str, Array] = {}
+    for name, array in weights.items():
+        names = halves_of(name)
+        if names is None:
+            found[name] = array
+        else:
+            found |= zip(names, np.split(array, 2), strict=True)
+    return found
 
 
 def graph_weights(
