@@ -154,7 +154,7 @@ class Entry:
 ENTRIES = (
     Entry(
         name="mesh",
-        runs={I8: "i8, as chosen", I4: "i4, as chosen"},
+        runs={I8: "i8, as chosen", I4: "i4-g128, as chosen"},
         package="openvino",
         build=Mesh,
     ),

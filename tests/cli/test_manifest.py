@@ -109,7 +109,7 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  tensor_parallel: 0\n", "m.yaml:6: spec.tensor_parallel: 0 is below 1", "spans"),
         (HEAD + "  tool_format: qwen\n", "m.yaml:6: spec.tool_format: 'qwen'", "hermes, llama3"),
         (HEAD + "  precision: f8\n", "m.yaml:6: spec.precision: 'f8'", "f32, bf16 or f16"),
-        (HEAD + "  weights: i2\n", "m.yaml:6: spec.weights: 'i2'", "i8, i4, f16"),
+        (HEAD + "  weights: i2\n", "m.yaml:6: spec.weights: 'i2'", "i8, i4, i4-g128, f16"),
         (HEAD + "  tensor_parallel: 9\n", "spec.tensor_parallel: 9 is above 8", "spans"),
         (HEAD + "  tensor_parallel: two\n", "'two' is not a whole number", "spans"),
         (HEAD + "  source: z\n", "m.yaml:6: spec.source: written twice, first on line 5", "keep"),

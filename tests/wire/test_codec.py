@@ -180,7 +180,9 @@ def test_who_knows_nothing_of_weights_leaves_them_to_the_node() -> None:
     assert isinstance(found, ImportModel)
     assert found.weights is None
     asked.weights = "i2"
-    with pytest.raises(InvalidInput, match="weights is 'i2'; it must be one of i8, i4, f16, file"):
+    with pytest.raises(
+        InvalidInput, match="weights is 'i2'; it must be one of i8, i4, i4-g128, f16, file"
+    ):
         codec_command.command_from_wire(node_link_pb2.NodeCommand(import_model=asked))
 
 

@@ -49,7 +49,7 @@ def make_blob(wish: BlobWish, scratch: Path) -> None:
     exports = scratch / "exports"
     exports.mkdir()
     graph, exported = compiler.export(architecture, model_path, wish.context_tokens_max, exports)
-    blob = without_weights(_mapped(exported), _mapped(layout.path), layout)
+    blob = without_weights(_mapped(exported), _mapped(layout.path), layout.in_halves())
     expected = logits(graph)
     # One model in memory at a time.
     del graph

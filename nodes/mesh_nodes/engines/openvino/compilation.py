@@ -244,7 +244,7 @@ class Compiler:
         return {
             **self._properties,
             **properties_of(precisions),
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if weights.four_bits else ACTIVATION_GROUP,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _activation_group(weights),
         }
 
     def _bring_up(
@@ -393,6 +393,11 @@ class Compiler:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
         return checkpoint.maps, dict(graph_weights(architecture, checkpoint, precision))
+
+
+def _activation_group(weights: WeightPrecision) -> int:
+    fine = weights in (WeightPrecision.I4, WeightPrecision.FILE)
+    return GROUP if fine else ACTIVATION_GROUP
 
 
 def capable(core: ov.Core) -> frozenset[ComputePrecision]:

@@ -49,7 +49,8 @@ class _Export:
 
 
 def without_weights(exported: Bytes, stored: Bytes, layout: Layout) -> ShapeBlob:
-    """`stored` is the content of the prepared file that the model was compiled from.
+    """`stored` is the content of the prepared file that the model was compiled from, `layout` its
+    layout with the graph's names.
 
     Raises EngineError when a weight is not in the export as it is stored, or when something else is
     that may be this model's alone.

@@ -20,9 +20,13 @@ from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
-_FOUR_BITS_BYTES = {WeightPrecision.I4: 0.66, WeightPrecision.FILE: 0.75}
-"""The same with an f32 scale for 32 of them, and an offset, of 8 bits or an f32. A file has less
-than 4 bits of none, and may have more of some."""
+_FOUR_BITS_BYTES = {
+    WeightPrecision.I4: 0.66,
+    WeightPrecision.I4_G128: 0.57,
+    WeightPrecision.FILE: 0.75,
+}
+"""The same with an f32 scale for 32 of them, and an offset, of 8 bits or an f32; with a scale for
+64, and no offset. A file has less than 4 bits of none, and may have more of some."""
 _F16_BYTES = 9
 """Per parameter: computing in f32, the plugin holds f32 weights twice, beside f16 of the fused."""
 _IN_F16_BYTES = 5

@@ -1,4 +1,4 @@
-"""4-bit weights as the graph takes them: signed nibbles in groups of 32, a scale for each group.
+"""4-bit weights as the graph takes them: signed nibbles in groups, a scale for each group.
 
 A weight is `scale * nibble + offset`, both f32 and of its group, as they are made here; `offset`
 only where blocks have minima of their own. Blocks of GGUF files are taken over exactly
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 GROUP = 32
-"""Weights of a row that share a scale: what llama.cpp's 4-bit types have."""
+"""Weights of a row that share a scale: what llama.cpp's 4-bit types have, and ours with offsets."""
 _SIGN = np.uint8(0x88)
 """What makes two unsigned nibbles, 8 above, two signed ones."""
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05, -1.143)
@@ -33,7 +33,7 @@ class FourBits:
     """Rows of a matrix."""
 
     nibbles: Bytes
-    """[rows, groups, 16]: the earlier weight of a byte is in its lower half."""
+    """[rows, groups, weights of a group / 2]: the earlier weight of a byte is in its lower half."""
     scale: Floats
     """[rows, groups, 1]"""
     offset: Floats | None = None
@@ -41,8 +41,8 @@ class FourBits:
 
     def values(self) -> Floats:
         """[rows, columns]"""
-        rows, groups, _ = self.nibbles.shape
-        signed = np.empty((rows, groups, GROUP), np.float32)
+        rows, groups, half = self.nibbles.shape
+        signed = np.empty((rows, groups, 2 * half), np.float32)
         unsigned = self.nibbles ^ _SIGN
         signed[:, :, 0::2] = unsigned & 15
         signed[:, :, 1::2] = unsigned >> 4
@@ -50,7 +50,7 @@ class FourBits:
         signed *= self.scale
         if self.offset is not None:
             signed += self.offset[:, :, np.newaxis]
-        return signed.reshape(rows, groups * GROUP)
+        return signed.reshape(rows, groups * 2 * half)
 
 
 def stacked(parts: list[FourBits]) -> FourBits:
@@ -73,11 +73,12 @@ def from_blocks(kind: str, blocks: Bytes) -> FourBits:
     return EXACT[kind](blocks)
 
 
-def quantise_groups(weights: Floats) -> FourBits:
-    """[rows, columns], a multiple of 32 columns, to symmetric groups. The largest weight of a group
-    is put at -8 or, where that costs less in squares, beyond it; of a few tried scales the best.
+def quantise_groups(weights: Floats, group: int = GROUP) -> FourBits:
+    """[rows, columns], a multiple of `group` columns, to symmetric groups. The largest weight of a
+    group is put at -8 or, where that costs less in squares, beyond it; of a few tried scales the
+    best.
     """
-    grouped = weights.reshape(len(weights), -1, GROUP)
+    grouped = weights.reshape(len(weights), -1, group)
     at = np.abs(grouped).argmax(axis=2, keepdims=True)
     largest = np.take_along_axis(grouped, at, axis=2)
     best_scale, best = np.ones_like(largest), np.zeros_like(grouped)

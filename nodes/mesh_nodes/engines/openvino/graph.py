@@ -23,7 +23,7 @@ from mesh_nodes.engines.openvino.paged_attention import (
     parameter,
 )
 from mesh_nodes.engines.openvino.rope import rope_tables, rotate
-from mesh_nodes.engines.openvino.weights import Array
+from mesh_nodes.engines.openvino.weights import Array, in_halves
 
 COSINE, SINE = "cosine", "sine"
 LOCAL_COSINE, LOCAL_SINE = "local_cosine", "local_sine"
@@ -43,9 +43,12 @@ class _Builder:
         self, architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
     ) -> None:
         self._a = architecture
-        self._weights = weights
+        self._weights = in_halves(weights)
         self._constants = dict[str, Node]()
         self._matrices = dict[str, Node]()
+        self._summed: tuple[Node, Node] | None = None
+        """The input of the last matrix with offsets, and its groups' sums: gate and up share both.
+        """
         self._attention = AttentionInputs()
         self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
         self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
@@ -91,7 +94,9 @@ class _Builder:
         upper = ops.floor(ops.multiply(rows, _number(1 / 16)))
         lower = ops.subtract(rows, ops.multiply(upper, _number(16)))
         pairs = [ops.unsqueeze(_signed(half), _shape(3)) for half in (lower, upper)]
-        groups = ops.reshape(ops.concat(pairs, 3), _shape(-1, nibbles.shape[1], GROUP), False)
+        groups = ops.reshape(
+            ops.concat(pairs, 3), _shape(-1, nibbles.shape[1], 2 * nibbles.shape[2]), False
+        )
         embedded = ops.multiply(groups, self._rows_of_tokens("embedding.scale"))
         if "embedding.offset" in self._weights:
             offset = ops.unsqueeze(self._rows_of_tokens("embedding.offset"), _shape(2))
@@ -138,9 +143,11 @@ class _Builder:
         return ops.reshape(x, _shape(-1, heads * size), False)
 
     def _mlp(self, prefix: str, x: Node) -> Node:
-        """Of what is normed."""
-        split = ops.split(self._linear(x, f"{prefix}.gate_up"), _scalar(2), 2)
-        return self._linear(self._gated(split.output(0), split.output(1)), f"{prefix}.down")
+        """Of what is normed. Two products: the plugin takes the activation into that of the gate,
+        and no rows of both have to be cut apart.
+        """
+        gate, up = (self._linear(x, f"{prefix}.{name}") for name in ("gate", "up"))
+        return self._linear(self._gated(gate, up), f"{prefix}.down")
 
     def _gated(self, gate: Node, up: Node) -> Node:
         silu = self._a.activation == SILU
@@ -214,9 +221,10 @@ class _Builder:
         """What a weight of a group adds to all of it: its share in the sum of the group's inputs.
         The plugin multiplies by 4 bits and whole zero points only as quickly as it does in i8.
         """
-        groups = ops.reshape(x, _shape(0, 0, offset.shape[1], GROUP), True)
-        sums = ops.reduce_sum(groups, _shape(3), False)
-        return ops.matmul(sums, self._matrix(name), False, True)
+        if self._summed is None or self._summed[0] is not x:
+            groups = ops.reshape(x, _shape(0, 0, offset.shape[1], GROUP), True)
+            self._summed = x, ops.reduce_sum(groups, _shape(3), False)
+        return ops.matmul(self._summed[1], self._matrix(name), False, True)
 
     def _matrix(self, name: str, experts: int = 0) -> Node:
         """f32 [rows, columns], decompressed in the graph from what is stored; of experts

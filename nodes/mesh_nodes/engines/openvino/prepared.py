@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mesh.domain.errors import StorageError
 from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
-from mesh_nodes.engines.openvino.weights import Array
+from mesh_nodes.engines.openvino.weights import Array, halves_of
 
 _ALIGNMENT_BYTES = 64
 """A cache line, and what OpenVINO asks of a constant that it takes without a copy."""
@@ -47,6 +47,21 @@ class Layout:
         entry = self.tensors[name]
         count = int(np.prod(entry["shape"], dtype=np.int64))
         return entry["offset"], count * np.dtype(entry["dtype"]).itemsize
+
+    def in_halves(self) -> "Layout":
+        """See `weights.in_halves`."""
+        tensors: dict[str, Mapping[str, Any]] = {}
+        for name, entry in self.tensors.items():
+            names = halves_of(name)
+            if names is None:
+                tensors[name] = entry
+                continue
+            begin, size_bytes = self.span(name)
+            shape = [entry["shape"][0] // 2, *entry["shape"][1:]]
+            for number, half in enumerate(names):
+                offset = begin + number * size_bytes // 2
+                tensors[half] = {**entry, "shape": shape, "offset": offset}
+        return replace(self, tensors=tensors)
 
 
 def prepared_path(model_path: Path, key: str) -> Path:

@@ -10,22 +10,32 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, compilation
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.four_bits import (
     EXACT,
     GROUP,
+    FourBits,
     from_blocks,
     quantise_groups,
     quantise_with_offsets,
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
+from mesh_nodes.engines.openvino.weights import Matrix, weight_plan
 from tests.loader.tiny_gguf import byte_tokenizer, random_tensors, write_tiny_gguf
 from tests.nodes.engines.openvino.test_blobs import compiled, compiler, make, wish
 from tests.nodes.engines.openvino.test_graph import CHUNKS, computed_logits
-from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel, reference_logits
+from tests.nodes.engines.openvino.test_weights import weights_of
+from tests.nodes.engines.openvino.tiny import (
+    CONTEXT_TOKENS_MAX,
+    TinyModel,
+    reference_logits,
+    write_tiny,
+)
+from tests.nodes.engines.openvino.tiny import VOCABULARY as VOCABULARY_OF_TINY
 
 ROWS, COLUMNS = 24, 512
 VOCABULARY = len(byte_tokenizer().tokens)
@@ -59,12 +69,13 @@ def test_blocks_mean_what_llama_cpp_means_by_them(kind: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
-def test_groups_lose_less_than_by_rounding_to_their_largest_weight() -> None:
+@pytest.mark.parametrize("group", [GROUP, 128])
+def test_groups_lose_less_than_by_rounding_to_their_largest_weight(group: int) -> None:
     weights = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
-    weights[0, :GROUP] = 0
-    values = quantise_groups(weights).values()
-    assert not values[0, :GROUP].any()
-    grouped = weights.reshape(ROWS, -1, GROUP)
+    weights[0, :group] = 0
+    values = quantise_groups(weights, group).values()
+    assert not values[0, :group].any()
+    grouped = weights.reshape(ROWS, -1, group)
     scale = np.abs(grouped).max(axis=2, keepdims=True) / 7
     rounded = np.rint(grouped / np.where(scale == 0, 1, scale)) * scale
     assert np.square(values - weights).sum() < 0.85 * np.square(rounded - grouped).sum()
@@ -119,8 +130,39 @@ def test_logits_are_those_of_the_files_own_values(
         np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
 
 
+def test_logits_of_coarse_groups_are_those_of_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 128 weights in one group, rows of 64 in one of 64; in f32 and within its rounding."""
+    model = write_tiny(tmp_path / "m")
+    weights = weights_of(model.path, WeightPrecision.I4_G128)
+    assert {weights[f"layers.0.{name}"].shape[1] for name in ("gate_up", "down")} == {1}
+    exact = load_file(model.path / "model.safetensors")
+    for plan in weight_plan(read_architecture(model.path)):
+        values = weights[plan.name]
+        if isinstance(plan, Matrix):
+            scale = weights[f"{plan.name}.scale"].astype(np.float32)
+            four_bits = values.dtype == np.uint8
+            bits = values.view(np.uint8)
+            values = FourBits(bits, scale).values() if four_bits else values.astype(float) * scale
+            ends = np.cumsum([rows for _, rows in plan.sources])[:-1]
+            for (name, _), part in zip(plan.sources, np.split(values, ends), strict=True):
+                exact[f"{name}.weight"] = np.ascontiguousarray(part)
+    (tmp_path / "exact").mkdir()
+    shutil.copy(model.path / "config.json", tmp_path / "exact")
+    save_file(exact, tmp_path / "exact" / "model.safetensors")
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY_OF_TINY, sum(CHUNKS)).tolist()
+    expected = reference_logits(tmp_path / "exact", tokens)
+    monkeypatch.setattr(compilation, "ACTIVATION_GROUP", 0)  # activations in f32
+    logits = computed_logits(model, tokens, WeightPrecision.I4_G128, KvPrecision.F32)
+    for place, row in logits.items():
+        np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("weights", [WeightPrecision.FILE, WeightPrecision.I4])
+@pytest.mark.parametrize(
+    "weights", [WeightPrecision.FILE, WeightPrecision.I4, WeightPrecision.I4_G128]
+)
 def test_a_model_of_four_bits_is_imported_from_a_blob_of_its_shape(
     tmp_path: Path, weights: WeightPrecision, tied: bool
 ) -> None:

@@ -49,15 +49,16 @@ def test_fused_rows_are_the_sources_one_below_the_other(
     weights = weights_of(model.path, precision)
     expected = np.concatenate([source[f"{name}.weight"] for name in names]).astype(np.float64)
     got = weights["layers.1.qkv"].astype(np.float64)
-    if precision is WeightPrecision.I4:
+    if precision in (WeightPrecision.I4, WeightPrecision.I4_G128):
         nibbles = weights["layers.1.qkv"].view(np.uint8)
-        scale, rounded, offset_scale = (
-            weights[f"layers.1.qkv.{each}"].astype(np.float32)
-            for each in ("scale", "offset", "offset.scale")
-        )
-        assert weights["layers.1.qkv.offset"].dtype == np.int8
-        lost = FourBits(nibbles, scale, rounded * offset_scale).values()
-        steps = np.repeat(np.abs(scale.astype(np.float64)[:, :, 0]), GROUP, axis=1)
+        scale, offset, group = weights["layers.1.qkv.scale"].astype(np.float32), None, HIDDEN
+        if precision is WeightPrecision.I4:
+            rounded, group = weights["layers.1.qkv.offset"], GROUP
+            assert rounded.dtype == np.int8
+            offset_scale = weights["layers.1.qkv.offset.scale"].astype(np.float32)
+            offset = rounded.astype(np.float32) * offset_scale
+        lost = FourBits(nibbles, scale, offset).values()
+        steps = np.repeat(np.abs(scale.astype(np.float64)[:, :, 0]), group, axis=1)
         assert np.mean(np.abs(lost - expected) <= steps / 2 * 1.001) > 0.95
     elif precision.quantised:
         scales = weights["layers.1.qkv.scale"].astype(np.float64)
