@@ -120,11 +120,8 @@ class VllmEngine:
         self._ahead.fill()
 
     def resident_bytes(self) -> int:
-        """Of the processes that this engine has started."""
-        with self._lock:
-            pids = [remote.pid for remote in self._instances.values()]
-        pids += self._sleepers.pids() + self._ahead.pids()
-        return host.resident_bytes(self._spawner.pid, pids)
+        """Of the spawner's processes, one that does not end although it was killed among them."""
+        return host.resident_bytes(self._spawner.pid, self._spawner.pids())
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -45,10 +45,10 @@ def range_bytes(layout: Layout) -> int:
 
 
 class Holder(Protocol):
-    """A process: it holds what it maps until it ends."""
+    """A process: it holds what it maps until it is gone, whether or not anybody can call it."""
 
     @property
-    def alive(self) -> bool: ...
+    def gone(self) -> bool: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class HostPool:
         for key, entry in list(self._entries.items()):
             if not entry.range.whole and self._is_marked(entry.range):
                 entry.range = replace(entry.range, whole=True)
-            entry.holders = {i: held for i, held in entry.holders.items() if held[0].alive}
+            entry.holders = {i: held for i, held in entry.holders.items() if not held[0].gone}
             if not entry.holders and (key in self._refused or not entry.range.whole):
                 self._free(key)
 

@@ -25,6 +25,10 @@ class Process:
 
     alive: bool = True
 
+    @property
+    def gone(self) -> bool:
+        return not self.alive
+
 
 class Keys:
     """Weights by a letter, so many chunks each."""
