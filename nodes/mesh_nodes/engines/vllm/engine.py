@@ -305,24 +305,28 @@ class VllmEngine:
         return tier
 
     def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> tuple[Bed, LoadTier]:
-        """A new process. What the pool has wrong is read from disk."""
+        """A new process. What the pool has wrong is read from disk, now and ever again; where the
+        process was killed amid it, this once.
+        """
         self._check_room(order)
+        progress("start an engine process", 0.0)
+        remote = self._ahead.take(order.instance_id)
         if kind.weights in self._pooled():
             try:
-                return self._load(order, kind, progress, pooled=True)
+                return self._load(remote, order, kind, progress, pooled=True)
             except OutOfMemory:
                 raise
             except MeshError as error:
                 log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
                 assert self._pool is not None
-                self._pool.refuse(kind.weights)
-        return self._load(order, kind, progress, pooled=False)
+                if not remote.killed:
+                    self._pool.refuse(kind.weights)
+            remote = self._ahead.take(order.instance_id)
+        return self._load(remote, order, kind, progress, pooled=False)
 
     def _load(
-        self, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
+        self, remote: Remote, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
     ) -> tuple[Bed, LoadTier]:
-        progress("start an engine process", 0.0)
-        remote = self._ahead.take(order.instance_id)
         try:
             self._put(self._loading, order.instance_id, remote)
             where = self._pool.hold(kind.weights, remote) if self._pool and pooled else None

@@ -56,6 +56,8 @@ class Remote:
         self._exit_code: int | None = None
         self._cause = ""
         """What it said before it ended of itself."""
+        self.killed = False
+        """By others, amid a call: what it was asked for is no reason."""
 
     @property
     def books(self) -> InstanceMemory | None:
@@ -136,7 +138,9 @@ class Remote:
                     case Failure() as failure:
                         raise self._failed(failure)
         except (EOFError, OSError):
-            raise self._gone(f"ended amid a {verb}") from None
+            error = self._gone(f"ended amid a {verb}")
+            self.killed = self._exit_code in (None, -signal.SIGKILL)
+            raise error from None
         except MeshError:
             raise
         except BaseException:

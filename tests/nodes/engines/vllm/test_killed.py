@@ -13,6 +13,7 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
+from mesh.domain.steps import LoadTier
 from mesh_loader.digests import Verify
 from mesh_nodes.engines.vllm import VllmEngine, VllmRelease, remote
 from mesh_nodes.engines.vllm.messages import (
@@ -106,6 +107,25 @@ def engine(made_up: MadeUp) -> Iterator[VllmEngine]:
     )
     yield engine
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("deadly", "last"), [(signal.SIGKILL, LoadTier.HOST), (signal.SIGSEGV, LoadTier.DISK)]
+)
+def test_the_pool_is_tried_again_after_a_kill_and_never_after_a_crash(
+    engine: VllmEngine,
+    model: StoredModel,
+    made_up: MadeUp,
+    deadly: signal.Signals,
+    last: LoadTier,
+) -> None:
+    tiers = []
+    for fatal in (None, deadly, None):
+        made_up.deadly = fatal
+        tiers.append(engine.load(model.order(ONE), no_progress).tier)
+        engine.unload(ONE)
+        assert engine._sleepers.evict()
+    assert tiers == [LoadTier.DISK, LoadTier.DISK, last]
 
 
 def test_a_process_that_cannot_be_killed_is_called_no_more_and_holds_what_it_holds(
