@@ -19,7 +19,6 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
-from mesh.domain.units import format_bytes
 from mesh.memory.cache_room import CacheRoom
 from mesh.runtime.engine import (
     Ended,
@@ -33,6 +32,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_loader.digests import Verifier, Verify, require_originals
+from mesh_nodes.engines.refusals import lacks_memory
 from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.cached import CachedBlocks
@@ -402,8 +402,4 @@ class VllmEngine:
         while (available_bytes := self._available_bytes()) < wanted_bytes:
             if self._sleepers.evict():
                 continue
-            raise OutOfMemory(
-                f"instance {order.instance_id} takes {format_bytes(wanted_bytes)}, "
-                f"{format_bytes(available_bytes)} are available",
-                hint="unload another instance, or ask for fewer KV blocks",
-            )
+            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
