@@ -134,7 +134,7 @@ class LoadTimes:
         if self._stated:
             seen = [each for loads in self._tiers.values() for each in loads.slowdowns()]
             self.seen = bool(seen)
-            self.slowdown = median([*seen, *repeat(self._stated, STATED_PAIRS)])
+            self.slowdown = learned_slowdown(self._stated, seen)
 
     def expected_s(self, tier: LoadTier, weights_bytes: int) -> float:
         """Of a load alone, as likely longer as shorter. One must have come from the tier."""
@@ -155,6 +155,11 @@ class LoadTimes:
 def stated_slowdown(busy_load_factor: float) -> float:
     """No load takes less time beside iterations, whatever a node states."""
     return max(busy_load_factor - 1.0, 0.0)
+
+
+def learned_slowdown(stated: float, seen: Iterable[float]) -> float:
+    """By what a node states, and what pairs of its loads say (`slowdowns`)."""
+    return median([*seen, *repeat(stated, STATED_PAIRS)])
 
 
 def beside_s(alone_s: float, slowdown: float, computes_s: float) -> float:

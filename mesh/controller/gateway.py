@@ -162,6 +162,10 @@ class Gateway:
         said = deployment.spec.tool_format
         return said or await self._tokenizers.tool_format(deployment.model.model_id)
 
+    async def calls_by_tokens(self, deployment: Deployment) -> bool:
+        """Whether its model has tokens for the marks of its calls."""
+        return await self._tokenizers.calls_by_tokens(deployment.model.model_id)
+
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None:
         """How its model's answers to chats begin; None: with no thought."""
         return await self._tokenizers.thinking(deployment.model.model_id, template_kwargs)

@@ -28,6 +28,7 @@ class PromptCodec(Protocol):
 
     sampling: SamplingDefaults
     tool_format: ToolFormat
+    calls_by_tokens: bool
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -86,6 +87,10 @@ class Tokenizers:
     async def tool_format(self, model_id: ModelId) -> ToolFormat:
         """How the model calls tools, as its chat template tells."""
         return (await self._codec(model_id)).tool_format
+
+    async def calls_by_tokens(self, model_id: ModelId) -> bool:
+        """Whether the model has tokens for the marks of its calls."""
+        return (await self._codec(model_id)).calls_by_tokens
 
     async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:
         """How its answers to chats begin; None: with no thought."""

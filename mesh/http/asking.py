@@ -86,10 +86,14 @@ def with_slo(
     return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
 
 
-def with_tools(asked: Invocation, body: ChatBody, form: ToolFormat) -> Invocation:
+def with_tools(
+    asked: Invocation, body: ChatBody, form: ToolFormat, *, by_tokens: bool
+) -> Invocation:
     """One of a call that offers tools, to a model that calls them so. Raises InvalidInput."""
     several = body.parallel_tool_calls is not False
-    return tools.with_tools(asked, body.tools or (), body.tool_choice, form, several=several)
+    return tools.with_tools(
+        asked, body.tools or (), body.tool_choice, form, several=several, by_tokens=by_tokens
+    )
 
 
 def grammar_member(body: Body) -> str:

@@ -88,7 +88,8 @@ class Generation:
         form = ToolFormat.NONE
         if offers_tools(body.tools, body.tool_choice):
             form = await self._gateway.tool_format(deployment)
-            asked = with_tools(asked, body, form)
+            by_tokens = await self._gateway.calls_by_tokens(deployment)
+            asked = with_tools(asked, body, form, by_tokens=by_tokens)
         if thinking is not None and asked.grammar is not None:
             await asyncio.to_thread(check_grammar, asked.grammar)  # as it was asked for
             asked = replace(asked, grammar=after_thought(asked.grammar, thinking))

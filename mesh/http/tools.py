@@ -96,9 +96,11 @@ def with_tools(
     form: ToolFormat,
     *,
     several: bool,
+    by_tokens: bool,
 ) -> Invocation:
-    """A chat whose template is given the tools, and its answer's grammar where it has to call one.
-    Raises InvalidInput where the model's template knows of no tools.
+    """A chat whose template is given the tools, and its answer's grammar where it has to call one:
+    `several`, `by_tokens` as `calls_grammar` takes them. Raises InvalidInput where the model's
+    template knows of no tools.
     """
     if form is ToolFormat.NONE:
         raise InvalidInput(
@@ -122,7 +124,8 @@ def with_tools(
         for tool in tools
         if named in (None, tool.function.name)
     }
-    grammar = calls_grammar(form, schemas, several=several and named is None)
+    several = several and named is None
+    grammar = calls_grammar(form, schemas, several=several, by_tokens=by_tokens)
     return replace(asked, prompt=prompt, grammar=grammar)
 
 

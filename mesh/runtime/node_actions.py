@@ -122,21 +122,11 @@ class Models(Protocol):
 
 
 class NodePerformer:
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        lanes: Lanes,
-        link: ReportLink,
-        models: Models,
-        note_load: Callable[[LoadedInstance], None] = lambda loaded: None,
-    ) -> None:
-        """`note_load` is called on a load's lane, after each that ends well."""
+    def __init__(self, *, engine: Engine, lanes: Lanes, link: ReportLink, models: Models) -> None:
         self._engine = engine
         self._lanes = lanes
         self._link = link
         self._models = models
-        self._note_load = note_load
         engine.watch(self._ended)
 
     def perform(self, action: NodeAction) -> None:
@@ -300,7 +290,6 @@ class NodePerformer:
             if order.import_s:
                 elapsed_s = order.import_s + loaded.elapsed_s
                 loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)
-            self._note_load(loaded)
             return loaded
 
         def wake() -> LoadedInstance | LoadOrder | None:

@@ -15,7 +15,7 @@ from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text import thoughts
 from mesh.text.thoughts import Thinking
-from mesh.text.tool_calls import format_of
+from mesh.text.tool_calls import MARKS, format_of
 
 if TYPE_CHECKING:
     from mesh.text.template import ChatTemplate
@@ -66,6 +66,8 @@ class TextCodec:
         self._template = _template_of(assets)
         self.sampling = assets.sampling
         self.tool_format = format_of(assets.chat_template)
+        self.calls_by_tokens = {one.content for one in added.values() if not one.special} >= MARKS
+        """Calls begin and end with tokens of their own, which are text all the same."""
         self._thinks = thoughts.CLOSE in (assets.chat_template or "")
         self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
         self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)

@@ -55,6 +55,8 @@ class Arguments:
 Said = Text | CallBegun | Arguments
 
 _OPEN, _CLOSE, _PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
+MARKS = frozenset({_OPEN, _CLOSE})
+"""Of calls as Hermes makes them; tokens of their own, where the vocabulary has such."""
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -236,9 +238,11 @@ def _held(text: str) -> int:
     return held + len(kept) - len(kept.rstrip())
 
 
-def calls_grammar(form: ToolFormat, schemas: Mapping[str, Any], *, several: bool) -> Grammar:
+def calls_grammar(
+    form: ToolFormat, schemas: Mapping[str, Any], *, several: bool, by_tokens: bool = False
+) -> Grammar:
     """Of an answer that calls one of these tools, by their names with the schemas of their
-    arguments, or `several` of them.
+    arguments, or `several` of them. `by_tokens`: `MARKS` are tokens, and not to be spelled.
     """
     key = "arguments" if form is ToolFormat.HERMES else "parameters"
     one_of = [_call_schema(key, name, schema) for name, schema in schemas.items()]
@@ -246,7 +250,8 @@ def calls_grammar(form: ToolFormat, schemas: Mapping[str, Any], *, several: bool
     call = f"%json {json.dumps(schema, ensure_ascii=False)}"
     if form is ToolFormat.HERMES:
         times = f'call ("\\n" call){{0,{CALLS_MAX - 1}}}' if several else "call"
-        rules = ["start: " + times, f'call: "{_OPEN}\\n" said "\\n{_CLOSE}"', f"said: {call}"]
+        begin, end = (_OPEN, _CLOSE) if by_tokens else (f'"{_OPEN}"', f'"{_CLOSE}"')
+        rules = ["start: " + times, f'call: {begin} "\\n" said "\\n" {end}', f"said: {call}"]
     else:
         rules = [f"start: {call}"]
     return Grammar(kind=GrammarKind.LARK, text="\n".join(rules))

@@ -22,11 +22,11 @@ from mesh.domain.actions import NodeAction
 from mesh.domain.errors import EngineError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
-from mesh.domain.messages import NodeHello, NodeReport
+from mesh.domain.messages import InstanceLoaded, NodeHello, NodeReport
 from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
-from mesh.domain.steps import HeldModel, LoadedInstance, LoadTier
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -58,12 +58,18 @@ class CarriedLink:
     not wait; all reports take the same way, so that they keep their order.
     """
 
-    def __init__(self, link: NodeLink, messenger: Messenger) -> None:
+    def __init__(
+        self, link: NodeLink, messenger: Messenger, loaded: Callable[[InstanceLoaded], None]
+    ) -> None:
+        """`loaded` is called on the loop's thread, with what is told of loads."""
         self._link = link
         self._messenger = messenger
+        self._loaded = loaded
 
     def send(self, report: NodeReport) -> None:
         self._messenger.post(partial(self._link.send, report))
+        if isinstance(report, InstanceLoaded):
+            self._messenger.post(partial(self._loaded, report))
 
 
 class Agent:
@@ -147,9 +153,8 @@ class Agent:
         performer = NodePerformer(
             engine=self._engine,
             lanes=lanes,
-            link=CarriedLink(link, messenger),
+            link=CarriedLink(link, messenger, self._note_load),
             models=models,
-            note_load=self._note_load,
         )
         self._host = Host[NodeEvent, NodeAction](
             core=self._core,
@@ -189,9 +194,10 @@ class Agent:
         rates = () if self._loads is None else self._loads.rates()
         return replace(self._identity, instances=instances, load_rates=rates, models=self._models)
 
-    def _note_load(self, loaded: LoadedInstance) -> None:
+    def _note_load(self, loaded: InstanceLoaded) -> None:
         if self._loads is not None:
-            self._loads.note(loaded)
+            # It writes a file.
+            self._loop.run_in_executor(None, self._loads.note, loaded)
 
     def _opened(self, rule: NodeRule) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)

@@ -2,33 +2,44 @@
 
 Owns one small file under the node's home for each kind of node that has been there, by its
 fingerprint, which has the engine's version in it. A torn or missing file is as good as none: loads
-to come will say it again. Before: the lanes of loads, and `load_probe` where nothing is known.
-After: the node's hello.
+to come will say it again. Told is what loads take alone, whatever was computed beside those that
+were seen. Before: the reports of loads, and `load_probe` where nothing is known. After: the node's
+hello.
 """
 
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh.compute.load_times import LOADS_KEPT, PRIORS, fitted
-from mesh.domain.steps import LoadedInstance, LoadRate, LoadTier
+from mesh.compute.load_times import (
+    LOADS_KEPT,
+    PRIORS,
+    fitted,
+    learned_slowdown,
+    slowdowns,
+    stated_slowdown,
+)
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh_nodes.kept_json import keep_json
 
 FOLDER = "load-times"
 
 log = logging.getLogger(__name__)
 
-Load = tuple[int, float]
-"""Weights and seconds."""
+Load = tuple[int, float, float]
+"""Weights, seconds, and of these the share in which the node computed beside it."""
 
 
 class KeptLoads:
     """`note` and `rates` are for any thread."""
 
-    def __init__(self, home: Path, fingerprint: str) -> None:
+    def __init__(self, home: Path, fingerprint: str, busy_load_factor: float = 1.0) -> None:
+        """`busy_load_factor`: as the node states it."""
+        self._stated_slowdown = stated_slowdown(busy_load_factor)
         self._path = home / FOLDER / f"{fingerprint.replace('/', '_')}.json"
         self._loads, self._measured = _read(self._path)
         self._noting = threading.Lock()
@@ -42,11 +53,12 @@ class KeptLoads:
         self._measured = {**self._measured, **rates}
         self._write()
 
-    def note(self, loaded: LoadedInstance) -> None:
+    def note(self, loaded: InstanceLoaded) -> None:
         """A load has ended well."""
         if loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
             return
-        load = (loaded.footprint.weights_bytes, loaded.elapsed_s)
+        share = min(loaded.computed_s / loaded.elapsed_s, 1.0)
+        load = (loaded.footprint.weights_bytes, loaded.elapsed_s, share)
         with self._noting:
             before = self._loads.get(loaded.tier, ())
             self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
@@ -55,13 +67,31 @@ class KeptLoads:
     def rates(self) -> tuple[tuple[LoadTier, LoadRate], ...]:
         """Of each tier that anything is known of."""
         loads, found = self._loads, []
+        slowdown = self._slowdown(loads)
         for tier in LoadTier:
-            measured = self._measured.get(tier)
             if tier in loads:
-                found.append((tier, fitted(loads[tier], measured or PRIORS[tier])))
-            elif measured is not None:
-                found.append((tier, measured))
+                alone = [(size, s / (1.0 + slowdown * share)) for size, s, share in loads[tier]]
+                found.append((tier, fitted(alone, self._prior(tier))))
+            elif tier in self._measured:
+                found.append((tier, self._measured[tier]))
         return tuple(found)
+
+    def _prior(self, tier: LoadTier) -> LoadRate:
+        return self._measured.get(tier, PRIORS[tier])
+
+    def _slowdown(self, loads: Mapping[LoadTier, Sequence[Load]]) -> float:
+        """Of loads beside which the node computes, as its controller learns it."""
+        if not self._stated_slowdown:
+            return 0.0
+        seen = [
+            slowdown
+            for tier, of_tier in loads.items()
+            for slowdown in slowdowns(
+                (seconds / self._prior(tier).load_s(size), share)
+                for size, seconds, share in of_tier
+            )
+        ]
+        return learned_slowdown(self._stated_slowdown, seen)
 
     def _write(self) -> None:
         content = {
@@ -94,10 +124,11 @@ def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], Mapping[Load
         return {}, {}
 
 
-def _load(weights_bytes: int, seconds: float) -> Load:
-    if not (weights_bytes > 0 and seconds > 0.0):
-        raise ValueError(f"a load of {weights_bytes} bytes in {seconds} s")
-    return int(weights_bytes), float(seconds)
+def _load(weights_bytes: int, seconds: float, beside_share: float = 0.0) -> Load:
+    """Files of before say nothing of the last."""
+    if not (weights_bytes > 0 and seconds > 0.0 and 0.0 <= beside_share <= 1.0):
+        raise ValueError(f"a load of {weights_bytes} bytes in {seconds} s, {beside_share} beside")
+    return int(weights_bytes), float(seconds), float(beside_share)
 
 
 def _rate(fixed_s: float, bytes_per_s: float) -> LoadRate:

@@ -176,7 +176,7 @@ def _loads(
     """What is known of loads here, if only by measurement; a node that cannot measure learns."""
     if built.least_load_s is None:
         return None
-    loads = KeptLoads(home, identity.fingerprint)
+    loads = KeptLoads(home, identity.fingerprint, identity.busy_load_factor)
     if not loads:
         try:
             store = ModelStore(store_path)

@@ -26,6 +26,7 @@ class Codec:
         self.threads = []
         self.sampling = SamplingDefaults()
         self.tool_format = ToolFormat.NONE
+        self.calls_by_tokens = False
 
     def encode(self, text: str) -> Sequence[int]:
         self.threads.append(threading.get_ident())

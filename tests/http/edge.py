@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,30 @@ def events(response: requests.Response) -> Iterator[Any]:
             if line.startswith("data: "):
                 data = line.removeprefix("data: ")
                 yield data if data == "[DONE]" else json.loads(data)
+
+
+def read_all(client: socket.socket) -> bytes:
+    answer = b""
+    while data := client.recv(1 << 20):
+        answer += data
+    return answer
+
+
+def raw(
+    http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0, missing_bytes: int = 0
+) -> socket.socket:
+    """A request by hand; the socket, whose answer nobody has read. It says that so many bytes more
+    would come than do.
+    """
+    host, port = http.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.settimeout(WAIT_S_MAX)
+    if read_bytes_max:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes_max)
+    client.connect((host, int(port)))
+    head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(body) + missing_bytes) + body)
+    return client
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,16 +13,14 @@ import requests
 
 from mesh.controller.gateway import GatewayLimits
 from mesh.domain.errors import InvalidInput, MeshError, Refused
-from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
-from mesh.http.exchange import BODY_BYTES_MAX, END_S_MAX, Bodies
+from mesh.http.exchange import BODY_BYTES_MAX, Bodies
 from mesh.http.refusals import body_of, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import QUICK, WAIT_S_MAX
-from tests.controller.test_gateway import output_of
-from tests.http.edge import HELLO, Edge, edge, events
+from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
 
-LEAVING = 200
 GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
 
 
@@ -182,115 +179,6 @@ async def test_a_stopping_controller_tells_those_who_wait(http: Edge) -> None:
     response = await asked
     assert (response.status_code, error_of(response)["code"]) == (503, "shutting_down")
     await http.cell.serving
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tokens", [0, 2])
-async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, tokens: int) -> None:
-    node = await http.cell.deployed()
-    node.held = True
-    body = b'{"model": "chat", "prompt": [1], "stream": %b}' % (b"true" if stream else b"false")
-    client = raw(http, b"POST /v1/completions", body)
-    order = (await node.told(SubmitRequest)).order
-    await node.answer(order, 0, tokens, last=False)
-    await asyncio.sleep(0.05)
-    left_s = time.monotonic()
-    client.close()
-    abort = await node.told(AbortRequest)
-    assert time.monotonic() - left_s < 1.0
-    assert abort.request_id == order.request.request_id
-    await http.cell.idle()
-
-
-async def test_a_client_that_leaves_behind_a_long_body_is_seen(http: Edge) -> None:
-    """The server rests reading when much of a body comes at once to who waits for it."""
-    node = await http.cell.deployed()
-    node.held = True
-    body, rest = b'{"model": "chat", "prompt": [1]}', b" " * 100_000
-    client = raw(http, b"POST /v1/completions", body, missing_bytes=len(rest))
-    await asyncio.sleep(0.1)
-    client.sendall(rest)
-    order = (await node.told(SubmitRequest)).order
-    left_s = time.monotonic()
-    client.close()
-    assert (await node.told(AbortRequest)).request_id == order.request.request_id
-    assert time.monotonic() - left_s < 1.0
-    await http.cell.idle()
-
-
-async def test_all_requests_of_a_client_that_leaves_go(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
-    body = b'{"model": "chat", "prompt": [[1], [2], [3]]}'
-    client = raw(http, b"POST /v1/completions", body)
-    await http.cell.until(lambda: len(http.cell.client.requests()) == 3)
-    client.close()
-    await http.cell.until(lambda: not http.cell.client.requests())
-    await http.cell.idle()
-
-
-async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
-    body = b'{"model": "chat", "prompt": [1], "max_tokens": 1, "stream": true}'
-
-    def ask(count: int) -> list[socket.socket]:
-        return [raw(http, b"POST /v1/completions", body) for _ in range(count)]
-
-    clients = await asyncio.to_thread(ask, LEAVING)
-    await http.cell.until(lambda: len(http.cell.client.requests()) == LEAVING)
-    for client in clients:
-        client.close()
-    await http.cell.until(lambda: not http.cell.client.requests())
-    await http.cell.idle()
-    assert (await http.cell.status()).queued == 0
-    node.held = False
-    assert (await http.chat(max_tokens=1)).status_code == 200
-
-
-async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
-    async with edge(tmp_path, gateway=GatewayLimits(told_max=8)) as http:
-        node = await http.cell.deployed()
-        node.held = True
-        body = b'{"model": "chat", "prompt": [1], "stream": true}'
-        client = raw(http, b"POST /v1/completions", body, read_bytes_max=4096)
-        order = (await node.told(SubmitRequest)).order
-        for index in range(400):
-            await node.send(output_of(order, index, "x" * 20_000))
-            if any(isinstance(command, AbortRequest) for command in node.commands):
-                break
-        await node.told(AbortRequest)
-        await http.cell.idle()
-        await asyncio.sleep(END_S_MAX + 0.5)
-        with client:
-            answer = await asyncio.to_thread(read_all, client)
-        assert not answer.endswith(b"0\r\n\r\n"), "it ends in the middle"
-        node.held = False
-        assert (await http.chat(max_tokens=1)).status_code == 200
-
-
-def read_all(client: socket.socket) -> bytes:
-    answer = b""
-    while data := client.recv(1 << 20):
-        answer += data
-    return answer
-
-
-def raw(
-    http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0, missing_bytes: int = 0
-) -> socket.socket:
-    """A request by hand; the socket, whose answer nobody has read. It says that so many bytes more
-    would come than do.
-    """
-    host, port = http.url.removeprefix("http://").split(":")
-    client = socket.socket()
-    client.settimeout(WAIT_S_MAX)
-    if read_bytes_max:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes_max)
-    client.connect((host, int(port)))
-    head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    client.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(body) + missing_bytes) + body)
-    return client
 
 
 BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [

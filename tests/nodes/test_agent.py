@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartUnload
+from mesh.domain.actions import NodeAction, SendReport, StartUnload
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, ModelId, NodeId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import NodeHello
+from mesh.domain.messages import InstanceLoaded, NodeHello
 from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
@@ -23,9 +23,16 @@ from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.host import Recorder
 from mesh_nodes.agent import ENGINE_CALL_S_MAX, STOP_S_MAX, Agent
 from mesh_nodes.engines.choosing import own_resident_bytes
+from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
-from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
+from tests.support.scripted_engine import (
+    FOOTPRINT,
+    KV_BLOCK_BYTES,
+    WEIGHTS_BYTES,
+    ScriptedEngine,
+)
+from tests.support.waiting import until
 
 HELLO = NodeHello(
     node_id=NodeId("n1"),
@@ -43,6 +50,7 @@ def _agent(
     engine: ScriptedEngine | None = None,
     recorders: Sequence[Recorder] = (),
     asleep: tuple[HeldModel, ...] = (),
+    loads: KeptLoads | None = None,
 ) -> Agent:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -56,6 +64,7 @@ def _agent(
         resident_bytes=own_resident_bytes,
         recorders=recorders,
         nearer=lambda folders: asleep,
+        loads=loads,
     )
 
 
@@ -90,6 +99,27 @@ async def test_a_core_that_fails_ends_the_agent_with_its_error(
     with pytest.raises(KeyError, match="no such instance"):
         await asyncio.wait_for(_agent(tmp_path).run(), 2 * STOP_S_MAX)
     assert len(told) == 1, "nothing more is asked of it"
+
+
+async def test_what_is_told_of_a_load_is_kept_without_what_was_computed_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = InstanceLoaded(
+        instance_id=InstanceId("i1"),
+        footprint=FOOTPRINT,
+        kv_blocks=1,
+        elapsed_s=2.5,
+        computed_s=1.25,
+    )
+    monkeypatch.setattr(NodeCore, "handle", lambda *_: [SendReport(report=told)])
+    loads = KeptLoads(tmp_path, "kind", busy_load_factor=1.5)
+    agent = _agent(tmp_path, loads=loads)
+    running = asyncio.create_task(agent.run())
+    await asyncio.to_thread(until, lambda: bool(loads))
+    agent.stop()
+    await asyncio.wait_for(running, 2 * STOP_S_MAX)
+    ((_, rate),) = loads.rates()
+    assert rate.load_s(FOOTPRINT.weights_bytes) == pytest.approx(2.0)
 
 
 async def test_an_engine_that_does_not_return_ends_the_agent(

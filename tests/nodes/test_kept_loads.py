@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from mesh.compute.load_times import LOADS_KEPT
+from mesh.domain.ids import InstanceId
+from mesh.domain.messages import InstanceLoaded
 from mesh.domain.model import Footprint
-from mesh.domain.steps import LoadedInstance, LoadRate, LoadTier
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh_nodes.kept_loads import FOLDER, KeptLoads
 
 FINGERPRINT = "cpu/some-cpu/2-threads/avx2/engine-1"
@@ -15,9 +17,17 @@ MIB = 1 << 20
 RATE = LoadRate(fixed_s=0.75, bytes_per_s=0.25e9)
 
 
-def loaded(mebibytes: int, seconds: float, tier: LoadTier = LoadTier.DISK) -> LoadedInstance:
-    footprint = Footprint(weights_bytes=mebibytes * MIB, kv_block_bytes=MIB, block_tokens=32)
-    return LoadedInstance(footprint=footprint, kv_blocks=1, elapsed_s=seconds, tier=tier)
+def loaded(
+    mebibytes: int, seconds: float, tier: LoadTier = LoadTier.DISK, computed_s: float = 0.0
+) -> InstanceLoaded:
+    return InstanceLoaded(
+        instance_id=InstanceId("i"),
+        footprint=Footprint(weights_bytes=mebibytes * MIB, kv_block_bytes=MIB, block_tokens=32),
+        kv_blocks=1,
+        elapsed_s=seconds,
+        tier=tier,
+        computed_s=computed_s,
+    )
 
 
 def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> None:
@@ -51,12 +61,41 @@ def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_o
     assert rate.fixed_s == pytest.approx(2.0 * RATE.fixed_s)
 
 
+@pytest.mark.parametrize("slowdown", [0.5, 1.5])
+def test_what_was_computed_beside_a_load_is_no_part_of_what_loads_take(
+    tmp_path: Path, slowdown: float
+) -> None:
+    """Whatever the node states of it: loads of one tier tell, and those of others go by them."""
+    kept = KeptLoads(tmp_path, FINGERPRINT, busy_load_factor=1.5)
+    for size in (100, 1000, 2000):
+        alone_s = 1.0 + size / 1000
+        for share in (0.0, 0.5, 1.0):
+            seconds = alone_s * (1.0 + slowdown * share)
+            kept.note(loaded(size, seconds, computed_s=share * seconds))
+    beside_s = 0.25 * (1.0 + slowdown)
+    kept.note(loaded(1000, beside_s, LoadTier.HOST, computed_s=beside_s))
+    (_, from_disk), (_, woken) = KeptLoads(tmp_path, FINGERPRINT, busy_load_factor=1.5).rates()
+    for size in (100, 2000):
+        assert from_disk.load_s(size * MIB) == pytest.approx(1.0 + size / 1000, rel=0.1)
+    assert woken.load_s(1000 * MIB) == pytest.approx(0.25, rel=0.1)
+
+
+def test_loads_of_which_it_is_not_known_what_was_computed_beside_are_taken_as_they_are(
+    tmp_path: Path,
+) -> None:
+    KeptLoads(tmp_path, FINGERPRINT).note(loaded(100, 1.0))
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_text(f'{{"measured": {{}}, "loads": {{"disk": [[{MIB}, 2.0]]}}}}')
+    ((_, rate),) = KeptLoads(tmp_path, FINGERPRINT, busy_load_factor=1.5).rates()
+    assert rate.load_s(MIB) == pytest.approx(2.0)
+
+
 def test_no_more_than_the_last_loads_are_kept(tmp_path: Path) -> None:
     kept = KeptLoads(tmp_path, FINGERPRINT)
     for seconds in [9.0] * 3 + [1.0] * LOADS_KEPT:
         kept.note(loaded(100, seconds))
     (file,) = (tmp_path / FOLDER).iterdir()
-    assert [s for _, s in json.loads(file.read_text())["loads"]["disk"]] == [1.0] * LOADS_KEPT
+    assert [s for _, s, _ in json.loads(file.read_text())["loads"]["disk"]] == [1.0] * LOADS_KEPT
 
 
 @pytest.mark.parametrize(
@@ -64,6 +103,7 @@ def test_no_more_than_the_last_loads_are_kept(tmp_path: Path) -> None:
     [
         *("", '{"loads": {"disk": [[1', "[]", "{}", '{"loads": {"tape": [[1, 1.0]]}}'),
         '{"measured": {}, "loads": {"disk": [[1048576, -1.0]]}}',
+        '{"measured": {}, "loads": {"disk": [[1048576, 1.0, 1.5]]}}',
         '{"measured": {"disk": [0.5]}, "loads": {}}',
         '{"measured": {"disk": [0.5, 0.0]}, "loads": {}}',
     ],

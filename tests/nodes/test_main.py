@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from mesh.domain.errors import EngineError
-from mesh.domain.messages import NodeHello
-from mesh.domain.steps import LoadedInstance, LoadTier
+from mesh.domain.ids import InstanceId
+from mesh.domain.messages import InstanceLoaded, NodeHello
+from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.choosing import BuiltEngine
 from mesh_nodes.engines.vllm import installed_release
 from mesh_nodes.kept_loads import KeptLoads
@@ -168,7 +169,9 @@ def test_what_a_load_takes_is_measured_once_until_there_has_been_one(
 
     ((tier, rate),) = start().rates()
     assert (tier, rate.fixed_s, len(asked)) == (LoadTier.DISK, 0.25, 1)
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=1, elapsed_s=2.0)
+    loaded = InstanceLoaded(
+        instance_id=InstanceId("i"), footprint=FOOTPRINT, kv_blocks=1, elapsed_s=2.0
+    )
     start().note(loaded)
     ((_, rate),) = start().rates()
     assert rate.load_s(FOOTPRINT.weights_bytes) == pytest.approx(2.0)

@@ -84,7 +84,7 @@ def test_an_answer_keeps_to_its_grammar_once_it_has_thought(
     thinking: Thinking, answer: str, kept: bool
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    assert _accepts(after_thought(json_grammar(schema), thinking), answer) is kept
+    assert accepts(after_thought(json_grammar(schema), thinking), answer) is kept
 
 
 @pytest.mark.parametrize(
@@ -110,29 +110,27 @@ def test_marks_may_be_tokens_of_their_own(begun: str, answer: list[str], kept: b
     vocabulary = LLTokenizer(made, n_vocab=codec.vocabulary_tokens, eos_token=[0])
     tokens = [token for part in answer for token in codec.encode(part)]
     grammar = after_thought(json_grammar({"type": "object"}), thinking)
-    assert _accepts(grammar, tokens, vocabulary) is kept
+    assert accepts(grammar, tokens, vocabulary) is kept
 
 
 def test_any_grammar_may_come_after_a_thought() -> None:
     path = Grammar(kind=GrammarKind.REGEX, text=r"a/b\/\d+")
-    assert _accepts(after_thought(path, Thinking(amid=True)), "x</think> a/b/22")
+    assert accepts(after_thought(path, Thinking(amid=True)), "x</think> a/b/22")
     words = Grammar(kind=GrammarKind.LARK, text='start: word | word start\nword: "start"')
-    assert _accepts(after_thought(words, Thinking(amid=False)), "<think>x</think>startstart")
-    assert not _accepts(after_thought(words, Thinking(amid=False)), "start<think>x</think>start")
+    assert accepts(after_thought(words, Thinking(amid=False)), "<think>x</think>startstart")
+    assert not accepts(after_thought(words, Thinking(amid=False)), "start<think>x</think>start")
 
 
 @pytest.mark.parametrize("comment", ['// say "yes', "# it's a/b", "// start"])
 def test_comments_of_a_grammar_say_nothing_of_its_rules(comment: str) -> None:
     grammar = Grammar(kind=GrammarKind.LARK, text=f'{comment}\nstart: /y#"/ "es" {comment}')
-    assert _accepts(after_thought(grammar, Thinking(amid=True)), 'x</think>y#"es')
+    assert accepts(after_thought(grammar, Thinking(amid=True)), 'x</think>y#"es')
 
 
 BYTES = LLTokenizer("byte")
 
 
-def _accepts(
-    grammar: Grammar, answer: str | Sequence[int], vocabulary: LLTokenizer = BYTES
-) -> bool:
+def accepts(grammar: Grammar, answer: str | Sequence[int], vocabulary: LLTokenizer = BYTES) -> bool:
     check_grammar(grammar)
     matcher = LLMatcher(vocabulary, compiled(grammar))
     tokens = list(answer.encode() if isinstance(answer, str) else answer)

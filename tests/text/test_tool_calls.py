@@ -6,9 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from mesh.domain.text import ToolFormat
+from mesh.domain.text import TextAssets, ToolFormat
 from mesh.text.grammars import check_grammar
+from mesh.text.tokenizer import TextCodec
 from mesh.text.tool_calls import (
     Arguments,
     CallBegun,
@@ -17,6 +20,8 @@ from mesh.text.tool_calls import (
     calls_grammar,
     format_of,
 )
+from tests.text.conftest import tiny_assets
+from tests.text.test_grammars import accepts
 
 HERMES, LLAMA3 = ToolFormat.HERMES, ToolFormat.LLAMA3
 WEATHER = '{"name": "weather", "arguments": {"city": "a \\"}\\" {b", "days": [1, {"x": {}}]}}'
@@ -112,3 +117,32 @@ def test_a_call_that_is_required_has_a_grammar(form: ToolFormat) -> None:
     }
     check_grammar(calls_grammar(form, schemas, several=True))
     check_grammar(calls_grammar(form, {"f": schemas["f"]}, several=False))
+
+
+MARKS = ("<tool_call>", "</tool_call>")
+
+
+def codec_with(*marks: AddedToken) -> TextCodec:
+    tokenizer = Tokenizer.from_str(tiny_assets().tokenizer_json.decode())
+    tokenizer.add_tokens(list(marks))
+    return TextCodec(TextAssets(tokenizer_json=tokenizer.to_str().encode()))
+
+
+def test_a_call_that_is_required_has_the_tokens_with_which_the_model_calls_by_itself() -> None:
+    """As Qwen's vocabularies have them. A special one is left out of an answer's text."""
+    codec = codec_with(*(AddedToken(mark, special=False) for mark in MARKS))
+    assert codec.calls_by_tokens
+    for special in (True, False):
+        marks = [AddedToken(MARKS[0], special=False), AddedToken(MARKS[1], special=True)]
+        assert not codec_with(*marks[: 1 + special]).calls_by_tokens
+    schemas = {"f": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    said = '\n{"name": "f", "arguments": {"a": 1}}\n'
+    answer = f"{MARKS[0]}{said}{MARKS[1]}\n{MARKS[0]}{said}{MARKS[1]}"
+    spelled = [token for char in answer for token in codec.encode(char)]
+    vocabulary = LLTokenizer(
+        codec._tokenizer.to_str(), n_vocab=codec.vocabulary_tokens, eos_token=[0]
+    )
+    for by_tokens in (True, False):
+        grammar = calls_grammar(HERMES, schemas, several=True, by_tokens=by_tokens)
+        assert accepts(grammar, codec.encode(answer), vocabulary) is by_tokens
+        assert accepts(grammar, spelled, vocabulary) is not by_tokens

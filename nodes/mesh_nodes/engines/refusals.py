@@ -1,11 +1,31 @@
-"""Which requests can never run on an instance: the checks at submit, the same for all engines here.
+"""What an engine refuses at a load and at a submit, and in which words: the same for all here.
 
-Before: the engine's `submit`. After: the instance takes the request, or EngineError says why not.
+Before: the engine's `load` and `submit`. After: it goes on, or an error says why not.
 """
 
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId
-from mesh.domain.steps import EngineRequest
+from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.domain.units import format_bytes
+
+
+def check_bounds(order: LoadOrder) -> None:
+    """Raises EngineError for an instance with room for nothing."""
+    if min(order.kv_blocks, order.batch_max, order.context_tokens_max) < 1:
+        raise EngineError(
+            f"instance {order.instance_id} asks for {order.kv_blocks} KV blocks, "
+            f"{order.batch_max} requests and {order.context_tokens_max} tokens of context",
+            hint="each must be at least 1",
+        )
+
+
+def lacks_memory(instance_id: InstanceId, wanted_bytes: int, available_bytes: int) -> OutOfMemory:
+    """For the engine to raise."""
+    return OutOfMemory(
+        f"instance {instance_id} takes {format_bytes(wanted_bytes)}, "
+        f"{format_bytes(available_bytes)} are available",
+        hint="unload another instance, or ask for fewer KV blocks",
+    )
 
 
 def check_runnable(

@@ -1,7 +1,7 @@
 """The C library's allocator, told to give back what it keeps.
 
-It holds freed memory for later, which would count as the process's. `engine` calls it after loads
-and unloads, `compilation` after iterations whose activations go back.
+It holds freed memory for later, which would count as the process's. `engine` calls it after unloads
+and loads that fail, `compilation` after iterations whose activations go back.
 """
 
 import ctypes

@@ -137,13 +137,7 @@ class Compiler:
         self._capable = capable(self._core)
         self.precisions = precisions.on(self._capable)
         """What comes of those that were asked for."""
-        self._properties = {
-            "INFERENCE_NUM_THREADS": threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            # Every process pins its threads to the same first cores: two engines of one thread on
-            # two cores ran at half speed. Alone, pinning gained nothing.
-            "ENABLE_CPU_PINNING": False,
-        }
+        self._threads = threads
         self._platform = {
             **cpu_fields(),
             "openvino": ov.get_version(),
@@ -241,11 +235,7 @@ class Compiler:
         precisions = self.precisions
         if compute is not None:
             precisions = Precisions(compute=compute, kv=precisions.kv).on(self._capable)
-        return {
-            **self._properties,
-            **properties_of(precisions),
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _activation_group(weights),
-        }
+        return properties_of(precisions, self._threads, _activation_group(weights))
 
     def _bring_up(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
@@ -408,10 +398,17 @@ def capable(core: ov.Core) -> frozenset[ComputePrecision]:
     return frozenset({ComputePrecision.F32, *(words[word] for word in said if word in words)})
 
 
-def properties_of(precisions: Precisions) -> dict[str, object]:
+def properties_of(precisions: Precisions, threads: int, group: int) -> dict[str, object]:
+    """As the plugin names them. `group`: activations that share a scale; 0: they are exact."""
     return {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Every process pins its threads to the same first cores: two engines of one thread on two
+        # cores ran at half speed. Alone, pinning gained nothing.
+        "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": precisions.compute.value,
         "KV_CACHE_PRECISION": precisions.kv.value,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
     }
 
 

@@ -1,8 +1,8 @@
 """The OpenVINO engine: mesh's engine port for CPU nodes.
 
 Owns the loaded instances. `compilation` brings a model up, `instance` runs it; here are the books,
-the checks before a load, and the release after one. Loads run beside steps: the only state that
-they share is the table of instances.
+the checks before a load, and the release after one. Loads run beside steps: what they share is the
+table of instances, and the room of what stays cached.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import openvino as ov
 import psutil
 
-from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import (
     ComputePrecision,
@@ -27,7 +27,6 @@ from mesh.domain.model import (
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange, repeated
-from mesh.domain.units import format_bytes
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
@@ -54,6 +53,7 @@ from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
+from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
 """Of imports beside the decodes of up to 19 instances on two cores, in the mean, against one alone;
@@ -176,13 +176,12 @@ class OpenVinoEngine:
         return self._compiler.is_prepared(model, model_path)
 
     def tier_of(self, order: LoadOrder) -> LoadTier:
-        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
-        return LoadTier.HOST if shares else LoadTier.DISK
+        return LoadTier.HOST if self._shares(order) else LoadTier.DISK
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
-        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
+        shares = self._shares(order)
         self._loads_begun += 1
         self._room.begin_load(order.instance_id, self._taken_bytes(order))
         try:
@@ -287,27 +286,20 @@ class OpenVinoEngine:
     def _check(self, order: LoadOrder) -> None:
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
-        if min(order.kv_blocks, order.batch_max, order.context_tokens_max) < 1:
-            raise EngineError(
-                f"instance {order.instance_id} asks for {order.kv_blocks} KV blocks, "
-                f"{order.batch_max} requests and {order.context_tokens_max} tokens of context",
-                hint="each must be at least 1",
-            )
-        wanted_bytes = self._taken_bytes(order)
-        available_bytes = self._available_bytes()
+        check_bounds(order)
+        wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
         if wanted_bytes > available_bytes:
-            raise OutOfMemory(
-                f"instance {order.instance_id} takes {format_bytes(wanted_bytes)}, "
-                f"{format_bytes(available_bytes)} are available",
-                hint="unload another instance, or ask for fewer KV blocks",
-            )
+            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
 
     def _taken_bytes(self, order: LoadOrder) -> int:
         """By the instance, beside what it shares with those that are there."""
         footprint = self.footprint(order.model)
-        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
-        spared_bytes = footprint.shared_bytes if shares else 0
+        spared_bytes = footprint.shared_bytes if self._shares(order) else 0
         return footprint.instance_bytes(order.kv_blocks) - spared_bytes
+
+    def _shares(self, order: LoadOrder) -> bool:
+        """Whether it would run what an instance that is there runs."""
+        return self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
 
     def _bring_up(self, order: LoadOrder, progress: Progress) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(

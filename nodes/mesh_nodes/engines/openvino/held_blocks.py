@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class HeldBlocks:
-    """`count` may be read from any thread; the rest is for the compute thread."""
+    """`count` and `trim` are for any thread; the rest is for the compute thread."""
 
     def __init__(
         self,

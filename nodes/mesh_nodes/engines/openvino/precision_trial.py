@@ -114,13 +114,7 @@ def tried(wish: TrialWish) -> tuple[Timed, ...]:
     weights = _weights(architecture)
 
     def compiled(precisions: Precisions, group: int) -> CompiledGraph:
-        properties = {
-            "INFERENCE_NUM_THREADS": wish.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "ENABLE_CPU_PINNING": False,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
-            **properties_of(precisions),
-        }
+        properties = properties_of(precisions, wish.threads, group)
         graph = build_graph(architecture, weights, CONTEXT_TOKENS)
         return CompiledGraph(core.compile_model(graph, "CPU", properties), weights, ())
 

@@ -1,7 +1,8 @@
 """Sequences that nobody asked for, so that an iteration of a given shape can be measured.
 
 They look as running requests do amid their lives: blocks of their own, and most of their tokens
-computed, by the books. `instance` computes them once and releases them; no request sees them.
+computed, by the books. `instance` and `precision_trial` compute them once and release them; no
+request sees them.
 """
 
 from mesh.domain.ids import RequestId

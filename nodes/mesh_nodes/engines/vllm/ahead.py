@@ -47,11 +47,6 @@ class Ahead:
         if self._count_max:
             threading.Thread(target=self._fill, name="mesh-vllm-ahead", daemon=True).start()
 
-    def pids(self) -> list[int]:
-        with self._table:
-            coming = [] if self._coming is None else [self._coming.pid]
-            return [remote.pid for remote in self._waiting] + coming
-
     def close(self) -> None:
         """End those that wait, and one that is coming. None comes any more."""
         with self._table:

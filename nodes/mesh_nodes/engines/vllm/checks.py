@@ -7,17 +7,13 @@ from mesh.domain.errors import EngineError, UnsupportedModel
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.steps import LoadOrder
 from mesh_nodes.engines.page_range import PAGE_BYTES
+from mesh_nodes.engines.refusals import check_bounds
 
 
 def check_order(order: LoadOrder) -> None:
     """Raises UnsupportedModel, EngineError."""
     check_format(order.model)
-    if min(order.kv_blocks, order.batch_max, order.context_tokens_max) < 1:
-        raise EngineError(
-            f"instance {order.instance_id} asks for {order.kv_blocks} KV blocks, "
-            f"{order.batch_max} requests and {order.context_tokens_max} tokens of context",
-            hint="each must be at least 1",
-        )
+    check_bounds(order)
     if not (order.model_path / "config.json").is_file():
         raise EngineError(f"{order.model_path} holds no model: there is no config.json in it")
 

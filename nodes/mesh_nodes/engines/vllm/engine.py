@@ -19,7 +19,6 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
-from mesh.domain.units import format_bytes
 from mesh.memory.cache_room import CacheRoom
 from mesh.runtime.engine import (
     Ended,
@@ -33,6 +32,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_loader.digests import Verifier, Verify, require_originals
+from mesh_nodes.engines.refusals import lacks_memory
 from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.cached import CachedBlocks
@@ -120,11 +120,8 @@ class VllmEngine:
         self._ahead.fill()
 
     def resident_bytes(self) -> int:
-        """Of the processes that this engine has started."""
-        with self._lock:
-            pids = [remote.pid for remote in self._instances.values()]
-        pids += self._sleepers.pids() + self._ahead.pids()
-        return host.resident_bytes(self._spawner.pid, pids)
+        """Of the spawner's processes, one that does not end although it was killed among them."""
+        return host.resident_bytes(self._spawner.pid, self._spawner.pids())
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -308,24 +305,28 @@ class VllmEngine:
         return tier
 
     def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> tuple[Bed, LoadTier]:
-        """A new process. What the pool has wrong is read from disk."""
+        """A new process. What the pool has wrong is read from disk, now and ever again; where the
+        process was killed amid it, this once.
+        """
         self._check_room(order)
+        progress("start an engine process", 0.0)
+        remote = self._ahead.take(order.instance_id)
         if kind.weights in self._pooled():
             try:
-                return self._load(order, kind, progress, pooled=True)
+                return self._load(remote, order, kind, progress, pooled=True)
             except OutOfMemory:
                 raise
             except MeshError as error:
                 log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
                 assert self._pool is not None
-                self._pool.refuse(kind.weights)
-        return self._load(order, kind, progress, pooled=False)
+                if not remote.killed:
+                    self._pool.refuse(kind.weights)
+            remote = self._ahead.take(order.instance_id)
+        return self._load(remote, order, kind, progress, pooled=False)
 
     def _load(
-        self, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
+        self, remote: Remote, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
     ) -> tuple[Bed, LoadTier]:
-        progress("start an engine process", 0.0)
-        remote = self._ahead.take(order.instance_id)
         try:
             self._put(self._loading, order.instance_id, remote)
             where = self._pool.hold(kind.weights, remote) if self._pool and pooled else None
@@ -401,8 +402,4 @@ class VllmEngine:
         while (available_bytes := self._available_bytes()) < wanted_bytes:
             if self._sleepers.evict():
                 continue
-            raise OutOfMemory(
-                f"instance {order.instance_id} takes {format_bytes(wanted_bytes)}, "
-                f"{format_bytes(available_bytes)} are available",
-                hint="unload another instance, or ask for fewer KV blocks",
-            )
+            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)

@@ -3,8 +3,9 @@
 Owns the memfd and the table of its ranges: which model's parameters stand where, which processes
 map them. A process fills a range once, and marks it when all of it is there, before which nobody
 finds it; whoever maps a range keeps it, and of those that nobody maps the one used the longest ago
-goes first. Addresses in the file are never used twice: only memory is scarce, and a range that goes
-is punched out. Before: `sleeping`, `engine`. After: `pooled`, in the processes.
+goes first. What a range is still to be filled with counts as taken of the host. Addresses in the
+file are never used twice: only memory is scarce, and a range that goes is punched out. Before:
+`sleeping`, `engine`. After: `pooled`, in the processes.
 """
 
 import logging
@@ -23,7 +24,8 @@ CHUNK_BYTES = 2 * 2**20
 """Ranges begin and end at multiples of it, as pages of any size like it."""
 REFUSED_MAX = 1000
 """Models whose weights are known to be no use to another load."""
-
+_BLOCK_BYTES = 512
+"""Of `st_blocks`, whatever the file system."""
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +47,10 @@ def range_bytes(layout: Layout) -> int:
 
 
 class Holder(Protocol):
-    """A process: it holds what it maps until it ends."""
+    """A process: it holds what it maps until it is gone, whether or not anybody can call it."""
 
     @property
-    def alive(self) -> bool: ...
+    def gone(self) -> bool: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +74,11 @@ class HostPool:
 
     def __init__(self, *, bytes_max: int, available_bytes: Callable[[], int]) -> None:
         """`available_bytes`: of the host, asked before a range is taken, which has to fit in there,
-        too. Raises OSError when the system makes no such file.
+        too, beside what other ranges have yet to be filled with. Raises OSError when the system
+        makes no such file.
         """
         self.bytes_max = bytes_max
-        self._available_bytes = available_bytes
+        self._host_bytes = available_bytes
         self.descriptor = os.memfd_create("mesh-weights", os.MFD_CLOEXEC)
         self._lock = threading.Lock()
         self._entries: dict[WeightsKey, _Entry] = {}
@@ -170,9 +173,11 @@ class HostPool:
         wanted_bytes = range_bytes(layout) + beside_bytes
         held_bytes = self.held_bytes(but)
         let_go_bytes = self.used_bytes - held_bytes
+        with self._lock:
+            available_bytes = self._available_bytes()
         return (
             wanted_bytes <= self.bytes_max - held_bytes
-            and wanted_bytes <= self._available_bytes() + let_go_bytes
+            and wanted_bytes <= available_bytes + let_go_bytes
         )
 
     def close(self) -> None:
@@ -185,6 +190,18 @@ class HostPool:
 
     def _used_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._entries.values())
+
+    def _available_bytes(self) -> int:
+        """Of the host, but for what is promised: a range has no memory before it is filled."""
+        ranges = [entry.range for entry in self._entries.values()]
+        given_bytes = sum(where.size_bytes for where in ranges if not where.whole)
+        if not given_bytes:
+            return self._host_bytes()
+        whole_bytes = sum(where.size_bytes for where in ranges if where.whole)
+        # Before the host is asked: what is filled meanwhile counts twice, not never.
+        has_bytes = _BLOCK_BYTES * os.fstat(self.descriptor).st_blocks
+        filled_bytes = min(max(has_bytes - whole_bytes, 0), given_bytes)
+        return self._host_bytes() - (given_bytes - filled_bytes)
 
     def _make_room(self, wanted_bytes: int) -> bool:
         """Nothing goes where all that may go would not do."""
@@ -209,7 +226,7 @@ class HostPool:
         for key, entry in list(self._entries.items()):
             if not entry.range.whole and self._is_marked(entry.range):
                 entry.range = replace(entry.range, whole=True)
-            entry.holders = {i: held for i, held in entry.holders.items() if held[0].alive}
+            entry.holders = {i: held for i, held in entry.holders.items() if not held[0].gone}
             if not entry.holders and (key in self._refused or not entry.range.whole):
                 self._free(key)
 

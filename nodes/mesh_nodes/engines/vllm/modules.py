@@ -2,18 +2,23 @@
 
 Loading may change these, too: scales that become plain numbers, matrices that are kept folded.
 What a load has changed of them is compared with what another one of the same model has; only where
-that is the same are parameters all that there is to restore. Before: `loader`, which looks before
-and after. After: torch, and what vLLM hangs on its modules.
+that is the same are parameters all that there is to restore. Looked at are attributes, vLLM's own
+objects in them, lists, tuples and dicts; not seen is what closures, sets or objects of other
+libraries hold, and what lies deeper or further back than the bounds say. Before: `loader`, which
+looks before and after. After: torch, and what vLLM hangs on its modules.
 """
 
 import hashlib
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 
 _DEPTH = 3
-"""Objects that a module holds, such as its kernels, and what those hold."""
+"""Objects and containers that a module holds, such as its kernels, and what those hold."""
+_ITEMS_MAX = 1024
+"""Of a container that are looked at, the first."""
 _SAMPLES_MAX = 4096
 """Elements of a tensor that are looked at: loading changes all of one, or none."""
 
@@ -38,21 +43,31 @@ def changes(before: dict[str, str], after: dict[str, str]) -> tuple[tuple[str, s
 def _values(name: str, held: object, depth: int, seen: set[int]) -> Iterator[tuple[str, object]]:
     """Each once, wherever it is met first."""
     seen.add(id(held))
+    for key, value in _parts(held):
+        path = f"{name}.{key}"
+        if isinstance(value, torch.Tensor | int | float | str | bool | None):
+            yield path, value
+        elif depth and id(value) not in seen and _has_parts(value):
+            yield from _values(path, value, depth - 1, seen)
+
+
+def _has_parts(value: object) -> bool:
+    if isinstance(value, torch.nn.Module | type):
+        return False
+    return isinstance(value, list | tuple | dict) or type(value).__module__.startswith("vllm")
+
+
+def _parts(held: object) -> list[tuple[str, object]]:
+    """By their names, keys or places."""
+    if isinstance(held, list | tuple):
+        return [(str(place), value) for place, value in enumerate(held[:_ITEMS_MAX])]
+    if isinstance(held, dict):
+        return [(str(key), value) for key, value in islice(held.items(), _ITEMS_MAX)]
     attributes = dict(getattr(held, "__dict__", {}))
     for own in ("_parameters", "_modules", "training"):
         attributes.pop(own, None)
     attributes |= attributes.pop("_buffers", None) or {}
-    for key, value in sorted(attributes.items()):
-        path = f"{name}.{key}"
-        if isinstance(value, torch.Tensor | int | float | str | bool | None):
-            yield path, value
-        elif (
-            depth
-            and id(value) not in seen
-            and not isinstance(value, torch.nn.Module | type)
-            and type(value).__module__.startswith("vllm")
-        ):
-            yield from _values(path, value, depth - 1, seen)
+    return sorted(attributes.items())
 
 
 def _words(value: object, parameters: set[int]) -> str:

@@ -1,7 +1,8 @@
 """An instance as the agent sees it: its engine process, the calls to it, its books as last told.
 
 Decides when a process counts as gone: when it ends, when it breaks, when a call takes too long.
-Whatever the reason, it is then killed and its memory is the system's again before the call fails.
+Whatever the reason, it is then killed and its memory is the system's again before the call fails,
+unless the kernel does not let go of it: then it is called no more and holds what it holds.
 Before: `engine`. After: `process`, at the other end of the socket.
 """
 
@@ -55,6 +56,8 @@ class Remote:
         self._exit_code: int | None = None
         self._cause = ""
         """What it said before it ended of itself."""
+        self.killed = False
+        """By others, amid a call: what it was asked for is no reason."""
 
     @property
     def books(self) -> InstanceMemory | None:
@@ -63,7 +66,15 @@ class Remote:
 
     @property
     def alive(self) -> bool:
-        return not self._ended and not self._ends_within(0.0)
+        """It can be called."""
+        return not self._ended and not self.gone
+
+    @property
+    def gone(self) -> bool:
+        """It has ended, and its memory is the system's. One that was killed amid a call of the
+        kernel's, of its driver, say, may hold it for longer.
+        """
+        return self._ends_within(0.0)
 
     def call(
         self,
@@ -79,15 +90,23 @@ class Remote:
             return self._call(verb, arguments, timeout_s or CALL_S_MAX, progress)
 
     def end(self) -> None:
-        """Kill the process if need be, and wait until its memory is the system's. Idempotent."""
+        """Kill the process if need be, and wait until its memory is the system's, but no longer
+        than END_S_MAX. Idempotent.
+        """
         with self._ending:
             if self._ended:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            if not self._ends_within(END_S_MAX):
-                log.error("engine process %d does not end", self.pid)
-            self._exit_code = self._spawner.reap(self.pid)
+            if self._ends_within(END_S_MAX):
+                self._exit_code = self._spawner.reap(self.pid)
+            else:
+                # Not reaped: the nursery would wait for it, and could fork nothing.
+                log.error(
+                    "engine process %d of %s does not end %.0f s after it was killed: "
+                    "its memory stays taken",
+                    *(self.pid, self.instance_id, END_S_MAX),
+                )
             self._ended = True
 
     def why_gone(self) -> EngineError:
@@ -119,7 +138,9 @@ class Remote:
                     case Failure() as failure:
                         raise self._failed(failure)
         except (EOFError, OSError):
-            raise self._gone(f"ended amid a {verb}") from None
+            error = self._gone(f"ended amid a {verb}")
+            self.killed = self._exit_code in (None, -signal.SIGKILL)
+            raise error from None
         except MeshError:
             raise
         except BaseException:

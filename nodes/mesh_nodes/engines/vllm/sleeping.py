@@ -156,11 +156,6 @@ class Sleepers:
             for kind in kinds
         )
 
-    def pids(self) -> list[int]:
-        with self._table:
-            moved = [] if self._moved is None else [self._moved.pid]
-            return [bed.remote.pid for bed in self._asleep] + moved
-
     def close(self) -> None:
         """End all of them, one that is being moved as well. Nothing sleeps or wakes any more."""
         with self._table:

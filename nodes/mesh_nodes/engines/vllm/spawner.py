@@ -52,6 +52,7 @@ class Spawner:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._commands: socket.socket | None = None
+        self._forked = dict[int, None]()
         self._ready = False
         self._closed = False
         with self._lock:
@@ -62,6 +63,10 @@ class Spawner:
         """The nursery's, while there is one."""
         process = self._process
         return None if process is None else process.pid
+
+    def pids(self) -> tuple[int, ...]:
+        """Engine processes that are not known to have ended."""
+        return tuple(self._forked)
 
     def await_ready(self) -> None:
         """Until the nursery can fork. Raises EngineError when it cannot."""
@@ -79,6 +84,7 @@ class Spawner:
             ours, theirs = socket.socketpair()
             with theirs:
                 pid = int(self._command(b"fork", theirs.fileno(), pool))
+            self._forked[pid] = None
             return pid, Connection(ours.detach())
 
     def reap(self, pid: int) -> int | None:
@@ -89,7 +95,11 @@ class Spawner:
         if not self._lock.acquire(timeout=REAP_WAIT_S_MAX):
             return None
         try:
-            return int(self._command(b"reap %d" % pid)) if self._ready else None
+            if not self._ready:
+                return None
+            exit_code = int(self._command(b"reap %d" % pid))
+            self._forked.pop(pid, None)
+            return exit_code
         except EngineError:
             return None
         finally:
@@ -169,3 +179,4 @@ class Spawner:
             self._process.kill()
             self._process.wait(END_S_MAX)
             self._process = None
+        self._forked.clear()

@@ -1,17 +1,20 @@
 """Killed loads, and killed removals beside an instance that runs: the store is whole after each, is
 cleared, loads what was killed, and nothing that is in use is taken.
 
-Moments are drawn from seeds: a few here, as many as MESH_KILL_SEEDS says.
+A load is killed once one of the things that it makes is seen, a removal before one of its changes.
+Which, seeds say: a few here, as many as MESH_KILL_SEEDS says.
 """
 
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,18 @@ load(engine, stored.info, stored.path)
 engine.blobs_made(60.0)
 """
 """All that a first load makes: prepared weights, the compiled graph, the shape's blob."""
+MADE = (
+    "models/{}/prepared/.*",
+    "models/{}/prepared/.*/*",
+    "models/{}/prepared/[!.]*",
+    "compiled/.making-*",
+    "compiled/.making-*/*/*",
+    "compiled/*.blob",
+)
+"""One after the other, under the store's root."""
+LATER_S_MAX = 0.05
+"""After it was seen."""
+END_S_MAX = 60.0
 COLLECT = """
 from mesh_loader.upkeep import collect
 list(collect(store, originals=True))
@@ -52,12 +67,24 @@ for stored in store.models():
     except Unavailable:
         pass
 """
+CHANGES = {COLLECT: 2, REMOVE: 12}
+"""That they make at least: what is renamed or removed."""
 BEGIN = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from mesh_loader.store import ModelStore
+left = int(sys.argv[3])
+def count(event, arguments):
+    global left
+    change = event in ("os.rename", "os.remove", "os.rmdir")
+    if change and "__pycache__" not in str(arguments[0]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
 store = ModelStore(Path(sys.argv[1]))
 """
+"""Before that change it is killed, the first being 1; 0: not at all."""
 OTHER = InstanceId("other")
 
 
@@ -114,6 +141,7 @@ class _Store:
 
     def ready(self, what: str) -> None:
         """The other model is stored, and of it derived what is then to be removed."""
+        assert self.engine.blobs_made(60.0)
         if self.store.get(self.other.model_id) is not None:
             self.store.remove(self.other.model_id)
         self.store.import_model(self._sources[1])
@@ -133,9 +161,24 @@ class _Store:
         prepared = self.store.root.glob("models/*/prepared/.*")
         return [*self.blobs.glob(".making-*"), *prepared]
 
-    def child(self, what: str) -> "subprocess.Popen[bytes]":
-        code = [sys.executable, "-c", BEGIN + what, str(self.store.root), self.other.model_id]
-        return subprocess.Popen(code, cwd=ROOT, stderr=subprocess.DEVNULL)
+    def kill(self, what: str, rng: random.Random) -> None:
+        """A process amid this, or a load right at its end."""
+        root, model_id = self.store.root, self.other.model_id
+        changes = 0 if what is LOAD else rng.randint(2, CHANGES[what])
+        code = [sys.executable, "-c", BEGIN + what, str(root), model_id, str(changes)]
+        with subprocess.Popen(code, cwd=ROOT, stderr=subprocess.DEVNULL) as victim:
+            if what is LOAD:
+                made = [each.format(model_id) for each in MADE[rng.randrange(len(MADE)) :]]
+                until(
+                    lambda: (
+                        any(glob(each, root_dir=root) for each in made) or victim.poll() is not None
+                    ),
+                    END_S_MAX,
+                )
+                time.sleep(rng.uniform(0.0, LATER_S_MAX))
+                victim.kill()
+            ended = victim.wait(END_S_MAX)
+        assert ended == -signal.SIGKILL or (what is LOAD and ended == 0)
 
 
 @pytest.fixture
@@ -146,21 +189,12 @@ def kept(tmp_path: Path) -> Iterator[_Store]:
 
 
 def test_a_store_is_whole_and_what_runs_goes_on_whatever_is_killed(kept: _Store) -> None:
-    whole_s = {}
-    for what in (LOAD, COLLECT, REMOVE):
-        kept.ready(what)
-        begun_s = time.monotonic()
-        assert kept.child(what).wait() == 0
-        whole_s[what] = time.monotonic() - begun_s
     weights = sorted(path.name for path in kept.got(kept.used).path.glob("*.safetensors"))
     for seed in range(SEEDS):
         rng = random.Random(seed)
         what = (LOAD, COLLECT, LOAD, REMOVE)[seed % 4]
         kept.ready(what)
-        victim = kept.child(what)
-        time.sleep(rng.uniform(0.2, 1.1) * whole_s[what])
-        victim.kill()
-        victim.wait()
+        kept.kill(what, rng)
         assert list(stored_damages(kept.store)) == [], f"{seed=}"
         used = kept.got(kept.used).path
         assert sorted(path.name for path in used.glob("*.safetensors")) == weights, f"{seed=}"

@@ -18,7 +18,7 @@ from tests.nodes.engines.vllm.test_ends import PROMPT, alive, engine_processes, 
 def engine() -> Iterator[VllmEngine]:
     engine = VllmEngine(spawner=vllm_spawner(), ahead_max=1, asleep_max=1)
     engine.await_ready()
-    assert engine._ahead.pids() == []
+    assert engine._ahead._waiting == []
     engine.fill_ahead()
     wait_until(lambda: len(engine._ahead._waiting) == 1)
     yield engine
@@ -28,8 +28,8 @@ def engine() -> Iterator[VllmEngine]:
 def waiting(engine: VllmEngine) -> int:
     """The process that waits, once there is one and no other is coming."""
     wait_until(lambda: engine._ahead._coming is None and len(engine._ahead._waiting) == 1)
-    (pid,) = engine._ahead.pids()
-    return pid
+    (remote,) = engine._ahead._waiting
+    return remote.pid
 
 
 def test_loads_take_what_waits(engine: VllmEngine, model: StoredModel) -> None:

@@ -44,6 +44,10 @@ class MadeUp:
             if where is not None:
                 mark_whole(self._pool, where)
 
+    @property
+    def gone(self) -> bool:
+        return not self.alive
+
     def end(self) -> None:
         self.alive = False
 

@@ -25,6 +25,10 @@ class Process:
 
     alive: bool = True
 
+    @property
+    def gone(self) -> bool:
+        return not self.alive
+
 
 class Keys:
     """Weights by a letter, so many chunks each."""
@@ -138,6 +142,32 @@ def test_nothing_goes_where_the_host_has_too_little_whatever_goes(model: StoredM
 
 def has_bytes(pool: HostPool) -> int:
     return sum(entry.size_bytes for entry in pool._entries.values())
+
+
+def test_what_is_promised_and_not_filled_yet_is_nobody_elses(model: StoredModel) -> None:
+    """A host of 6 chunks, whose memory is taken by what is written alone."""
+    pool = HostPool(
+        bytes_max=CHUNKS * CHUNK_BYTES,
+        available_bytes=lambda: 6 * CHUNK_BYTES - sum(file_bytes(pool) for pool in made),
+    )
+    made, keys = [pool], Keys(model, pool)
+    where, filling = keys.take("a", 4)
+    assert where is not None
+    assert keys.take("b", 3)[0] is None
+    assert not pool.fits(keys.key("b"), layout(3), 0, but=[])
+    assert pool.fits(keys.key("b"), layout(3), 0, but=[filling])
+    for share in (1, 2, 4):
+        os.pwrite(pool.descriptor, bytes(share * CHUNK_BYTES), where.offset)
+        assert keys.take("b", 3)[0] is None, "what is written of it counts once"
+        assert pool.fits(keys.key("b"), layout(2), 0, but=[])
+    mark_whole(pool, where)
+    assert keys.take("b", 3)[0] is None
+    taken, failed = keys.take("b", 2)
+    assert taken is not None
+    assert keys.take("c")[0] is None
+    failed.alive = False
+    assert keys.take("c")[0] is not None, "nobody fills it any more"
+    pool.close()
 
 
 def test_what_processes_have_for_themselves_counts_while_they_live(keys: Keys) -> None:

@@ -14,6 +14,7 @@ class Kernel:
     def __init__(self) -> None:
         self.scale = 1.0
         self.inner: Any = None
+        self.packed: Any = None
 
 
 Kernel.__module__ = "vllm.made_up"
@@ -25,6 +26,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         self.weight = torch.nn.Parameter(torch.ones(4, 4))
         self.kernel = Kernel()
         self.kernel.inner = Kernel()
+        self.kernel.packed = {"scales": [torch.ones(2)]}
         self.folded: Any = None
         self.register_buffer("cache", torch.zeros(10_000, dtype=torch.bfloat16), persistent=False)
 
@@ -41,6 +43,14 @@ def change_number(model: Any) -> None:
 
 def change_buffer(model: Any) -> None:
     model[1].cache.fill_(1.0)
+
+
+def pack(model: Any) -> None:
+    """What was there is changed, and more comes, some of it too deep."""
+    packed = model[1].kernel.packed
+    packed["scales"][0].fill_(2.0)
+    packed[7] = (torch.ones(2), [0.5])
+    packed["self"] = packed
 
 
 def fold(model: Any) -> None:
@@ -66,6 +76,14 @@ def test_changes_are_told_by_name(
     before = held_beside(model)
     load(model)
     assert changes(before, held_beside(model)) == told
+
+
+def test_what_containers_hold_is_seen_as_deep_as_may_be() -> None:
+    model = torch.nn.Sequential(Layer(), Layer())
+    before = held_beside(model)
+    pack(model)
+    names = [name for name, _ in changes(before, held_beside(model))]
+    assert names == ["1.kernel.packed.7.0", "1.kernel.packed.scales.0"]
 
 
 @pytest.mark.parametrize("load", [change_buffer, fold])

@@ -1,11 +1,29 @@
 """A nursery that cannot come up says why, and one that is gone is no trap."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import EngineError
 from mesh_nodes.engines.vllm.spawner import Spawner
+
+SLEEPERS = """
+import os, socket, sys
+commands = socket.socket(fileno=int(sys.argv[1]))
+commands.send(b"ready")
+while words := commands.recv(4096):
+    if words == b"fork":
+        pid = os.fork()
+        if pid == 0:
+            os.execvp("sleep", ["sleep", "60"])
+        commands.send(b"%d" % pid)
+    else:
+        _, status = os.waitpid(int(words.split()[1]), 0)
+        commands.send(b"%d" % os.waitstatus_to_exitcode(status))
+"""
+"""A nursery without vLLM."""
 
 
 @pytest.fixture
@@ -39,3 +57,16 @@ def test_a_closed_spawner_starts_nothing(broken: dict[str, str]) -> None:
         spawner.spawn()
     with pytest.raises(EngineError, match="closed"):
         spawner.await_ready()
+
+
+def test_processes_are_known_until_they_are_reaped(tmp_path: Path) -> None:
+    (tmp_path / "nursery_of_sleepers.py").write_text(SLEEPERS)
+    spawner = Spawner({"PYTHONPATH": str(tmp_path)}, module="nursery_of_sleepers")
+    (one, _), (two, _) = spawner.spawn(), spawner.spawn()
+    assert spawner.pids() == (one, two)
+    for pid in (one, two):
+        os.kill(pid, signal.SIGKILL)
+    assert spawner.reap(one) == -signal.SIGKILL
+    assert spawner.pids() == (two,)
+    spawner.close()
+    assert spawner.pids() == ()
