@@ -4,7 +4,8 @@ With weights of 8 bits and of 4, each engine in a process of its own, idle while
 measured: prompts of 128 tokens answered greedily at 1, 8 and 16 at once, and sampled at 8; first
 tokens of prompts of 128 and 2,048. The last line is one JSON object, of the first model, with all
 in `models`: `ratio_to_best` (mesh over the better peer, by requests at once), `sampled_ratio`,
-`prefill_ratio_to_best`, `i4_decode_ratio` (a token's time in 4 bits over that in 8, mesh's), and
+`prefill_ratio_to_best`, the like with `_i4` of 4 bits (mesh's `i4-g128`, in groups as GenAI has
+them), `i4_decode_ratio` (a token's time in these over that in 8 bits, mesh's), and
 the `precisions` that mesh chose, with what each candidate took and its share of the roofline.
 """
 

@@ -110,11 +110,14 @@ def prepare(name: str) -> None:
                 compress = _in_eight_bits if weights is I8 else _in_four_bits
                 make = partial(_compressed, exported, compress)
                 _once(folder / f"genai_{weights}", Path(scratch), make)
-    if name != DEMO and (folder / "store").exists():
-        return
+    engines = [OpenVinoEngine(weights=weights) for weights in HELD.values()]
     stored = _stored(name)
-    for weights in HELD.values():
-        OpenVinoEngine(weights=weights).prepare(stored.info, stored.path, lambda *_: None)
+    if not all(engine.is_prepared(stored.info, stored.path) for engine in engines):
+        if name != DEMO:  # without its originals nothing more can be prepared
+            shutil.rmtree(folder / "store")
+            stored = _stored(name)
+        for engine in engines:
+            engine.prepare(stored.info, stored.path, lambda *_: None)
     if name != DEMO:
         list(collect(ModelStore(folder / "store"), originals=True))
 

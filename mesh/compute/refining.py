@@ -74,8 +74,8 @@ class Refinement:
 
 def taken_up(kept: Profile, before: Profile, told: Profile) -> Profile:
     """What is kept for a kind of node once one of them, which predicted by the profile `before`,
-    has told a refined one: that, but where it has moved a point by less than is worth telling, what
-    others have told stays.
+    has told a refined one: that, but where others have moved a point by more than is worth telling,
+    and this one has not. Rows and columns stay in order, as those of any table.
     """
     if kept == before:
         return told
@@ -89,12 +89,16 @@ def _taken_up(kept: Grid, before: Grid, told: Grid) -> Grid:
         return told
     seconds = [
         [
-            new_s if abs(new_s - old_s) > TOLD_SHARE * old_s else kept_s
+            new_s if _moved(new_s, old_s) or not _moved(kept_s, old_s) else kept_s
             for kept_s, old_s, new_s in zip(*rows, strict=True)
         ]
         for rows in zip(kept.seconds, before.seconds, told.seconds, strict=True)
     ]
     return replace(told, seconds=monotone(seconds))
+
+
+def _moved(seconds: float, before_s: float) -> bool:
+    return abs(seconds - before_s) > TOLD_SHARE * before_s
 
 
 class _Shifts:

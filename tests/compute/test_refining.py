@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp, log
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.compute.learned_correction import LearnedCorrection
-from mesh.compute.refining import SHIFT_MAX, Refinement
+from mesh.compute.refining import SHIFT_MAX, Refinement, taken_up
 from mesh.compute.times import Times
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, IterationShape, Profile
@@ -212,3 +213,23 @@ def test_one_iteration_moves_a_point_by_no_more_than_its_part(
     refinement.note(decode(4, 32), measured_s, factor)
     refinement.note(decode(4, 32), measured_s, factor)
     assert told(refinement) is None, "two iterations are never worth telling"
+
+
+def test_what_two_nodes_move_little_by_little_is_kept_as_both_have_it() -> None:
+    """Though what is kept is neither's, since each has moved another point far, once."""
+
+    def longer(profile: Profile, by: float, *, far: tuple[int, int] | None) -> Profile:
+        seconds = [[by * s for s in row] for row in profile.decode.seconds]
+        if far is not None:
+            seconds[far[0]][far[1]] *= 1.2
+        rows = tuple(tuple(row) for row in seconds)
+        return replace(profile, decode=replace(profile.decode, seconds=rows))
+
+    kept = first = second = PROFILE
+    for step in range(10):
+        told = longer(first, 1.035, far=None if step else (2, 0))
+        kept, first = taken_up(kept, first, told), told
+        told = longer(second, 1.03, far=None if step else (2, 1))
+        kept, second = taken_up(kept, second, told), told
+    least, most = sorted(node.decode.at(4, 32) for node in (first, second))
+    assert least * 0.96 <= kept.decode.at(4, 32) <= most * 1.04

@@ -2,9 +2,8 @@
 
 `MESH_MIGRATIONS` says how many moves there are, then of a model of SmolLM2-135M's shape. What is
 measured is read from the controller's journal, and logged (`--log-cli-level INFO`): `late_added`
-and `gap_iterations_p99`. The nodes
-compute in the exact form: with i8 weights, tokens computed anew are not to the last digit as they
-were, whoever computes them (docs/migration.md).
+and `gap_iterations_p99`. The nodes compute in the exact form: with i8 weights, tokens computed anew
+are not to the last digit as they were, whoever computes them (docs/migration.md).
 """
 
 import logging

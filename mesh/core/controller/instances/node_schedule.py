@@ -69,7 +69,7 @@ def forecast_on(
     estimated = not (instance.profile and instance.profile.measured)
     if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
-    if decode_share_with(instance, request, now_s) > 1.0:
+    if decode_share_with(instance, now_s, request, *beside) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
@@ -100,7 +100,7 @@ def forecast_on_loading(
     ready_s = loads_end_s(node, now_s)[instance.instance_id]
     if instance.correction.trial_left and not instance.coming and node.is_idle():
         return _tried_out(node, profile, request, ready_s, limits, late=late)
-    if decode_share_with(instance, request, now_s) > 1.0:
+    if decode_share_with(instance, now_s, request) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.pace_s, now_s)
@@ -331,30 +331,27 @@ def round_s(node: NodeEntry, now_s: float) -> float:
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
-def decode_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
-    """The `decodes_share` of its node, were the request on the instance."""
+def decode_share_with(into: InstanceEntry, now_s: float, *more: RequestEntry) -> float:
+    """The `decodes_share` of its node, were these requests on the instance, too."""
     instances = into.node.instances.values()
     others = sum(_decode_share(i, now_s) for i in instances if i is not into and _has_work(i))
-    return others + _decode_share(into, now_s, request)
+    return others + _decode_share(into, now_s, more)
 
 
 def _decode_share(
-    instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None
+    instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()
 ) -> float:
-    pace_s = instance.pace_s if _has_work(instance) else inf
-    if with_one is not None:
-        pace_s = min(pace_s, with_one.pace_s)
-    return _decode_s(instance, now_s, with_one) / pace_s
+    paces_s = [instance.pace_s] if _has_work(instance) else []
+    return _decode_s(instance, now_s, more) / min((*paces_s, *(r.pace_s for r in more)))
 
 
-def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:
-    """Of all that it has, or will have, and one more."""
+def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()) -> float:
+    """Of all that it has, or will have, and these."""
     batch, tokens = len(instance.requests), instance.tokens
     if not batch:
         coming = instance.coming
         batch, tokens = len(coming), sum(request.tokens for request in coming.values())
-    if with_one is not None:
-        batch, tokens = batch + 1, tokens + with_one.tokens
+    batch, tokens = batch + len(more), tokens + sum(request.tokens for request in more)
     return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
 
 

@@ -29,10 +29,11 @@ from mesh.policy.plans import Plan
 
 class PlanTests:
     """Of one plan: `request`, if there is one, at `place`, where `needed_bytes` more are wanted and
-    the instances of `reclaim` go for that.
+    the instances of `reclaim` go for that, and where those `beside` it are to go as well.
     """
 
     __slots__ = (
+        "_beside",
         "_ctx",
         "_entry",
         "_needed_bytes",
@@ -53,10 +54,12 @@ class PlanTests:
         shadow: Callable[[], Verdict],
         needed_bytes: int = 0,
         reclaim: Collection[InstanceId] = (),
+        beside: Collection[RequestEntry] = (),
     ) -> None:
         self._ctx, self._plan, self._entry = ctx, plan, entry
         self._place, self._request = place, request
         self._shadow, self._needed_bytes, self._reclaim = shadow, needed_bytes, reclaim
+        self._beside = beside
 
     def shadow(self, plan: Plan) -> Verdict:
         self._check(plan)
@@ -69,7 +72,9 @@ class PlanTests:
         arrives_s = self.arrives_s(plan)
         place = self._place
         cached = cached_tokens(place, request) if isinstance(place, InstanceEntry) else 0
-        seconds = self._times().prefill_s(request.tokens - cached, cached)
+        times = self._times()
+        seconds = times.prefill_s(request.tokens - cached, cached)
+        seconds += sum(times.prefill_s(other.tokens, 0) for other in self._beside)
         most_s = ctx.limits.delivery_s_max + slack_s
         if max(arrives_s, ctx.now_s) + seconds + most_s > request.due_s:
             return Verdict.FIRST_TOKEN_LATE
@@ -80,7 +85,7 @@ class PlanTests:
         self._check(plan)
         place, request, now_s = self._place, self._request, self._ctx.now_s
         if isinstance(place, InstanceEntry):
-            return decode_share_with(place, request, now_s)
+            return decode_share_with(place, now_s, request, *self._beside)
         decode_s = self._times().decode_s(1, request.tokens)
         return decodes_share(place, now_s) + decode_s / request.pace_s
 

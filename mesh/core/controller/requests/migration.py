@@ -84,7 +84,8 @@ def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: Insta
 
 def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
     """Have an instance go once all that runs on it has moved; False if one of them finds no room or
-    time elsewhere now, beside those before it, and nothing moves.
+    time elsewhere now, beside those before it, and nothing moves. One whose room another of them
+    has taken away after all (`_begin_at`) is looked at again.
     """
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
@@ -197,7 +198,7 @@ def _in_time(
         return forecast.verdict
 
     plan = Move(requests=(copy,), to=instance)
-    tests = PlanTests(ctx, plan, owner, instance, copy, shadow)
+    tests = PlanTests(ctx, plan, owner, instance, copy, shadow, beside=beside)
     return ctx.policy.passes(plan, tests) is Verdict.PASSES
 
 

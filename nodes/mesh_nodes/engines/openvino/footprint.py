@@ -17,6 +17,7 @@ from mesh.domain.model import (
     WeightPrecision,
 )
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.weights import COARSE_GROUPS
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
@@ -25,8 +26,8 @@ _FOUR_BITS_BYTES = {
     WeightPrecision.I4_G128: 0.57,
     WeightPrecision.FILE: 0.75,
 }
-"""The same with an f32 scale for 32 of them, and an offset, of 8 bits or an f32; with a scale for
-64, and no offset. A file has less than 4 bits of none, and may have more of some."""
+"""The same, each with an f32 scale. I4: for 32 of them, with an offset of 8 bits. I4_G128: for 64.
+FILE: for 32, with an f32 offset; a file has less than 4 bits of none, and may have more of some."""
 _F16_BYTES = 9
 """Per parameter: computing in f32, the plugin holds f32 weights twice, beside f16 of the fused."""
 _IN_F16_BYTES = 5
@@ -157,6 +158,8 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
         # The embedding and the head.
         eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
         four_bits = _FOUR_BITS_BYTES.get(weights, _I8_BYTES)
+        if weights is WeightPrecision.I4_G128 and model.hidden_size % min(COARSE_GROUPS):
+            four_bits = _I8_BYTES
         return _I8_BYTES * eight_bits + four_bits * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
     stored_bytes = model.disk_bytes / model.parameters

@@ -32,7 +32,7 @@ Sources = tuple[tuple[str, int], ...]
 Array = npt.NDArray[np.generic]
 _EIGHT_BITS = ("embedding", "head")
 """In I4 and I4_G128, too."""
-_COARSE_GROUPS = (128, 64)
+COARSE_GROUPS = (128, 64)
 """Of I4_G128, the first that divides the row. With 64 a token takes 1.0 to 1.1 times as long."""
 _QUANTISED_ELEMENTS = 1 << 18
 """At once: so many of f32 stay in a core's cache from one pass over them to the next."""
@@ -234,7 +234,7 @@ def _quantiser(weight: Matrix, precision: WeightPrecision) -> Callable[[Floats],
     if weight.name in _EIGHT_BITS:
         return None
     if precision is WeightPrecision.I4_G128:
-        groups = (group for group in _COARSE_GROUPS if weight.columns % group == 0)
+        groups = (group for group in COARSE_GROUPS if weight.columns % group == 0)
         group = next(groups, None)
         return None if group is None else partial(quantise_groups, group=group)
     if precision is WeightPrecision.I4 and weight.columns % GROUP == 0:

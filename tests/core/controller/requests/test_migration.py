@@ -28,9 +28,10 @@ from mesh.domain.messages import (
     TokensReport,
     UnloadInstance,
 )
-from mesh.domain.reasons import FinishReason
+from mesh.domain.reasons import FinishReason, Verdict
 from mesh.domain.request import RequestTokens
 from mesh.domain.slo import Slo
+from mesh.policy import interface
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import Move, Plan, Release
 from mesh.policy.views import CellView
@@ -50,6 +51,13 @@ class Releasing:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         yield from (Release(instance=i) for i in cell.instances() if i.instance_id == "i1")
+
+
+class Demanding(Releasing):
+    """The same by what is demanded of the node, without a look into the future."""
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict:
+        return tests.demand(plan)
 
 
 class Moving(Releasing):
@@ -439,19 +447,24 @@ QUICK = Slo(ttft_s=0.035, ttft_tokens_per_s=1e6)
 
 
 @pytest.mark.parametrize(
-    ("to", "slo"),
-    [(ONE_PLACE, None), (SIXTEEN_BLOCKS, None), (TARGET, QUICK)],
-    ids=["places", "memory", "time"],
+    ("to", "slo", "policy"),
+    [
+        (ONE_PLACE, None, Releasing()),
+        (SIXTEEN_BLOCKS, None, Releasing()),
+        (TARGET, QUICK, Releasing()),
+        (TARGET, QUICK, Demanding()),
+    ],
+    ids=["places", "memory", "time", "demand"],
 )
 def test_where_not_all_of_an_instance_have_a_place_none_moves_and_no_move_counts(
-    to: NodeHello, slo: Slo | None
+    to: NodeHello, slo: Slo | None, policy: Releasing
 ) -> None:
     """There is what the first of them needs, and not what all need together: where they could move
     at once, they do that.
     """
-    alone = TwoNodes(policy=Releasing(), to=to, slo=slo)
+    alone = TwoNodes(policy=policy, to=to, slo=slo)
     assert only(commands(alone.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest).order.held
-    cell = TwoNodes(policy=Releasing(), to=to, slo=slo, beside=("r2", "r3"))
+    cell = TwoNodes(policy=policy, to=to, slo=slo, beside=("r2", "r3"))
     for _ in range(3):
         orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
         assert not any(order.held for order in orders)
