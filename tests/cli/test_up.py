@@ -144,8 +144,8 @@ def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
     assert mesh("tls", "init", str(tls)).code == 0
     key = mesh("key", "create", "--role", "admin", "--home", str(home)).out.strip()
     where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home))
-    arguments = ("up", *where, "--memory", "256MiB", "--threads", "1", *PRECISIONS)
-    arguments += ("--keys", "--tls", str(tls))
+    small = ("--memory", "256MiB", "--threads", "1", *PRECISIONS)
+    arguments = ("up", *where, *small, "--keys", "--tls", str(tls))
     with mesh_process(*arguments, environ={**os.environ, "MESH_KEY": key}, err=err) as process:
         try:
             lines = list(_lines_until_ready(process, err))

@@ -49,10 +49,9 @@ class Forked:
 
 def _run(module: str, arguments: Sequence[str], log: Path, environ: dict[str, str]) -> None:
     with log.open("ab") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[1:] = arguments
