@@ -21,7 +21,7 @@ from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh
 
 COPIES = Resizing.COPIES
-SHORT = ("--duration", "4", "--jobs", "1")
+SHORT = ("--duration", "2", "--jobs", "1")
 
 
 def paper(*arguments: str) -> Ran:
@@ -40,7 +40,7 @@ def test_json_is_cell_then_policy_then_numbers() -> None:
     ran = paper("--cells", "3B/32, 7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
-    assert made["duration_s"] == 4.0
+    assert made["duration_s"] == 2.0
     assert made["workload"] == "generated (llm-mesh, seed 1), costs as measured"
     assert {cell: list(policies) for cell, policies in made["cells"].items()} == {
         "3B/32": ["fcfs", "llm-mesh"],
@@ -69,7 +69,7 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
     with path.open("w") as file:
         write(generate(LLM_MESH, 5), file)
     asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
-    asked += ["--policy", "llm-mesh", "--duration", "4", "--jobs"]
+    asked += ["--policy", "llm-mesh", "--duration", "2", "--jobs"]
     single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
     assert single["workload"] == "trace small.csv, costs as measured"
     for made in (single, both):

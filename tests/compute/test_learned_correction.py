@@ -275,9 +275,10 @@ def test_what_a_refined_profile_takes_up_leaves_the_factors(
                 node.iterate(shape, 0.013 * slowdown)
     told.refine(times(decodes=taken_up))
     assert told.predicted_s(shape) == pytest.approx(untold.predicted_s(shape))
-    for _ in range(1200):
+    for _ in range(60):
         for node in (told, untold):
-            node.iterate(shape, 0.013 * spells[-1])
+            for _ in range(20):
+                node.iterate(shape, 0.013 * spells[-1])
         assert told.predicted_s(shape) == pytest.approx(untold.predicted_s(shape), rel=0.02)
 
 

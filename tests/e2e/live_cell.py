@@ -24,6 +24,7 @@ from mesh.domain.invocation import Finished, Invocation, InvocationEvent, TextPr
 from mesh.domain.slo import Slo
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot
 from mesh.wire.client import MeshClient
+from tests.e2e.forked import Forked
 
 WAIT_S_MAX = 20.0
 """For any single condition. Processes start in about a second on an idle machine."""
@@ -32,6 +33,9 @@ LOG_TAIL_BYTES = 3000
 PRECISIONS = ("--precision", "f32", "--kv", "f16")
 """Of nodes with OpenVINO, for they would take seconds to compare them at each first start."""
 ROOT = Path(__file__).parents[2]
+CONTROLLER, NODE = "tests.support.quick_controller", "tests.support.scripted_node"
+FORKED = (CONTROLLER, NODE)
+"""Those with OpenVINO or vLLM have threads from their imports on, and begin by themselves."""
 
 T = TypeVar("T")
 
@@ -39,7 +43,7 @@ T = TypeVar("T")
 @dataclass
 class Process:
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     log: Path
     journal: Path
 
@@ -131,7 +135,7 @@ class LiveCell:
     def _start_controller(self, arguments: Sequence[str]) -> Process:
         return self._start(
             "controller",
-            "tests.support.quick_controller",
+            CONTROLLER,
             *("--listen", self.address, "--home", str(self._root)),
             *arguments,
         )
@@ -143,9 +147,7 @@ class LiveCell:
         is to do, in the words of tests/support/scripted_node.py. `home`: not the shared one.
         """
         arguments = self._node_arguments(name, home or self._store_home)
-        process = self._start(
-            f"node-{name}", "tests.support.scripted_node", *script, "--", *arguments
-        )
+        process = self._start(f"node-{name}", NODE, *script, "--", *arguments)
         if join:
             self.wait_for(f"node {name} to join", lambda: self.node(name))
         return process
@@ -179,17 +181,10 @@ class LiveCell:
         """Run a module, its output in a log and, where wished, its decisions in a journal."""
         log = self._root / f"{name}-{len(self._processes)}.log"
         journal = log.with_suffix(".jsonl")
-        journalled = ("--journal", str(journal)) if self.journals else ()
-        with log.open("wb") as file:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, *journalled],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        process = Process(name, popen, log, journal)
+        if self.journals:
+            arguments = (*arguments, "--journal", str(journal))
+        begin = Forked if module in FORKED else _popen
+        process = Process(name, begin(module, arguments, log), log, journal)
         self._processes.append(process)
         return process
 
@@ -296,6 +291,18 @@ class LiveCell:
             return len(answer.token_ids) >= count
 
         self.wait_for(f"{count} tokens", enough)
+
+
+def _popen(module: str, arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
 
 
 def _collect(events: Iterable[InvocationEvent], answer: Answer) -> None:

@@ -157,14 +157,14 @@ def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
     assert "<svg" in (tmp_path / "r.html").read_text()
 
 
-def test_ten_seconds_on_the_demo_model(
+def test_seconds_on_the_demo_model(
     cell: LiveCell, smollm2_model_path: Path, tmp_path: Path
 ) -> None:
     cell.start_controller()
     cell.start_real_node("cpu0", "--memory", "2GiB")
     for name in ("one", "two", "three"):
         cell.deploy(name, smollm2_model_path, slo=SLO)
-    generated = ("--generate", "1.2", "--duration", "10", "--tokens-scale", "0.05")
+    generated = ("--generate", "2.4", "--duration", "5", "--tokens-scale", "0.05")
     locust = Locust(tmp_path, cell.address, "--headless", "--processes", "2", *generated)
     assert locust.wait() == 0, locust.said
     found = locust.figures()

@@ -27,7 +27,7 @@ from tests.support.tiny_model import LlamaShape, write_llama
 
 log = logging.getLogger(__name__)
 MEASURED = "MESH_MIGRATIONS" in os.environ
-MOVES = int(os.environ.get("MESH_MIGRATIONS") or 5)
+MOVES = int(os.environ.get("MESH_MIGRATIONS") or 3)
 CLIENTS = 3
 TOKENS = 400
 SAMPLED = {"temperature": 0.8}

@@ -34,6 +34,8 @@ from tests.core.world.node import PREFILL_TOKENS_MAX, TURN_S_MAX, WorldNode
 
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
+REST_STEP_S = 1.0
+"""Once faults are over and what was under way has ended: below every lease."""
 LIMITS = CellLimits(
     batch_max=4,
     kv_tokens_profiled=1024,
@@ -158,13 +160,13 @@ class World:
         if node_id in self.core.cell.nodes:
             self.operate(lambda op: DrainRequested(operation_id=op, node_id=node_id, undo=undo))
 
-    def settle(self, seconds: float) -> None:
+    def settle(self, seconds: float, step_s: float = SETTLE_STEP_S) -> None:
         """Let everything run without faults for a while."""
-        for _ in range(int(seconds / SETTLE_STEP_S)):
+        for _ in range(int(seconds / step_s)):
             for node in self.nodes:
                 node.connect()
                 node.run_all()
-            self.clock.advance(SETTLE_STEP_S)
+            self.clock.advance(step_s)
 
     # What nodes do.
 

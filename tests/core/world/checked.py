@@ -8,7 +8,7 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.sim.invariants import check_rest
 from mesh.sim.invariants.cell import check_callers
 from tests.core.cells import FOOTPRINT, MODEL
-from tests.core.world.cell import World
+from tests.core.world.cell import REST_STEP_S, World
 
 LEAST_BYTES = FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(MODEL.context_tokens_max))
 """Of an instance that any request may be placed on."""
@@ -53,7 +53,7 @@ class CheckedCell(RuleBasedStateMachine):
         self.world.settle(15.0)
         for node in self.world.nodes:
             self.world.drain(node.core_id(), undo=True)
-        self.world.settle(90.0)
+        self.world.settle(90.0, REST_STEP_S)
         assert all(self.world.operations.values()), "an operation was never answered"
         assert not self.world.callers.open_ids(), "requests are stuck"
         cell = self.world.core.cell
