@@ -94,9 +94,7 @@ class _Builder:
         upper = ops.floor(ops.multiply(rows, _number(1 / 16)))
         lower = ops.subtract(rows, ops.multiply(upper, _number(16)))
         pairs = [ops.unsqueeze(_signed(half), _shape(3)) for half in (lower, upper)]
-        groups = ops.reshape(
-            ops.concat(pairs, 3), _shape(-1, nibbles.shape[1], 2 * nibbles.shape[2]), False
-        )
+        groups = ops.reshape(ops.concat(pairs, 3), _shape(-1, nibbles.shape[1], GROUP), False)
         embedded = ops.multiply(groups, self._rows_of_tokens("embedding.scale"))
         if "embedding.offset" in self._weights:
             offset = ops.unsqueeze(self._rows_of_tokens("embedding.offset"), _shape(2))
