@@ -159,6 +159,7 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
         eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
         four_bits = _FOUR_BITS_BYTES.get(weights, _I8_BYTES)
         if weights is WeightPrecision.I4_G128 and model.hidden_size % min(COARSE_GROUPS):
+            # No group divides the rows of most matrices, which then have 8 bits.
             four_bits = _I8_BYTES
         return _I8_BYTES * eight_bits + four_bits * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
