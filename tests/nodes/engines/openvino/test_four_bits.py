@@ -1,6 +1,7 @@
 """What a GGUF file has in 4 bits is computed as it is; what is made of others' weights is close."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,6 @@ from tests.nodes.engines.openvino.tiny import (
     reference_logits,
     write_tiny,
 )
-from tests.nodes.engines.openvino.tiny import VOCABULARY as VOCABULARY_OF_TINY
 
 ROWS, COLUMNS = 24, 512
 VOCABULARY = len(byte_tokenizer().tokens)
@@ -52,6 +52,24 @@ def gguf_model(
     write_tiny_gguf(folder / "m.gguf", tensors=tensors, quantization=quantisation)
     stored = ModelStore(folder / "store").import_model(f"file://{folder}/m.gguf")
     return TinyModel(stored.path, stored.info), tensors
+
+
+def assert_computes(
+    model: TinyModel,
+    weights: WeightPrecision,
+    exact: Mapping[str, npt.NDArray[np.float32]],
+    folder: Path,
+) -> None:
+    """What these tensors do, within f32's rounding."""
+    folder.mkdir()
+    shutil.copy(model.path / "config.json", folder)
+    save_file(dict(exact), folder / "model.safetensors")
+    vocabulary = model.info.vocabulary_tokens
+    tokens = np.random.default_rng(1).integers(0, vocabulary, sum(CHUNKS)).tolist()
+    expected = reference_logits(folder, tokens)
+    logits = computed_logits(model, tokens, weights, KvPrecision.F32)
+    for place, row in logits.items():
+        np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -119,15 +137,8 @@ def test_logits_are_those_of_the_files_own_values(
         else tensor
         for name, tensor in tensors.items()
     }
-    (tmp_path / "exact").mkdir()
-    shutil.copy(model.path / "config.json", tmp_path / "exact")
-    save_file(exact, tmp_path / "exact" / "model.safetensors")
-    tokens = np.random.default_rng(1).integers(0, VOCABULARY, sum(CHUNKS)).tolist()
-    expected = reference_logits(tmp_path / "exact", tokens)
     monkeypatch.setattr(compilation, "GROUP", 0)  # activations in f32
-    logits = computed_logits(model, tokens, WeightPrecision.FILE, KvPrecision.F32)
-    for place, row in logits.items():
-        np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
+    assert_computes(model, WeightPrecision.FILE, exact, tmp_path / "exact")
 
 
 def test_logits_of_coarse_groups_are_those_of_their_values(
@@ -148,15 +159,8 @@ def test_logits_of_coarse_groups_are_those_of_their_values(
             ends = np.cumsum([rows for _, rows in plan.sources])[:-1]
             for (name, _), part in zip(plan.sources, np.split(values, ends), strict=True):
                 exact[f"{name}.weight"] = np.ascontiguousarray(part)
-    (tmp_path / "exact").mkdir()
-    shutil.copy(model.path / "config.json", tmp_path / "exact")
-    save_file(exact, tmp_path / "exact" / "model.safetensors")
-    tokens = np.random.default_rng(1).integers(0, VOCABULARY_OF_TINY, sum(CHUNKS)).tolist()
-    expected = reference_logits(tmp_path / "exact", tokens)
     monkeypatch.setattr(compilation, "ACTIVATION_GROUP", 0)  # activations in f32
-    logits = computed_logits(model, tokens, WeightPrecision.I4_G128, KvPrecision.F32)
-    for place, row in logits.items():
-        np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
+    assert_computes(model, WeightPrecision.I4_G128, exact, tmp_path / "exact")
 
 
 @pytest.mark.parametrize("tied", [False, True])
