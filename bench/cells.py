@@ -45,6 +45,7 @@ def local_cell(
     policy: str | None = None,
     memory_bytes: int | None = None,
     prefetch_bytes: int | None = None,
+    page_cache_bytes: int | None = None,
     journal: Path | None = None,
     node_journals: Path | None = None,
     home: Path | None = None,
@@ -53,7 +54,8 @@ def local_cell(
     """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
     folder of their own, and their models in `store`, or in the usual one. A node computes on
     `threads` cores in `memory_bytes`, its part of the machine unless given, of which
-    `prefetch_bytes` are for what nobody has called yet. The controller decides by `policy`, or by
+    `prefetch_bytes` are for what nobody has called yet, and `page_cache_bytes` beside it for files
+    that loads will read. The controller decides by `policy`, or by
     its default, serves `http` where that is given, joins tokens of `join_ms`, and wants `keys`: see
     `keys_shown`. They write their decisions to `journal` and into the folder `node_journals`.
 
@@ -76,6 +78,7 @@ def local_cell(
             policy=policy,
             memory_bytes=memory_bytes,
             prefetch_bytes=prefetch_bytes,
+            page_cache_bytes=page_cache_bytes,
             journal=journal,
             node_journals=node_journals,
         )

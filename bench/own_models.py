@@ -7,7 +7,7 @@ on disk; what no node loads is linked. To mesh they are as unlike as any two mod
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from bench.demo_model import stored_model
 from mesh.domain.ids import ModelId
 from mesh.domain.model import WeightPrecision
 from mesh_loader.digests import write_index
+from mesh_loader.prepared_key import openvino_key
 from mesh_loader.source_index import SourceIndex
 from mesh_nodes.engines.openvino import OpenVinoEngine
 
@@ -39,13 +40,23 @@ def plant_models(store: Path, names: Iterable[str], weights: WeightPrecision | N
         source = own_source(name)
         model_id = ModelId(f"sha256-{sha256(source.encode()).hexdigest()[:16]}")
         folder = store / "models" / model_id
-        shutil.copytree(demo.path, folder, copy_function=_placed)
+        shutil.copytree(demo.path, folder, copy_function=_placed, ignore=_unused(weights))
         said = folder / "model.json"
         info = json.loads(said.read_text())
         said.unlink()
         said.write_text(json.dumps(info | {"model_id": model_id}))
         write_index(folder)
         index.record(source, model_id, None, ())
+
+
+def _unused(weights: WeightPrecision | None) -> Callable[[str, list[str]], list[str]]:
+    """What was prepared to be held otherwise, too, which would take disk in each copy."""
+    used = {openvino_key(held) for held in (WeightPrecision.I8, weights) if held is not None}
+
+    def unused(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if n not in used] if Path(folder).name == "prepared" else []
+
+    return unused
 
 
 def _placed(kept: str, copy: str) -> None:

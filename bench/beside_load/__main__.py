@@ -95,7 +95,7 @@ def play(store: Path, loads: int, told: Callable[[str], None]) -> tuple[list[Loa
     plant_models(store, models)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        opened = local_cell(store=store, node_journals=folder, prefetch_bytes=0)
+        opened = local_cell(store=store, node_journals=folder, prefetch_bytes=0, page_cache_bytes=0)
         with opened as cell, MeshClient(cell.address) as client:
             scene = Scene(cell, client)
             for model in models:

@@ -175,7 +175,9 @@ def starts(forms: Forms, *, compiles: bool) -> Iterator[tuple[Starts, Path]]:
         folder = Path(name)
         store = _without_blobs(forms.store, folder / "compiling") if compiles else forms.store
         # Nothing is loaded before it is called: that would be no start.
-        opened = local_cell(store=store, threads=THREADS, node_journals=folder, prefetch_bytes=0)
+        opened = local_cell(
+            store=store, threads=THREADS, node_journals=folder, prefetch_bytes=0, page_cache_bytes=0
+        )
         with opened as cell, MeshClient(cell.address) as client:
             yield Starts(cell, client, forms), next(folder.glob("*.journal"))
 

@@ -78,7 +78,7 @@ class Bench:
                 answers, run, _ = measured(
                     *(scene, plain, self._store, sent, until_s),
                     memory_bytes=node_bytes,
-                    prefetch_bytes=0 if scene == without else None,
+                    ahead=scene != without,
                 )
                 peer.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             elif self._options.peer:

@@ -16,6 +16,7 @@ from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
 from bench.fleet.loads import load_errors
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
 from bench.own_models import own_source
+from bench.reading.readers import drop_cached
 from mesh.cli.waiting import Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
@@ -79,10 +80,11 @@ def measured(
     call_s_max: float,
     *,
     memory_bytes: int | None,
-    prefetch_bytes: int | None = None,
+    ahead: bool = True,
 ) -> tuple[list[Answer], LiveRun, tuple[float, ...]]:
-    """Offer a fresh cell these calls. All of the run is for calibrating. `memory_bytes` and
-    `prefetch_bytes`: of the node, its default unless given. Last: see `load_errors`.
+    """Offer a fresh cell these calls, with nothing of the store in the page cache. All of the run
+    is for calibrating. `memory_bytes`: of the node, its default unless given. `ahead`: whether it
+    has models loaded, or read, before they are called. Last: see `load_errors`.
 
     Raises MeshError when a part of the cell ends.
     """
@@ -90,6 +92,7 @@ def measured(
         home, journals = Path(folder) / "home", Path(folder) / "journals"
         _copy(deployed, home)
         journals.mkdir()
+        _forget_pages(store)
         with (
             local_cell(
                 home=home,
@@ -97,7 +100,8 @@ def measured(
                 journal=journals / CONTROLLERS,
                 node_journals=journals,
                 memory_bytes=memory_bytes,
-                prefetch_bytes=prefetch_bytes,
+                prefetch_bytes=None if ahead else 0,
+                page_cache_bytes=None if ahead else 0,
             ) as cell,
             MeshClient(cell.address) as client,
         ):
@@ -164,6 +168,13 @@ def _spec(
         weights=weights,
         prefix_cache=prefix_cache,
     )
+
+
+def _forget_pages(store: Path) -> None:
+    """As after a long time, whatever was done here before."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            drop_cached(path)
 
 
 def _copy(home: Path, to: Path) -> None:

@@ -9,7 +9,7 @@ XXH3 finds accidents at the speed of memory; it is no defence against somebody w
 import json
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
@@ -34,6 +34,10 @@ _REMOVED = "removed"
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, times of the last change of content and of inode: another file or another
 content has another."""
+
+
+def _go_on() -> None:
+    """Nobody waits meanwhile."""
 
 
 class Verify(StrEnum):
@@ -114,9 +118,11 @@ class Verifier:
         self._checked = dict[Stamp, None]()
         self._lock = threading.Lock()
 
-    def check(self, folder: Path, *, without: tuple[str, ...] = ()) -> None:
+    def check(
+        self, folder: Path, *, without: tuple[str, ...] = (), between: Callable[[], None] = _go_on
+    ) -> None:
         """All files of a folder, or all that end in none of these; a folder whose maker wrote no
-        digests passes, unless every load is checked.
+        digests passes, unless every load is checked. `between` is called between any two reads.
 
         Raises TornModel, with the file and where in it, for the first that is damaged.
         """
@@ -129,13 +135,13 @@ class Verifier:
             return
         for name, entry in files.items():
             if not name.endswith(without):
-                self._check(folder / name, entry)
+                self._check(folder / name, entry, between)
 
-    def _check(self, path: Path, entry: object) -> None:
+    def _check(self, path: Path, entry: object, between: Callable[[], None]) -> None:
         stamp = _stamp(path)
         if self._when is Verify.FIRST and stamp in self._checked:
             return
-        damage = _damage(path, entry)
+        damage = _damage(path, entry, between)
         if damage is not None:
             raise TornModel(str(damage), hint="`mesh store verify` names all that is damaged")
         with self._lock:
@@ -184,7 +190,7 @@ def _entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "chunks": list(_chunk_digests(path))}
 
 
-def _damage(path: Path, entry: object) -> Damage | None:
+def _damage(path: Path, entry: object, between: Callable[[], None] = _go_on) -> Damage | None:
     if entry == _REMOVED:
         return None
     assert isinstance(entry, dict), entry
@@ -194,7 +200,7 @@ def _damage(path: Path, entry: object) -> Damage | None:
         if size_bytes != expected.size_bytes:
             what = f"it has {size_bytes} bytes, {expected.size_bytes} were written"
             return Damage(path=path, what=what)
-        found = zip_longest(_chunk_digests(path), expected.chunks)
+        found = zip_longest(_chunk_digests(path, between), expected.chunks)
         bad = next((n for n, (is_, was) in enumerate(found) if is_ != was), None)
     except OSError as error:
         return Damage(path=path, what=f"it cannot be read: {error.strerror or error}")
@@ -205,7 +211,7 @@ def _damage(path: Path, entry: object) -> Damage | None:
     return Damage(path=path, what=f"bytes {begin} to {end} are not what was written")
 
 
-def _chunk_digests(path: Path) -> Iterator[str]:
+def _chunk_digests(path: Path, between: Callable[[], None] = _go_on) -> Iterator[str]:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -213,6 +219,7 @@ def _chunk_digests(path: Path) -> Iterator[str]:
             while count < CHUNK_BYTES and (more := file.readinto(buffer[count:])):
                 count += more
             yield _digest(buffer[:count])
+            between()
 
 
 def _digest(data: bytes | memoryview) -> str:

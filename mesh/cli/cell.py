@@ -121,6 +121,8 @@ class LocalCell:
         elif node.device is DeviceKind.CPU:
             for option, value in (("--precision", self._plan.precision), ("--kv", self._plan.kv)):
                 arguments += [] if value == AUTO else [option, value]
+            if self._plan.page_cache_bytes is not None:
+                arguments += ["--page-cache", str(self._plan.page_cache_bytes)]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if self._plan.prefetch_bytes is not None:

@@ -32,7 +32,7 @@ class NodePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
     """What a cell is to be. `memory_bytes` and `threads` are one node's, as is `prefetch_bytes` of
-    its memory; None: its share.
+    its memory, and `page_cache_bytes` beside it; None: its share.
     """
 
     listen: str
@@ -40,6 +40,7 @@ class CellPlan:
     nodes: tuple[NodePlan, ...]
     memory_bytes: int | None = None
     prefetch_bytes: int | None = None
+    page_cache_bytes: int | None = None
     threads: int | None = None
     precision: str = AUTO
     """As of nodes that compute by openvino; so is `kv`."""

@@ -20,6 +20,7 @@ PRIORS = {
     LoadTier.REMOTE: LoadRate(fixed_s=2.0, bytes_per_s=0.05e9),
     LoadTier.DISK: LoadRate(fixed_s=0.5, bytes_per_s=0.5e9),
     LoadTier.PREPARED: LoadRate(fixed_s=0.2, bytes_per_s=1e9),
+    LoadTier.CACHED: LoadRate(fixed_s=0.15, bytes_per_s=1.5e9),
     LoadTier.HOST: LoadRate(fixed_s=0.2, bytes_per_s=4e9),
 }
 """Expected of loads until one has been seen, where the node does not say. From its host's memory:

@@ -58,6 +58,8 @@ class LoadTier(StrEnum):
     """The node's store has it, for the engine to read and to compile, or whatever else it does."""
     PREPARED = "prepared"
     """So it has, with what spares the engine the compile: a compiled graph of its shape."""
+    CACHED = "cached"
+    """So it has, and what the load reads was checked and lies in the page cache."""
     HOST = "host"
     """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
     """

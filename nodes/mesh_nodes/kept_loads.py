@@ -27,6 +27,7 @@ from mesh.domain.steps import LoadRate, LoadTier
 from mesh_nodes.kept_json import keep_json
 
 FOLDER = "load-times"
+_FROM_STORE = frozenset({LoadTier.DISK, LoadTier.PREPARED, LoadTier.CACHED})
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class KeptLoads:
 
     def __bool__(self) -> bool:
         """Whether a load of what the store has is known."""
-        return LoadTier.DISK in self._loads or LoadTier.PREPARED in self._loads
+        return not self._loads.keys().isdisjoint(_FROM_STORE)
 
     def note_measured(self, rates: Mapping[LoadTier, LoadRate]) -> None:
         """What loads should take, by measurements before there has been any."""

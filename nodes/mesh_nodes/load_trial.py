@@ -32,12 +32,13 @@ def tried_rates(
         for loaded in _tried(engine, store, prepared, bytes_max)
     ]
     rates = {tier: fitted([load], PRIORS[tier]) for tier, load in tried}
-    if LoadTier.PREPARED in rates:
-        spared = rates[LoadTier.PREPARED]
-        rates[LoadTier.DISK] = LoadRate(
-            fixed_s=spared.fixed_s * COMPILE_RATIO, bytes_per_s=spared.bytes_per_s / COMPILE_RATIO
-        )
-    return rates
+    spared = rates.get(LoadTier.PREPARED) or rates.get(LoadTier.CACHED)
+    if spared is None:
+        return rates
+    compiled = LoadRate(
+        fixed_s=spared.fixed_s * COMPILE_RATIO, bytes_per_s=spared.bytes_per_s / COMPILE_RATIO
+    )
+    return {LoadTier.DISK: compiled, LoadTier.PREPARED: spared, **rates}
 
 
 def _tried(

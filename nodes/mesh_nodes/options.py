@@ -29,6 +29,8 @@ DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
 PREFETCH_PART = 4
 """One of so many parts of a node's memory, unless told otherwise."""
+PAGE_CACHE_PART = 2
+"""The same of what that leaves of the machine's."""
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
@@ -64,6 +66,8 @@ class NodeOptions:
     """Limit of the node's process: weights, KV caches and what the process takes by itself."""
     prefetch_bytes: int
     """Of it, the most for what is loaded before anybody calls for it."""
+    page_cache_bytes: int
+    """Of the host's memory beside it, the most for files that loads will read; openvino's alone."""
     threads: int
     """That one iteration computes with."""
     numa: int | None
@@ -118,6 +122,7 @@ def read_options(
         gpu=gpu,
         memory_bytes=memory_bytes,
         prefetch_bytes=_prefetch_bytes(given.prefetch_memory, memory_bytes),
+        page_cache_bytes=_page_cache_bytes(given.page_cache, memory_bytes, machine, engine),
         threads=_threads(given.threads, hardware),
         numa=given.numa,
         precision=_of_openvino(ComputePrecision, "--precision", given.precision, engine),
@@ -178,6 +183,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "(default: 70%% of what the machine and its control groups allow)",
     )
     add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
+    add(
+        "--page-cache",
+        metavar="SIZE",
+        help="of the memory beside it, for files of stored models that openvino's loads will read "
+        "(default: half of that)",
+    )
     _add_computing(add)
     add(
         "--asleep",
@@ -264,6 +275,29 @@ def _prefetch_bytes(text: str | None, memory_bytes: int) -> int:
             f"--prefetch-memory {text} is {format_bytes(size_bytes)}; the node has "
             f"{format_bytes(memory_bytes)} (--memory)",
             hint="give less than that, or 0 for none",
+        )
+    return size_bytes
+
+
+def _page_cache_bytes(
+    text: str | None, memory_bytes: int, machine: Hardware, engine: EngineName
+) -> int:
+    beside_bytes = max(machine.memory_bytes - memory_bytes, 0)
+    if engine is not EngineName.OPENVINO:
+        if text is not None:
+            raise InvalidInput(
+                f"--page-cache {text}: {engine} keeps no files in memory",
+                hint=f"leave it out, or start a node with --engine {EngineName.OPENVINO}",
+            )
+        return 0
+    if text is None:
+        return beside_bytes // PAGE_CACHE_PART
+    size_bytes = parse_bytes(text)
+    if size_bytes > beside_bytes:
+        raise InvalidInput(
+            f"--page-cache {text} is {format_bytes(size_bytes)}; beside --memory this machine has "
+            f"{format_bytes(beside_bytes)}",
+            hint="give less than that, or 0 to leave it to the kernel",
         )
     return size_bytes
 

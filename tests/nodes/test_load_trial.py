@@ -47,6 +47,19 @@ def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_pa
     assert engine.memory() == ()
 
 
+def test_what_the_page_cache_kept_meanwhile_stands_for_what_it_did_not(tmp_path: Path) -> None:
+    class Kept(SharingEngine):
+        def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+            loaded = super().load(order, progress)
+            imported = loaded.tier is LoadTier.PREPARED
+            return replace(loaded, tier=LoadTier.CACHED) if imported else loaded
+
+    store = ModelStore(tmp_path / "store")
+    rates = tried_rates(Kept(), store, [held(store, tmp_path)], 1 << 40)
+    assert rates[LoadTier.CACHED] == rates[LoadTier.PREPARED]
+    assert rates[LoadTier.DISK].load_s(WEIGHTS_BYTES) == pytest.approx(IMPORT_S * COMPILE_RATIO)
+
+
 def test_what_the_first_load_of_a_process_pays_extra_is_not_stated(tmp_path: Path) -> None:
     class Warming(SharingEngine):
         warm = False

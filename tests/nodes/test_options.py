@@ -90,6 +90,15 @@ def test_a_quarter_of_the_memory_is_for_what_nobody_has_called_yet(
     assert _read("--prefetch-memory", "0").prefetch_bytes == 0
 
 
+def test_half_of_what_the_memory_leaves_is_for_files_that_openvinos_loads_read() -> None:
+    assert _read().page_cache_bytes == 1_500_000_000
+    assert _read("--memory", "2GB", "--page-cache", "5GB").page_cache_bytes == 5_000_000_000
+    assert _read("--page-cache", "0").page_cache_bytes == 0
+    assert _read("--engine", "vllm").page_cache_bytes == 0
+    with pytest.raises(InvalidInput, match="--page-cache 1GB: vllm keeps no files in memory"):
+        _read("--engine", "vllm", "--page-cache", "1GB")
+
+
 def test_a_gpu_node_is_its_gpu(tmp_path: Path) -> None:
     options = _read("--device", "gpu", "--gpu", "1")
     assert options.name == default_node_id(device=DeviceKind.GPU, index=1)
@@ -136,6 +145,7 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--memory", "0"], "--memory 0 is 0 B"),
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),
         (["--memory", "4GiB", "--prefetch-memory", "5GiB"], "--prefetch-memory 5GiB is 5.0 GiB"),
+        (["--page-cache", "4GB"], "--page-cache 4GB is 3.7 GiB; beside --memory"),
         (["--threads", "0"], "--threads 0"),
         (["--download-rate", "1KiB"], "--download-rate 1KiB is 1.0 KiB a second; at least"),
         (["--threads", "two"], "invalid int value: 'two'"),

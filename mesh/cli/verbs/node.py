@@ -37,6 +37,11 @@ from mesh_nodes.main import main as run_node
     metavar="SIZE",
     help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
 )
+@click.option(
+    "--page-cache",
+    metavar="SIZE",
+    help="Of the memory beside it, for files that loads will read; default: half.",
+)
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--numa", type=int, metavar="N", help="CPUs of NUMA node N alone, near its memory.")
 @precision_option
@@ -65,6 +70,7 @@ def node(
     engine: str | None,
     memory: str | None,
     prefetch_memory: str | None,
+    page_cache: str | None,
     threads: int | None,
     numa: int | None,
     precision: str,
@@ -84,7 +90,8 @@ def node(
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
-        *(("--prefetch-memory", prefetch_memory), ("--download-rate", download_rate)),
+        *(("--prefetch-memory", prefetch_memory), ("--page-cache", page_cache)),
+        ("--download-rate", download_rate),
         *(("--journal", journal), ("--key-file", key_file)),
         *(("--tls", tls), ("--numa", numa)),
     )

@@ -45,6 +45,7 @@ WATCH_S = 0.2
 )
 @click.option("--memory", metavar="SIZE", help="Limit of each node's process, such as 4GiB.")
 @click.option("--prefetch-memory", metavar="SIZE", help="As of `mesh node`, of each node.")
+@click.option("--page-cache", metavar="SIZE", help="As of `mesh node`, of each CPU node.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
 @click.option("--numa", is_flag=True, help="A CPU node on each NUMA node, near its memory.")
 @precision_option
@@ -74,6 +75,7 @@ def up(
     wanted: tuple[str, ...],
     memory: str | None,
     prefetch_memory: str | None,
+    page_cache: str | None,
     threads: int | None,
     numa: bool,
     precision: str,
@@ -103,6 +105,7 @@ def up(
         nodes=nodes,
         memory_bytes=None if memory is None else parse_bytes(memory),
         prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
+        page_cache_bytes=None if page_cache is None else parse_bytes(page_cache),
         threads=threads,
         precision=precision,
         kv=kv,

@@ -93,6 +93,7 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
         blobs_path=options.home / _BLOBS,
         footprints_path=options.home / _FOOTPRINTS,
         verify=options.verify,
+        page_cache_bytes=options.page_cache_bytes,
     )
     return BuiltEngine(
         TextEngine(engine),

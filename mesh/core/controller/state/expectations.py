@@ -171,10 +171,10 @@ class Expectations:
         stated_s = _prior(node, tier).load_s(weights_bytes)
         if tier is LoadTier.DISK:
             return stated_s
-        from_disk_s = self._alone_s(node, weights_bytes, LoadTier.DISK, seconds)
         if tier is LoadTier.REMOTE:
-            return max(stated_s, from_disk_s)
-        return min(stated_s, from_disk_s)
+            return max(stated_s, self._alone_s(node, weights_bytes, LoadTier.DISK, seconds))
+        farther = tuple(LoadTier)[tier.nearness - 1]
+        return min(stated_s, self._alone_s(node, weights_bytes, farther, seconds))
 
     def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
         """From loads that have ended here: on the node, else on nodes like it."""

@@ -5,7 +5,7 @@ are kept. Before: the node, which tells its cell what its loads come from. After
 which the blob comes when the model is loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
@@ -29,10 +29,14 @@ class BlobIndex:
         folder is there."""
 
     def held(
-        self, folders: Sequence[Path], awaited: frozenset[str] = frozenset()
+        self,
+        folders: Sequence[Path],
+        awaited: frozenset[str] = frozenset(),
+        kept: frozenset[Path] = frozenset(),
     ) -> tuple[HeldModel, ...]:
         """Of the models in these folders, which are named by their ids, in that order. `awaited`:
-        keys of blobs that will be there before any load that is begun from now on.
+        keys of blobs that will be there before any load that is begun from now on. `kept`: folders
+        of prepared weights in the page cache.
         """
         keys = self._blobs.keys() | awaited
         contexts = sorted({c for c in map(context_of, keys) if c is not None})
@@ -41,13 +45,21 @@ class BlobIndex:
         return tuple(
             HeldModel(
                 model_id=held_id(ModelId(folder.name), weights),
-                tier=LoadTier.PREPARED,
+                tier=LoadTier.CACHED
+                if self._compiler.prepared_folder(folder, weights) in kept
+                else LoadTier.PREPARED,
                 context_tokens_max=context,
             )
             for folder, weights in kinds
             for context in contexts
             if self._keys[folder, weights].get(context) in keys
         )
+
+    def prepared_folders(self) -> Iterator[Path]:
+        """Of those that were held when last looked at."""
+        for (folder, weights), keys in self._keys.items():
+            if keys:
+                yield self._compiler.prepared_folder(folder, weights)
 
     def _of(
         self, folder: Path, weights: WeightPrecision | None, contexts: Sequence[int]

@@ -253,7 +253,7 @@ class Compiler:
         if layout is None:
             self._check_originals(model_path)
         else:
-            self._check_prepared(model_path, precision)
+            self.check_prepared(self.prepared_folder(model_path, precision))
         architecture = read_architecture(model_path)
         # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
         # registers in no opset that its import reads; nor can Python build it, as it can paged
@@ -275,21 +275,26 @@ class Compiler:
         require_originals(model_path)
         self._verifier.check(model_path)
 
-    def _check_prepared(self, model_path: Path, precision: WeightPrecision) -> None:
-        """Raises TornModel. Prepared weights that are damaged go, if they can be derived anew: the
-        next load does so.
+    def prepared_folder(self, model_path: Path, weights: WeightPrecision | None) -> Path:
+        """Where the model's weights are, or would be, as loads map them."""
+        return prepared_path(model_path, openvino_key(weights or self._weights))
+
+    def check_prepared(self, folder: Path, between: Callable[[], None] = lambda: None) -> None:
+        """Such a folder, and what is read of its model beside it, with a call to `between` now and
+        then. Raises TornModel. Prepared weights that are damaged go, if they can be derived anew:
+        the next load does so.
         """
-        self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
-        key = openvino_key(precision)
+        model_path = folder.parent.parent
+        self._verifier.check(model_path, without=WEIGHTS_SUFFIXES, between=between)
         try:
-            self._verifier.check(prepared_path(model_path, key))
+            self._verifier.check(folder, between=between)
         except TornModel as error:
             try:
                 require_originals(model_path)
             except TornModel as gone:
                 what = f"{error.message}; {gone.message}"
                 raise TornModel(what, hint=gone.hint) from error
-            drop_prepared(model_path, key)
+            drop_prepared(model_path, folder.name)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
 
     def export(

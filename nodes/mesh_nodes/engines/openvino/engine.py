@@ -9,7 +9,8 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,12 +53,15 @@ from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
+from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
 """Of imports beside the decodes of up to 19 instances on two cores, in the mean, against one alone;
 until a load has shown it."""
+REST_S = 0.05
+"""Without an iteration, until the engine is not about to compute the next one."""
 
 
 def _cores() -> int:
@@ -93,6 +97,7 @@ class OpenVinoEngine:
         blobs_path: Path | None = None,
         verify: Verify = Verify.FIRST,
         footprints_path: Path | None = None,
+        page_cache_bytes: int = 0,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
         `weights`, `precision`: how those are held, and what is computed in, of models that do not
@@ -104,6 +109,8 @@ class OpenVinoEngine:
         `verify`: when a load checks the digests of its files.
         `footprints_path`: the folder of what instances were seen to take; without one the engine
         learns it anew.
+        `page_cache_bytes`: of the host's memory, for what loads would read; 0: it is left to the
+        kernel.
         """
         self._weights = weights
         self._kv_resize = kv_resize
@@ -136,6 +143,10 @@ class OpenVinoEngine:
         """Guards the table alone, never an instance."""
         self._room = CacheRoom(lock=threading.RLock())
         self._loads_begun = self._loads_ended = 0
+        self._computing, self._computed_s = False, 0.0
+        self._pages = PageKeeper(
+            page_cache_bytes, check=self._compiler.check_prepared, rests=self._rests
+        )
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -156,7 +167,9 @@ class OpenVinoEngine:
         """Of the stored models in these folders, those that a load would not compile."""
         if self._blob_index is None:
             return ()
-        return self._blob_index.held(folders, self._blob_maker.awaited())
+        held = self._blob_index.held(folders, self._blob_maker.awaited(), self._pages.kept)
+        self._pages.offer(self._blob_index.prepared_folders())
+        return held
 
     def least_load_s(self) -> float:
         """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
@@ -182,6 +195,9 @@ class OpenVinoEngine:
         start_s = time.perf_counter()
         self._check(order)
         shares = self._shares(order)
+        prepared = self._compiler.prepared_folder(order.model_path, order.model.weights)
+        cached = self._pages.has(prepared)
+        self._pages.use(prepared)
         self._loads_begun += 1
         self._room.begin_load(order.instance_id, self._taken_bytes(order))
         try:
@@ -198,7 +214,8 @@ class OpenVinoEngine:
         progress("loaded", 1.0)
         # What waited for its blob says nothing of loads that find one.
         found = graph.imported and not graph.awaited
-        compiled_tier = LoadTier.PREPARED if found else LoadTier.DISK
+        prepared_tier = LoadTier.CACHED if cached else LoadTier.PREPARED
+        compiled_tier = prepared_tier if found else LoadTier.DISK
         elapsed_s = time.perf_counter() - start_s
         self._wish_for_blob(order, graph, elapsed_s)
         return LoadedInstance(
@@ -237,11 +254,13 @@ class OpenVinoEngine:
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
         instance = self._instance(instance_id)
-        result = repeated(instance.step, prefill_tokens_max, iterations)
+        with self._computes():
+            result = repeated(instance.step, prefill_tokens_max, iterations)
         return replace(result, prefixes=instance.tell_prefixes())
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        return self._instance(instance_id).measure(shape)
+        with self._computes():
+            return self._instance(instance_id).measure(shape)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         start_s = time.perf_counter()
@@ -271,9 +290,23 @@ class OpenVinoEngine:
         return self._blob_maker.wait(timeout_s)
 
     def close(self) -> None:
+        self._pages.close()
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
+
+    @contextmanager
+    def _computes(self) -> Iterator[None]:
+        self._computing = True
+        try:
+            yield
+        finally:
+            self._computing, self._computed_s = False, time.perf_counter()
+
+    def _rests(self) -> bool:
+        """Whether nothing is loaded or computed, nor was a moment ago."""
+        loads = self._loads_begun != self._loads_ended
+        return not (loads or self._computing) and time.perf_counter() - self._computed_s >= REST_S
 
     def _beside_kv_bytes(self) -> int:
         return _resident_bytes() - sum(books.kv_held_bytes for books in self.memory())

@@ -1,0 +1,30 @@
+"""Files in the kernel's page cache: how much of one is there, and having it there."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh_loader.page_cache import READ_BYTES, cached_share, read_through
+from tests.support.page_cache import forget
+
+
+def test_what_was_read_is_there_and_what_was_forgotten_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(2 * READ_BYTES + 1))
+    forget(path)
+    assert cached_share(path) == 0.0
+    reads: list[float] = []
+    read_through(path, lambda: reads.append(cached_share(path)))
+    assert len(reads) == 3
+    assert 0.0 < reads[0] <= reads[1] <= reads[2] == 1.0
+
+
+def test_an_empty_file_is_there_and_one_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "nothing"
+    path.touch()
+    assert cached_share(path) == 1.0
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        cached_share(path)
+    with pytest.raises(FileNotFoundError):
+        read_through(path)
