@@ -142,6 +142,9 @@ class Verifier:
         if self._when is Verify.FIRST and stamp in self._checked:
             return
         damage = _damage(path, entry, between)
+        if damage is not None and _stamp(path) != stamp:
+            # It went amid the reading, or was derived anew: what is there now is what counts.
+            stamp, damage = _stamp(path), _damage(path, entry, between)
         if damage is not None:
             raise TornModel(str(damage), hint="`mesh store verify` names all that is damaged")
         with self._lock:

@@ -5,6 +5,7 @@ virtual machines when it was not read for a minute. Before: engines, for files t
 """
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -27,7 +28,11 @@ def cached_share(path: Path) -> float:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes == 0:
             return 1.0
-        with mmap.mmap(file.fileno(), size_bytes, prot=mmap.PROT_READ) as mapped:
+        try:
+            mapped = mmap.mmap(file.fileno(), size_bytes, prot=mmap.PROT_READ)
+        except ValueError as error:
+            raise OSError(errno.ESTALE, "it was cut off", str(path)) from error
+        with mapped:
             pages = np.frombuffer(mapped, np.uint8)
             there = np.empty(-(-size_bytes // mmap.PAGESIZE), np.uint8)
             failed = _mincore(pages.ctypes.data, size_bytes, there.ctypes.data)

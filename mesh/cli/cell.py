@@ -103,6 +103,7 @@ class LocalCell:
         threads = self._plan.threads
         nodes = self._plan.nodes
         alike = [other for other in nodes if other.device is node.device]
+        page_cache_bytes = self._plan.page_cache_bytes
         if node.device is DeviceKind.GPU:
             arguments += ["--gpu", str(alike.index(node))]
             if len(nodes) > 1:
@@ -115,14 +116,18 @@ class LocalCell:
             machine = hardware.probe()
             if node.device is DeviceKind.CPU:
                 memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
+                if page_cache_bytes is None:
+                    # A node that is told nothing takes half of what it alone leaves.
+                    left_bytes = max(machine.memory_bytes - memory_bytes * len(alike), 0)
+                    page_cache_bytes = left_bytes // 2 // len(alike)
             threads = threads or max(1, machine.cores // len(nodes))
         if node.engine is not None:
             arguments += ["--engine", node.engine]
         elif node.device is DeviceKind.CPU:
             for option, value in (("--precision", self._plan.precision), ("--kv", self._plan.kv)):
                 arguments += [] if value == AUTO else [option, value]
-            if self._plan.page_cache_bytes is not None:
-                arguments += ["--page-cache", str(self._plan.page_cache_bytes)]
+            if page_cache_bytes is not None:
+                arguments += ["--page-cache", str(page_cache_bytes)]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if self._plan.prefetch_bytes is not None:

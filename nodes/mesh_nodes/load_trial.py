@@ -38,7 +38,8 @@ def tried_rates(
     compiled = LoadRate(
         fixed_s=spared.fixed_s * COMPILE_RATIO, bytes_per_s=spared.bytes_per_s / COMPILE_RATIO
     )
-    return {LoadTier.DISK: compiled, LoadTier.PREPARED: spared, **rates}
+    # It is the second load of these files that was measured.
+    return {LoadTier.DISK: compiled, LoadTier.PREPARED: spared, LoadTier.CACHED: spared, **rates}
 
 
 def _tried(

@@ -131,6 +131,7 @@ def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -
     for name in ("cpu0", "cpu1"):
         told = started[f"node {name}"]
         assert told[told.index("--memory") + 1] == "3500"
+        assert told[told.index("--page-cache") + 1] == "750", "a half of half of the rest"
         assert told[told.index("--threads") + 1] == "2"
 
 

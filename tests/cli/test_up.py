@@ -16,7 +16,7 @@ import requests
 from mesh.cli.restarts import RestartLimits
 from mesh_nodes import topology
 from tests.cli.running import mesh, mesh_process
-from tests.e2e.live_cell import PRECISIONS
+from tests.e2e.live_cell import SETTLED
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
@@ -75,7 +75,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         str(home),
         "--memory",
         "256MiB",
-        *PRECISIONS,
+        *SETTLED,
     )
     with mesh_process(*arguments, "--threads", "1", environ=os.environ, err=err) as process:
         lines = list(_lines_until_ready(process, err))
@@ -119,7 +119,7 @@ def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path
         pytest.skip("this kernel tells of no NUMA node")
     home, err = tmp_path / "home", tmp_path / "err"
     arguments = ["up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(home)]
-    arguments += ["--numa", *PRECISIONS]
+    arguments += ["--numa", *SETTLED]
     with mesh_process(*arguments, environ=os.environ, err=err) as process:
         lines = list(_lines_until_ready(process, err))
         nodes = {
@@ -133,7 +133,7 @@ def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path
         for node in there:
             child = nodes[node.number]
             assert set(child.cpu_affinity()) == node.cpus
-            assert child.cmdline()[-6:-2] == ["--precision", "f32", "--kv", "f16"]
+            assert child.cmdline()[-8:-2] == list(SETTLED)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=GONE_S_MAX) == 0
 
@@ -144,7 +144,7 @@ def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
     assert mesh("tls", "init", str(tls)).code == 0
     key = mesh("key", "create", "--role", "admin", "--home", str(home)).out.strip()
     where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home))
-    small = ("--memory", "256MiB", "--threads", "1", *PRECISIONS)
+    small = ("--memory", "256MiB", "--threads", "1", *SETTLED)
     arguments = ("up", *where, *small, "--keys", "--tls", str(tls))
     with mesh_process(*arguments, environ={**os.environ, "MESH_KEY": key}, err=err) as process:
         try:

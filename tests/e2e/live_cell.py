@@ -30,8 +30,10 @@ WAIT_S_MAX = 20.0
 """For any single condition. Processes start in about a second on an idle machine."""
 POLL_S = 0.02
 LOG_TAIL_BYTES = 3000
-PRECISIONS = ("--precision", "f32", "--kv", "f16")
-"""Of nodes with OpenVINO, for they would take seconds to compare them at each first start."""
+SETTLED = ("--precision", "f32", "--kv", "f16", "--page-cache", "0")
+"""Of nodes with OpenVINO, which would take seconds to compare precisions at each first start, and
+load from where their files happen to lie.
+"""
 ROOT = Path(__file__).parents[2]
 CONTROLLER, NODE = "tests.support.quick_controller", "tests.support.scripted_node"
 FORKED = (CONTROLLER, NODE)
@@ -159,7 +161,7 @@ class LiveCell:
         waits until the cell has it, for WAIT_S_MAX unless given.
         """
         arguments = self._node_arguments(name, self._store_home)
-        settled = () if "vllm" in options else PRECISIONS
+        settled = () if "vllm" in options else SETTLED
         process = self._start(f"node-{name}", module, *arguments, *settled, *options)
         self.wait_for(f"node {name} to join", lambda: self.node(name), join_s_max)
         return process

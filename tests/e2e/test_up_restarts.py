@@ -21,7 +21,7 @@ from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from tests.cli.running import mesh_process
-from tests.e2e.live_cell import PRECISIONS, Answer, LiveCell
+from tests.e2e.live_cell import SETTLED, Answer, LiveCell
 
 KILLS = int(os.environ.get("MESH_UP_KILLS", "2"))
 NODES = ("node cpu0", "node cpu1")
@@ -94,7 +94,7 @@ def up(cell: LiveCell, tmp_path: Path, tiny_model: Path) -> Iterator[Up]:
     arguments = [
         *("up", "--node", "cpu", "--node", "cpu", "--policy", "sllm+cpu"),
         *("--listen", cell.address, "--http", "off", "--home", str(tmp_path / "home")),
-        *("--memory", "288MiB", "--threads", "1", *PRECISIONS),
+        *("--memory", "288MiB", "--threads", "1", *SETTLED),
     ]
     with mesh_process(*arguments, environ=os.environ, err=err) as process:
         assert process.stdout is not None

@@ -110,3 +110,22 @@ def test_what_was_removed_on_purpose_is_not_missed(folder: Path) -> None:
         require_originals(folder)
     assert list(damages(folder)) == []
     Verifier(Verify.ALWAYS).check(folder)
+
+
+def test_what_is_made_anew_amid_a_check_is_what_counts(folder: Path) -> None:
+    path = folder / "a.bin"
+    whole = path.read_bytes()
+    flip(path, CHUNK_BYTES + 3)
+    reads: list[int] = []
+
+    def derive_anew() -> None:
+        reads.append(path.stat().st_ino)
+        if len(reads) == 1:
+            path.with_suffix(".new").write_bytes(whole)
+            os.replace(path.with_suffix(".new"), path)
+
+    Verifier().check(folder, between=derive_anew)
+    assert len(reads) > 4, "between any two reads, of the damaged file and of the new one"
+    flip(path, 0)
+    with pytest.raises(TornModel):
+        Verifier().check(folder)

@@ -47,6 +47,10 @@ def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> Non
     assert woken.load_s(1000 * MIB) == pytest.approx(0.25)
     other = KeptLoads(tmp_path, FINGERPRINT.replace("engine-1", "engine-2"))
     assert not other, "another version of the engine"
+    other.note(loaded(1000, 0.25, LoadTier.HOST))
+    assert not other, "it says nothing of what the store has"
+    other.note(loaded(1000, 0.5, LoadTier.CACHED))
+    assert other
 
 
 def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_one(

@@ -41,6 +41,7 @@ def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_pa
     taken = {tier: rate.load_s(WEIGHTS_BYTES) for tier, rate in rates.items()}
     assert taken == {
         LoadTier.PREPARED: pytest.approx(IMPORT_S),
+        LoadTier.CACHED: pytest.approx(IMPORT_S),
         LoadTier.HOST: pytest.approx(SHARED_S),
         LoadTier.DISK: pytest.approx(IMPORT_S * COMPILE_RATIO),
     }

@@ -173,8 +173,11 @@ class Expectations:
             return stated_s
         if tier is LoadTier.REMOTE:
             return max(stated_s, self._alone_s(node, weights_bytes, LoadTier.DISK, seconds))
-        farther = tuple(LoadTier)[tier.nearness - 1]
-        return min(stated_s, self._alone_s(node, weights_bytes, farther, seconds))
+        said = dict(node.load_rates)
+        between = tuple(LoadTier)[LoadTier.DISK.nearness + 1 : tier.nearness]
+        farther = [other for other in between if other in said or self._learned(node, other)]
+        from_s = self._alone_s(node, weights_bytes, (LoadTier.DISK, *farther)[-1], seconds)
+        return min(stated_s, from_s)
 
     def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
         """From loads that have ended here: on the node, else on nodes like it."""

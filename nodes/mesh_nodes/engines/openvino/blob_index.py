@@ -5,7 +5,7 @@ are kept. Before: the node, which tells its cell what its loads come from. After
 which the blob comes when the model is loaded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
@@ -27,6 +27,8 @@ class BlobIndex:
         self._keys: dict[tuple[Path, WeightPrecision | None], dict[int, str]] = {}
         """By the model's folder, how its weights are held, and the context limit, as long as the
         folder is there."""
+        self.prepared: dict[Path, None] = {}
+        """Folders of prepared weights of what was held when last looked at, in that order."""
 
     def held(
         self,
@@ -42,24 +44,21 @@ class BlobIndex:
         contexts = sorted({c for c in map(context_of, keys) if c is not None})
         kinds = [(folder, weights) for folder in folders for weights in (None, *WeightPrecision)]
         self._keys = {kind: self._of(*kind, contexts) for kind in kinds}
-        return tuple(
-            HeldModel(
-                model_id=held_id(ModelId(folder.name), weights),
-                tier=LoadTier.CACHED
-                if self._compiler.prepared_folder(folder, weights) in kept
-                else LoadTier.PREPARED,
-                context_tokens_max=context,
-            )
-            for folder, weights in kinds
-            for context in contexts
-            if self._keys[folder, weights].get(context) in keys
-        )
-
-    def prepared_folders(self) -> Iterator[Path]:
-        """Of those that were held when last looked at."""
-        for (folder, weights), keys in self._keys.items():
-            if keys:
-                yield self._compiler.prepared_folder(folder, weights)
+        found: list[HeldModel] = []
+        self.prepared = {}
+        for folder, weights in kinds:
+            prepared = self._compiler.prepared_folder(folder, weights)
+            for context in contexts:
+                if self._keys[folder, weights].get(context) in keys:
+                    self.prepared[prepared] = None
+                    found.append(
+                        HeldModel(
+                            model_id=held_id(ModelId(folder.name), weights),
+                            tier=LoadTier.CACHED if prepared in kept else LoadTier.PREPARED,
+                            context_tokens_max=context,
+                        )
+                    )
+        return tuple(found)
 
     def _of(
         self, folder: Path, weights: WeightPrecision | None, contexts: Sequence[int]
@@ -67,6 +66,8 @@ class BlobIndex:
         """By context limit; none for a model that is not prepared (yet), or that has no blobs at
         all.
         """
+        if not self._compiler.prepared_folder(folder, weights).is_dir():
+            return {}
         known = self._keys.get((folder, weights), {})
         missing = [context for context in contexts if context not in known]
         layout = self._compiler.layout(folder, weights) if missing else None

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -247,13 +248,13 @@ class Compiler:
             properties = self._properties_of(WeightPrecision.I8, model.precision)
             compiled = self._compile(read_ir(self._core, model_path), properties)
             return CompiledGraph(compiled, {}, (), guards=(guard,))
-        precision, key = self._precision(model), None
+        precision, key, imported = self._precision(model), None, None
         layout = self.layout(model_path, precision)
         properties = self._properties_of(precision, model.precision)
         if layout is None:
             self._check_originals(model_path)
         else:
-            self.check_prepared(self.prepared_folder(model_path, precision))
+            self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
         architecture = read_architecture(model_path)
         # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
         # registers in no opset that its import reads; nor can Python build it, as it can paged
@@ -262,9 +263,11 @@ class Compiler:
             key = self.blob_key(
                 architecture, context_tokens_max, layout, precision, model.precision
             )
-            imported = self._import(key, layout, properties, progress)
-            if imported is not None:
-                return imported
+        with nullcontext() if layout is None else self._checks(layout.path.parent):
+            if layout is not None and key is not None:
+                imported = self._import(key, layout, properties, progress)
+        if imported is not None:
+            return imported
         progress("compile", 0.2)
         maps, weights = self._read_weights(architecture, model_path, precision)
         compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
@@ -280,12 +283,10 @@ class Compiler:
         return prepared_path(model_path, openvino_key(weights or self._weights))
 
     def check_prepared(self, folder: Path, between: Callable[[], None] = lambda: None) -> None:
-        """Such a folder, and what is read of its model beside it, with a call to `between` now and
-        then. Raises TornModel. Prepared weights that are damaged go, if they can be derived anew:
-        the next load does so.
+        """Such a folder, with a call to `between` now and then. Raises TornModel. Prepared weights
+        that are damaged go, if they can be derived anew: the next load does so.
         """
         model_path = folder.parent.parent
-        self._verifier.check(model_path, without=WEIGHTS_SUFFIXES, between=between)
         try:
             self._verifier.check(folder, between=between)
         except TornModel as error:
@@ -296,6 +297,16 @@ class Compiler:
                 raise TornModel(what, hint=gone.hint) from error
             drop_prepared(model_path, folder.name)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
+
+    @contextmanager
+    def _checks(self, folder: Path) -> Iterator[None]:
+        """A block beside which prepared weights are read and checked: an import maps them, and it
+        is the first run that reads them. Raises what `check_prepared` does, at its end.
+        """
+        with ThreadPoolExecutor(1, "mesh-digests") as pool:
+            checked = pool.submit(self.check_prepared, folder)
+            yield
+            checked.result()
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path

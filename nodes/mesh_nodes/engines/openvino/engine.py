@@ -143,9 +143,14 @@ class OpenVinoEngine:
         """Guards the table alone, never an instance."""
         self._room = CacheRoom(lock=threading.RLock())
         self._loads_begun = self._loads_ended = 0
-        self._computing, self._computed_s = False, 0.0
+        self._computing, self._worked_s = False, 0.0
+        self._prepared: dict[InstanceId, Path] = {}
+        """Where the weights of instances were mapped from."""
         self._pages = PageKeeper(
-            page_cache_bytes, check=self._compiler.check_prepared, rests=self._rests
+            page_cache_bytes,
+            check=self._compiler.check_prepared,
+            rests=self._rests,
+            loaded=self._prepared.values,
         )
 
     @property
@@ -168,12 +173,12 @@ class OpenVinoEngine:
         if self._blob_index is None:
             return ()
         held = self._blob_index.held(folders, self._blob_maker.awaited(), self._pages.kept)
-        self._pages.offer(self._blob_index.prepared_folders())
+        self._pages.offer(self._blob_index.prepared)
         return held
 
     def least_load_s(self) -> float:
         """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
-        with engine_errors("a graph cannot be compiled"):
+        with self._computes(), engine_errors("a graph cannot be compiled"):
             return least_load_s(self._compiler)
 
     def watch(self, ended: Ended) -> None:
@@ -197,10 +202,11 @@ class OpenVinoEngine:
         shares = self._shares(order)
         prepared = self._compiler.prepared_folder(order.model_path, order.model.weights)
         cached = self._pages.has(prepared)
-        self._pages.use(prepared)
+        if not shares:
+            self._pages.use(prepared)
         self._loads_begun += 1
-        self._room.begin_load(order.instance_id, self._taken_bytes(order))
         try:
+            self._room.begin_load(order.instance_id, self._taken_bytes(order))
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
@@ -209,8 +215,10 @@ class OpenVinoEngine:
         finally:
             self._room.end_load(order.instance_id)
             self._loads_ended += 1
+            self._worked_s = time.perf_counter()
         with self._lock:
             self._instances[order.instance_id] = instance
+            self._prepared[order.instance_id] = prepared
         progress("loaded", 1.0)
         # What waited for its blob says nothing of loads that find one.
         found = graph.imported and not graph.awaited
@@ -228,6 +236,7 @@ class OpenVinoEngine:
     def unload(self, instance_id: InstanceId) -> None:
         with self._lock:
             instance = self._instances.pop(instance_id, None)
+            self._prepared.pop(instance_id, None)
             others = list(self._instances.values())
         if instance is None:
             return
@@ -301,12 +310,12 @@ class OpenVinoEngine:
         try:
             yield
         finally:
-            self._computing, self._computed_s = False, time.perf_counter()
+            self._computing, self._worked_s = False, time.perf_counter()
 
     def _rests(self) -> bool:
         """Whether nothing is loaded or computed, nor was a moment ago."""
         loads = self._loads_begun != self._loads_ended
-        return not (loads or self._computing) and time.perf_counter() - self._computed_s >= REST_S
+        return not (loads or self._computing) and time.perf_counter() - self._worked_s >= REST_S
 
     def _beside_kv_bytes(self) -> int:
         return _resident_bytes() - sum(books.kv_held_bytes for books in self.memory())

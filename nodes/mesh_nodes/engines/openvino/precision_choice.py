@@ -27,6 +27,7 @@ from mesh_nodes.engines.openvino.precisions import (
     choose,
     known_of,
     mean_ratio,
+    passes,
 )
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from mesh_nodes.kept_json import keep_json
@@ -147,7 +148,11 @@ def _tried(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:
 def _read(path: Path, wish: TrialWish) -> tuple[Timed, ...]:
     try:
         found = _content(path).get(_key(wish))
-        return () if found is None else heard(found)
+        timed = () if found is None else heard(found)
+        error = known_of(timed).error if timed else 0.0
+        # What an earlier release found too far off it has not timed.
+        whole = all(each.seconds or not passes(each.error, error) for each in timed)
+        return timed if whole else ()
     except (KeyError, TypeError, ValueError) as error:
         log.warning("what %s says of precisions is not used: %s", path, error)
         return ()

@@ -86,7 +86,8 @@ def choose(timed: Sequence[Timed]) -> Precisions:
     good = [
         each
         for each in timed
-        if passes(each.error, known.error)
+        if each.seconds
+        and passes(each.error, known.error)
         and max(ratios(each, known)) <= 1 + LOSS_MAX
         and mean_ratio(each, known) < 1 - GAIN_MIN
     ]

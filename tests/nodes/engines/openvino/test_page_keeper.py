@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import TornModel
-from mesh.domain.steps import LoadTier
+from mesh.domain.steps import LoadTier, StepResult
 from mesh_loader.page_cache import cached_share
 from mesh_nodes.engines.openvino import OpenVinoEngine, page_keeper
+from mesh_nodes.engines.openvino import engine as engine_module
+from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
-from tests.nodes.engines.openvino.tiny import write_tiny
-from tests.nodes.engines.serving import INSTANCE, load
+from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
+from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.page_cache import forget
 from tests.support.waiting import until
 
@@ -25,9 +27,22 @@ class Kept:
     def __init__(self, budget_folders: int) -> None:
         self.checked: list[str] = []
         self.resting = True
+        self.loaded: set[Path] = set()
+        self.asked = self.looks = 0
         self.keeper = PageKeeper(
-            budget_folders * FOLDER_BYTES, check=self._check, rests=lambda: self.resting
+            budget_folders * FOLDER_BYTES,
+            check=self._check,
+            rests=self._rests,
+            loaded=self._loaded,
         )
+
+    def _rests(self) -> bool:
+        self.asked += 1
+        return self.resting
+
+    def _loaded(self) -> set[Path]:
+        self.looks += 1
+        return self.loaded
 
     def _check(self, folder: Path, between: Callable[[], None]) -> None:
         between()
@@ -80,40 +95,89 @@ def test_what_the_kernel_takes_is_read_again(folders: list[Path], kept: Kept) ->
 def test_nothing_is_read_while_the_engine_works(folders: list[Path], kept: Kept) -> None:
     kept.resting = False
     kept.keeper.offer(folders)
-    until(lambda: any(t.name == "mesh-page-keeper" for t in threading.enumerate()))
-    threading.Event().wait(0.1)
+    until(lambda: kept.asked > 2)
     assert not kept.checked
     kept.resting = True
     until(lambda: kept.has(folders) == ["a", "b"])
 
 
-def test_what_is_damaged_is_not_kept_and_not_asked_again(
+def test_what_is_damaged_is_not_kept_until_it_is_another(
     folders: list[Path], kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (folders[0] / "weights").write_bytes(b"\1" * FOLDER_BYTES)
-    kept.keeper.offer(folders[:2])
+    damaged, other, fresh = folders[:3]
+    (damaged / "weights").write_bytes(b"\1" * FOLDER_BYTES)
+    kept.keeper.offer([damaged, other])
     until(lambda: kept.has(folders) == ["b"])
-    looked = len(kept.checked)
-    threading.Event().wait(0.1)
-    assert len(kept.checked) == looked
-    assert f"{folders[0]} is not kept in memory" in caplog.text
-    (folders[0] / "weights").write_bytes(bytes(FOLDER_BYTES))
-    kept.keeper.use(folders[0])
+    looks = kept.looks
+    until(lambda: kept.looks > looks + 2)
+    assert kept.checked.count("a") == 1
+    assert f"{damaged} is not kept in memory" in caplog.text
+    damaged.rename(damaged.with_name("old"))
+    until(lambda: kept.has(folders) == ["b"])
+    fresh.rename(damaged)
     until(lambda: kept.has(folders) == ["a", "b"])
 
 
-def test_a_keeper_closes_amid_a_wait_and_without_a_budget_does_nothing(
+def test_what_is_loaded_gives_way_to_what_is_not(folders: list[Path], kept: Kept) -> None:
+    kept.loaded = {folders[0]}
+    kept.keeper.use(folders[0])
+    kept.keeper.offer(folders)
+    until(lambda: kept.has(folders) == ["b", "c"])
+
+
+def test_what_was_read_again_is_paid_for_by_a_pause(
+    folders: list[Path], kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what had been there, not of what had not."""
+    kept.keeper.offer(folders[:1])
+    until(lambda: kept.has(folders) == ["a"])
+    monkeypatch.setattr(page_keeper, "REST_SHARE", 1e9)
+    forget(folders[0] / "weights")
+    until(lambda: kept.has(folders) == ["a"])
+    forget(folders[0] / "weights")
+    kept.keeper.offer(folders[:2])
+    until(lambda: kept.has(folders) == ["b"])
+    assert kept.checked == ["a", "a", "b"]
+
+
+def test_a_keeper_closes_amid_a_wait_and_without_a_budget_never_begins(
     folders: list[Path],
 ) -> None:
     waiting = Kept(2)
     waiting.resting = False
     waiting.keeper.offer(folders)
+    until(lambda: waiting.asked > 0)
     waiting.keeper.close()
     assert not waiting.checked
-    idle = Kept(0)
-    idle.keeper.offer(folders)
-    idle.keeper.close()
-    assert not idle.checked
+    before = threading.active_count()
+    Kept(0).keeper.offer(folders)
+    assert threading.active_count() == before
+
+
+def test_the_engine_rests_between_its_calls_and_a_while_after_them(
+    engine: OpenVinoEngine, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "REST_S", 0.0)
+    assert engine._rests()
+    amid: list[bool] = []
+
+    def note(phase: str, share: float) -> None:
+        amid.append(phase != "loaded" and engine._rests())
+
+    load(engine, tiny.info, tiny.path, progress=note)
+    step = Instance.step
+
+    def watched(instance: Instance, tokens: int) -> StepResult:
+        amid.append(engine._rests())
+        return step(instance, tokens)
+
+    monkeypatch.setattr(Instance, "step", watched)
+    run(engine, request("r", range(10, 20)))
+    assert amid
+    assert not any(amid)
+    assert engine._rests()
+    monkeypatch.setattr(engine_module, "REST_S", 1e9)
+    assert not engine._rests()
 
 
 def test_a_model_whose_weights_are_kept_is_told_of_and_loaded_so(
@@ -130,7 +194,9 @@ def test_a_model_whose_weights_are_kept_is_told_of_and_loaded_so(
     def told() -> set[LoadTier]:
         return {held.tier for held in engine.prepared([model.path])}
 
-    assert told() == {LoadTier.PREPARED}
-    until(lambda: told() == {LoadTier.CACHED})
-    assert load(engine, model.info, model.path).tier is LoadTier.CACHED
-    engine.close()
+    try:
+        assert told() == {LoadTier.PREPARED}
+        until(lambda: told() == {LoadTier.CACHED})
+        assert load(engine, model.info, model.path).tier is LoadTier.CACHED
+    finally:
+        engine.close()

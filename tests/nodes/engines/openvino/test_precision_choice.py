@@ -85,6 +85,17 @@ def test_the_second_start_takes_what_the_first_has_found(
     assert len(trials) == 3
 
 
+def test_what_an_earlier_bound_left_out_is_tried_now(
+    tmp_path: Path, trials: list[TrialWish]
+) -> None:
+    untimed = Timed(precisions=Precisions(compute=ComputePrecision.BF16), error=0.0134)
+    assert choose((*FOUND, untimed)) == QUICKER
+    kept = tmp_path / "kind.json"
+    kept.write_text(json.dumps({"any-any": json.loads(told((*FOUND, untimed)))}))
+    assert chosen(WISH, kept) == QUICKER
+    assert trials == [WISH]
+
+
 def test_what_is_settled_is_not_tried(tmp_path: Path, trials: list[TrialWish]) -> None:
     both = TrialWish(
         architecture=USUAL, threads=1, compute=ComputePrecision.F32, kv=KvPrecision.F32
