@@ -59,7 +59,7 @@ class LoadTier(StrEnum):
     PREPARED = "prepared"
     """So it has, with what spares the engine the compile: a compiled graph of its shape."""
     CACHED = "cached"
-    """So it has, and what the load reads was checked and lies in the page cache."""
+    """So it has, and its prepared weights were checked and lie in the page cache."""
     HOST = "host"
     """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
     """
