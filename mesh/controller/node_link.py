@@ -6,11 +6,13 @@ first, and the core is told unless the end was its own wish.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
+from mesh.domain.ids import NodeId
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.messages import NodeCommand, NodeHello
 from mesh.domain.node_rule import NodeRule
@@ -21,12 +23,15 @@ from mesh.wire.codec_node import report_from_wire
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
+from mesh.wire.unread import report_read
 
 LINKS_MAX = 1024
 HELLO_S_MAX = 5.0
 """From the call to the node's hello."""
 COMMANDS_MAX = 10_000
 """That wait to be sent; a node that takes them more slowly counts as gone."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Link:
@@ -108,7 +113,7 @@ class NodeLinks(NodeLinkServicer):
         """From the hello to the end. Raises what the node is told of that end."""
         tasks = [
             asyncio.ensure_future(_write(link, context)),
-            asyncio.ensure_future(self._read(link, reports)),
+            asyncio.ensure_future(self._read(link, hello.node_id, reports)),
         ]
         reason = "the link broke"
         try:
@@ -130,9 +135,17 @@ class NodeLinks(NodeLinkServicer):
                 self._post(NodeDisconnected(link_id=link.link_id, reason=reason))
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, link: _Link, reports: AsyncIterator[pb.NodeReport | Malformed]) -> None:
+    async def _read(
+        self, link: _Link, node_id: NodeId, reports: AsyncIterator[pb.NodeReport | Malformed]
+    ) -> None:
+        unknown = 0
         async for message in reports:
-            report = report_from_wire(_parsed(message))
+            report = report_read(_parsed(message))
+            if report is None:
+                unknown += 1
+                if unknown == 1:
+                    logger.warning("of %s's reports some are of no known kind", node_id)
+                continue
             if isinstance(report, NodeHello):
                 raise InvalidInput("a hello is the first report of a link, and no later one")
             if link.ended.done():

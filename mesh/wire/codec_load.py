@@ -13,7 +13,7 @@ from mesh.domain.messages import (
 from mesh.domain.steps import LoadTier
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
-from mesh.wire.malformed import duration_s, identifier, member, require
+from mesh.wire.malformed import duration_s, identifier, known, require
 
 LoadReport = InstanceLoaded | InstanceGone | KvResized | LoadProgress | LoadFailed
 
@@ -72,7 +72,7 @@ def load_report_from_wire(message: pb.NodeReport) -> LoadReport:
                 footprint=footprint_from_wire(loaded.footprint),
                 kv_blocks=loaded.kv_blocks,
                 elapsed_s=loaded.elapsed_s,
-                tier=member(LoadTier, loaded.tier or LoadTier.DISK, loaded, "tier"),
+                tier=known(LoadTier, loaded.tier) or LoadTier.DISK,
                 computed_s=duration_s(loaded.computed_s, loaded, "computed_s"),
             )
         case "instance_gone":

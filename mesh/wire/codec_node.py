@@ -38,7 +38,7 @@ from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
 from mesh.wire.codec_profile import factor_from_wire, stalls_from_wire, stalls_to_wire
 from mesh.wire.codec_profiling import profile_report_from_wire, profile_report_to_wire
 from mesh.wire.codec_request import tokens_from_wire, tokens_to_wire
-from mesh.wire.malformed import identifier, member, nothing_known, require
+from mesh.wire.malformed import identifier, known, member, nothing_known, require
 
 
 def report_to_wire(report: NodeReport) -> pb.NodeReport:
@@ -201,8 +201,9 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         prefetch_bytes=message.prefetch_bytes,
         models=_held_from_wire(message.models) if message.HasField("models") else None,
         load_rates=tuple(
-            (member(LoadTier, tier, message, "load_rates"), _load_rate_from_wire(rate))
-            for tier, rate in sorted(message.load_rates.items())
+            (tier, _load_rate_from_wire(rate))
+            for word, rate in sorted(message.load_rates.items())
+            if (tier := known(LoadTier, word)) is not None
         ),
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )
@@ -224,13 +225,15 @@ def _held_to_wire(models: tuple[HeldModel, ...] | None) -> pb.HeldModels | None:
 
 
 def _held_from_wire(message: pb.HeldModels) -> tuple[HeldModel, ...]:
+    """But for what is held in tiers that are not known here."""
     return tuple(
         HeldModel(
             model_id=ModelId(model.model_id),
-            tier=member(LoadTier, model.tier, model, "tier"),
+            tier=tier,
             context_tokens_max=model.context_tokens_max,
         )
         for model in message.held
+        if (tier := known(LoadTier, model.tier)) is not None
     )
 
 

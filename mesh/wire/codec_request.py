@@ -6,7 +6,6 @@ hand, field by field, and checked no more than they need to be.
 
 from collections.abc import Iterable
 
-from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import SubmitRequest, TokensReport
@@ -159,16 +158,14 @@ def tokens_from_wire(message: node_link_pb2.TokensReport) -> TokensReport:
 
 def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTokens]:
     for message in messages:
-        finish = message.finish
-        if finish not in _FINISHES:
-            raise InvalidInput(f"RequestTokens.finish is {finish!r}, which is no finish reason")
         yield RequestTokens(
             request_id=RequestId(message.request_id),
             attempt=message.attempt,
             first_index=message.first_index,
             token_ids=tuple(message.token_ids),
             text=message.text,
-            finish=_FINISHES[finish],
+            # An end that is not known here is nothing to tell a client as an answer's.
+            finish=_FINISHES.get(message.finish, FinishReason.FAILED),
             logprobs=logprobs_from_wire(message.logprobs),
             cached_tokens=message.cached_tokens,
         )

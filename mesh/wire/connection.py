@@ -5,6 +5,7 @@ is told as a MeshError: the controller's own, or Unavailable with what broke.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias, cast
@@ -24,6 +25,9 @@ from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
+from mesh.wire.unread import refused
+
+logger = logging.getLogger(__name__)
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
 
@@ -129,9 +133,24 @@ class Connection:
     async def _read(self, on_command: Callable[[NodeCommand], None]) -> None:
         try:
             async for message in self._commands:
-                on_command(command_from_wire(message))
+                try:
+                    command = command_from_wire(message)
+                except InvalidInput as error:
+                    self._refuse(message, error)
+                else:
+                    on_command(command)
         except (grpc.aio.AioRpcError, DecodeError) as error:
             raise await self._ended(error) from error
+
+    def _refuse(self, command: pb.NodeCommand, error: InvalidInput) -> None:
+        """Raises the error where nothing can be answered: what the controller believes of the node
+        would not be so.
+        """
+        answer = refused(command, error)
+        if answer is None:
+            raise error
+        logger.warning("a command was refused: %s", error.message)
+        self.send(answer)
 
     async def _ended(self, error: Exception) -> MeshError:
         """What the controller said, or what broke."""

@@ -39,16 +39,24 @@ def lenient(parse: Callable[[bytes], M]) -> Callable[[bytes], M | Malformed]:
     return parsed
 
 
-def member(kind: type[E], text: str, message: Message, field: str) -> E:
-    """The enum's member. Raises InvalidInput for a text that is none."""
+def known(kind: type[E], text: str) -> E | None:
+    """The enum's member; None for a word of another version's."""
     try:
         return kind(text)
     except ValueError:
+        return None
+
+
+def member(kind: type[E], text: str, message: Message, field: str) -> E:
+    """The enum's member. Raises InvalidInput for a text that is none."""
+    found = known(kind, text)
+    if found is None:
         allowed = ", ".join(kind)
         raise InvalidInput(
             f"{_name(message)}.{field} is {text!r}; it must be one of {allowed}",
             hint="both ends of the wire should run the same version of mesh",
-        ) from None
+        )
+    return found
 
 
 def require(message: Message, *fields: str) -> None:

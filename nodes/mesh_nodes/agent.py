@@ -74,9 +74,9 @@ class CarriedLink:
 
 class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
-    the node takes of its device's memory now, `nearer` what a
-    load would find nearer than in its store, given the folders there.
-    Without `loads` it neither tells nor keeps what loads take. `as_is`: see `ModelStore`.
+    the node takes of its device's memory now, `nearer` what a load would find nearer than in its
+    store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
+    `as_is`: see `ModelStore`.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ from mesh.runtime.logs import begin_logging
 from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
-from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
+from mesh_nodes.engines.choosing import BuiltEngine, build_engine
+from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.hardware import fingerprint, probe
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import SWITCH_INTERVAL_S

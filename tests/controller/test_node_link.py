@@ -18,6 +18,8 @@ from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
+    ImportDone,
+    ImportModel,
     InstanceLoaded,
     InstanceReport,
     LoadInstance,
@@ -30,6 +32,7 @@ from mesh.wire.channel import dial
 from mesh.wire.codec_node import report_to_wire
 from mesh.wire.errors import EndedCall, error_of
 from tests.controller.live import (
+    ASSETS,
     FOOTPRINT,
     HELLO,
     MODEL,
@@ -123,7 +126,7 @@ async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
     order = (await first.told(SubmitRequest)).order
     await first.answer(order, 0, 1, last=False)
     await cell.node(node_id=NodeId("n2"))
-    await first.call.write(pb.NodeReport())
+    await first.call.write(pb.NodeReport(instance_gone=pb.InstanceGone()))
     events = await answer
     texts = [(e.first_index, e.text) for e in events if isinstance(e, Tokens)]
     assert "".join(text for _, text in texts) == "aaa"
@@ -131,6 +134,27 @@ async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
     second = cell.nodes[1]
     assert (await second.told(SubmitRequest)).order.output_tokens == (97,)
     assert [node.node_id for node in await cell.ask(cell.client.nodes)] == ["n2"]
+
+
+async def test_what_a_later_version_says_of_an_import_fails_it_and_the_node_stays(
+    cell: LiveCell,
+) -> None:
+    """And what it reports beside that says nothing."""
+    node = await cell.node()
+    node.importing = False
+    deploying = asyncio.create_task(cell.ask(cell.client.deploy, SPEC))
+    asked = await node.told(ImportModel)
+    await node.call.write(pb.NodeReport.FromString(b"\xfa\x3f\x01x"))  # of kind 1023
+    done = ImportDone(
+        operation_id=asked.operation_id, model=MODEL, footprint=FOOTPRINT, text=ASSETS
+    )
+    message = report_to_wire(done)
+    message.import_done.model.weights = "i2"
+    await node.call.write(message)
+    with pytest.raises(InvalidInput, match="weights is 'i2'; it must be one of i8"):
+        await deploying
+    node.importing = True
+    assert await cell.ask(cell.client.deploy, SPEC) == "deployed"
 
 
 async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(

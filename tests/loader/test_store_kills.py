@@ -1,76 +1,78 @@
-"""Killed imports and removals of leftovers: the store is whole after each, and clears itself.
+"""Killed imports, preparations and removals: the store is whole after each, and clears itself.
 
-Moments are drawn from seeds: a few here, as many as MESH_KILL_SEEDS says.
+Each is killed before one of its changes or amid a file that it writes. Where, seeds say: a few
+here, as many as MESH_KILL_SEEDS says.
 """
 
 import os
 import random
-import subprocess
-import sys
-import time
-from contextlib import suppress
+import signal
 from pathlib import Path
 
+from mesh.domain.model import WeightPrecision
+from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect, stored_damages
-from tests.support.tiny_model import LlamaShape, write_llama
-from tests.support.waiting import until
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.openvino.checkpoint import Checkpoint
+from mesh_nodes.engines.openvino.prepared import write_prepared
+from mesh_nodes.engines.openvino.weights import graph_weights
+from tests.support.killed import UNBOUNDED, begin
+from tests.support.tiny_model import write_tiny_llama
 
-SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "6"))
-IMPORT = (
-    "from mesh_loader.store import ModelStore as S; S(Path(sys.argv[1])).import_model(sys.argv[2])"
-)
-COLLECT = (
-    "from mesh_loader.store import ModelStore as S; from mesh_loader.upkeep import collect; "
-    "list(collect(S(Path(sys.argv[1])), originals=True))"
-)
-REMOVE = (
-    "from mesh_loader.store import ModelStore as S; s = S(Path(sys.argv[1])); "
-    "[s.remove(m.info.model_id) for m in s.models()]"
-)
-PREPARE = (
-    "from mesh_nodes.engines.openvino.compilation import Compiler; "
-    "from mesh_nodes.engines.openvino.weights import WeightPrecision; "
-    "from mesh_loader.store import ModelStore as S; "
-    "c = Compiler(threads=1, weights=WeightPrecision.I8); "
-    "[c.prepare(m.info, m.path, lambda *_: None) for m in S(Path(sys.argv[1])).models()]"
-)
+SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "8"))
+END_S_MAX = 60.0
+IMPORT = "store.import_model(sys.argv[4])"
+PREPARE = "from tests.loader.test_store_kills import prepare; prepare(store)"
+COLLECT = "from mesh_loader.upkeep import collect; list(collect(store, originals=True))"
+REMOVE = "[store.remove(stored.info.model_id) for stored in store.models()]"
+CHANGES = {IMPORT: 20, PREPARE: 7, COLLECT: 5, REMOVE: 20}
+"""That they make at least."""
+WRITTEN_BYTES = {IMPORT: 70_000, PREPARE: 35_000}
+"""Of a file, at least."""
 
 
-def child(what: str, root: Path, source: str) -> "subprocess.Popen[bytes]":
-    code = f"import sys; from pathlib import Path; {what}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(root), source], stderr=subprocess.DEVNULL
-    )
+def prepare(store: ModelStore) -> None:
+    precision = WeightPrecision.I8
+    for stored in store.models():
+        architecture, checkpoint = read_architecture(stored.path), Checkpoint(stored.path)
+        weights = graph_weights(architecture, checkpoint, precision)
+        write_prepared(stored.path, openvino_key(precision), weights)
+
+
+def ready(store: ModelStore, source: str, what: str) -> None:
+    """For all that this does."""
+    for stored in store.models():
+        store.remove(stored.info.model_id)
+    if what is not IMPORT:
+        store.import_model(source)
+    if what in (COLLECT, REMOVE):
+        prepare(store)
 
 
 def left_of(store: ModelStore) -> list[Path]:
-    """What no removal of leftovers takes yet."""
-    for left in store.root.glob("models/*/prepared/.*"):
-        with suppress(FileNotFoundError):
-            os.utime(left, (0, 0))  # else it may be too young to be known as abandoned
+    """What the removal of leftovers has not taken."""
+    scratch = "models/*/prepared/.*"
+    for left in store.root.glob(scratch):
+        os.utime(left, (0, 0))  # else it may be too young to be known as abandoned
     list(collect(store, originals=False))
-    return list(store.root.glob("models/*/prepared/.*"))
+    return [*store.root.glob(scratch), *store.root.glob("staging/*")]
 
 
 def test_a_store_is_whole_whatever_is_killed(tmp_path: Path) -> None:
-    shape = LlamaShape(hidden=256, intermediate=1024, layers=8)
-    source = f"file://{write_llama(tmp_path / 'model', shape)}"
+    source = f"file://{write_tiny_llama(tmp_path / 'model')}"
     store = ModelStore(tmp_path / "store")
-    begun_s = time.monotonic()
-    assert child(IMPORT, store.root, source).wait() == 0
-    whole_s = time.monotonic() - begun_s
     for seed in range(SEEDS):
         rng = random.Random(seed)
-        what = (IMPORT, PREPARE, COLLECT, REMOVE)[seed % 4]
-        victim = child(what, store.root, source)
-        time.sleep(rng.uniform(0.2, 1.2) * whole_s)
-        victim.kill()
-        victim.wait()
+        what = tuple(CHANGES)[seed % len(CHANGES)]
+        ready(store, source, what)
+        change, bytes_max, end = rng.randint(1, CHANGES[what]), UNBOUNDED, signal.SIGKILL
+        if what in WRITTEN_BYTES and rng.random() < 0.5:
+            change, bytes_max, end = 0, rng.randrange(WRITTEN_BYTES[what]), signal.SIGXFSZ
+        with begin(what, store.root, source, change=change, bytes_max=bytes_max) as victim:
+            assert victim.wait(END_S_MAX) == -end, f"{seed=}"
         assert list(stored_damages(store)) == [], f"{seed=}"
-        # A child of the victim's is killed by the system, a moment later.
-        until(lambda: not left_of(store))
-        assert not list(store.root.glob("staging/*")), f"{seed=}"
+        assert left_of(store) == [], f"{seed=}"
     store.import_model(source)
     assert len(store.models()) == 1
     assert list(stored_damages(store)) == []

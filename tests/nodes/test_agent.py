@@ -22,7 +22,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.host import Recorder
 from mesh_nodes.agent import ENGINE_CALL_S_MAX, STOP_S_MAX, Agent
-from mesh_nodes.engines.choosing import own_resident_bytes
+from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model

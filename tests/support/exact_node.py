@@ -6,7 +6,8 @@ the same ones wherever it is computed anew.
 
 import sys
 
-from mesh_nodes.engines.choosing import BuiltEngine, own_resident_bytes
+from mesh_nodes.engines.choosing import BuiltEngine
+from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.engines.openvino import (
     ENGINE_BYTES,
     KvPrecision,

@@ -5,7 +5,8 @@ The agent's own options give that to GPUs alone, where the host's memory is anot
 
 import sys
 
-from mesh_nodes.engines.choosing import BuiltEngine, own_resident_bytes
+from mesh_nodes.engines.choosing import BuiltEngine
+from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.engines.vllm import VllmEngine
 from mesh_nodes.main import main
 from mesh_nodes.options import NodeOptions

@@ -11,7 +11,14 @@ import pytest
 
 from mesh.domain.errors import AlreadyExists, InvalidInput
 from mesh.domain.ids import InstanceId, NodeId
-from mesh.domain.messages import Heartbeat, NodeCommand, NodeHello, NodeReport, UnloadInstance
+from mesh.domain.messages import (
+    Heartbeat,
+    ImportFailed,
+    NodeCommand,
+    NodeHello,
+    NodeReport,
+    UnloadInstance,
+)
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.v1 import node_link_pb2 as pb
@@ -111,6 +118,17 @@ async def command_nonsense(self: Controller, reports: Any, context: Any) -> None
     await asyncio.sleep(5)
 
 
+async def ask_for_2_bits(self: Controller, reports: Any, context: Any) -> None:
+    """As a later version might, and for something else after it."""
+    await self.hear(reports, 1)
+    await context.write(welcome(1.0, RULE))
+    asked = pb.ImportModel(operation_id="op", source="pkg://x/y", weights="i2")
+    await context.write(pb.NodeCommand(import_model=asked))
+    await context.write(command_to_wire(UNLOAD))
+    await self.hear(reports, 1)
+    await asyncio.sleep(5)
+
+
 class Ends:
     """What the link told its agent, and ways to wait for it."""
 
@@ -183,6 +201,20 @@ async def test_a_broken_link_is_dialled_again_and_each_opening_is_closed_once() 
     assert "closed the link" in ends.closed[0]
     assert "holds nothing that this version knows" in ends.closed[1]
     assert controller.connections == 4
+
+
+async def test_a_command_with_an_unknown_word_is_refused_and_the_link_goes_on() -> None:
+    controller = Controller(ask_for_2_bits)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.commands == [UNLOAD])
+        async with asyncio.timeout(5):
+            while len(controller.reports) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await ends.stop()
+    refused = controller.reports[1]
+    assert isinstance(refused, ImportFailed)
+    assert (refused.operation_id, ends.closed) == ("op", ["the node is stopping"])
 
 
 async def test_the_welcome_says_who_computes_next_and_an_old_one_means_headroom() -> None:

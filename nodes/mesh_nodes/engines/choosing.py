@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from mesh.compute.load_times import PRIORS
 from mesh.domain.errors import Unavailable
 from mesh.domain.steps import EngineCapabilities, HeldModel, LoadTier
 from mesh.runtime.engine import Engine
 from mesh_loader.store import ModelStore
+from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.gpus import Gpu, Gpus
 from mesh_nodes.hardware import fingerprint
 from mesh_nodes.options import EngineName, NodeOptions
@@ -48,11 +47,6 @@ class BuiltEngine:
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
     whose loads say anything of later ones.
     """
-
-
-def own_resident_bytes() -> int:
-    """RSS of this process."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def build_engine(options: NodeOptions) -> BuiltEngine:

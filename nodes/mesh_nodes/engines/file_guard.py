@@ -22,7 +22,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+from mesh_nodes.engines import host_memory
 
 POLL_S = 0.2
 """Between two looks: far less than the kernel lets a writer wait."""
@@ -195,8 +195,7 @@ def _copied(descriptor: int, folder: Path) -> int:
     try:
         return _filled(os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), descriptor)
     except OSError:  # a full disk, or a file system without files that have no name
-        free_bytes = psutil.virtual_memory().available
-        if size_bytes > MEMORY_SHARE_MAX * free_bytes:
+        if size_bytes > MEMORY_SHARE_MAX * host_memory.available_bytes():
             raise
     return _filled(os.memfd_create("mesh-file-copy"), descriptor)
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
-import psutil
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
@@ -42,6 +41,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_loader.digests import Verify
+from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
@@ -74,14 +74,6 @@ def release() -> str:
     return str(ov.get_version()).split("-")[0]
 
 
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _available_bytes() -> int:
-    return int(psutil.virtual_memory().available)
-
-
 class OpenVinoEngine:
     """Implements `mesh.runtime.engine.Engine`; what each call does is said there."""
 
@@ -93,7 +85,7 @@ class OpenVinoEngine:
         precision: ComputePrecision = PLAIN.compute,
         kv: KvPrecision = PLAIN.kv,
         kv_resize: KvResize = KvResize.ELASTIC,
-        available_bytes: Callable[[], int] = _available_bytes,
+        available_bytes: Callable[[], int] = host_memory.available_bytes,
         blobs_path: Path | None = None,
         verify: Verify = Verify.FIRST,
         footprints_path: Path | None = None,
@@ -318,7 +310,8 @@ class OpenVinoEngine:
         return not (loads or self._computing) and time.perf_counter() - self._worked_s >= REST_S
 
     def _beside_kv_bytes(self) -> int:
-        return _resident_bytes() - sum(books.kv_held_bytes for books in self.memory())
+        held_bytes = sum(books.kv_held_bytes for books in self.memory())
+        return host_memory.own_resident_bytes() - held_bytes
 
     def _moment(self) -> tuple[int, ...]:
         """Differs when something else moved memory in the meantime."""

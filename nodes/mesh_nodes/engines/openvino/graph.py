@@ -43,7 +43,7 @@ class _Builder:
         self, architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
     ) -> None:
         self._a = architecture
-        self._weights = in_halves(weights)
+        self._weights = in_halves(weights, lambda both: np.split(both, 2))
         self._constants = dict[str, Node]()
         self._matrices = dict[str, Node]()
         self._summed: tuple[Node, Node] | None = None

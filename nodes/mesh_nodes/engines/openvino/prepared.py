@@ -23,12 +23,14 @@ from mesh.domain.errors import StorageError
 from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
-from mesh_nodes.engines.openvino.weights import Array, halves_of
+from mesh_nodes.engines.openvino.weights import Array, in_halves
 
 _ALIGNMENT_BYTES = 64
 """A cache line, and what OpenVINO asks of a constant that it takes without a copy."""
 WRITING_S_MAX = 3600.0
 """No writer lives longer, so that a scratch folder this old is nobody's."""
+Entry = Mapping[str, Any]
+"""Of an array: dtype, shape, offset."""
 _INDEX = "index.json"
 _WEIGHTS = "weights.bin"
 
@@ -39,29 +41,27 @@ class Layout:
 
     path: Path
     size_bytes: int
-    tensors: Mapping[str, Mapping[str, Any]]
-    """By name: dtype, shape, offset."""
+    tensors: Mapping[str, Entry]
+    """By name."""
 
     def span(self, name: str) -> tuple[int, int]:
         """Offset and bytes of this array."""
         entry = self.tensors[name]
-        count = int(np.prod(entry["shape"], dtype=np.int64))
-        return entry["offset"], count * np.dtype(entry["dtype"]).itemsize
+        return entry["offset"], _size_bytes(entry)
 
     def in_halves(self) -> "Layout":
         """See `weights.in_halves`."""
-        tensors: dict[str, Mapping[str, Any]] = {}
-        for name, entry in self.tensors.items():
-            names = halves_of(name)
-            if names is None:
-                tensors[name] = entry
-                continue
-            begin, size_bytes = self.span(name)
-            shape = [entry["shape"][0] // 2, *entry["shape"][1:]]
-            for number, half in enumerate(names):
-                offset = begin + number * size_bytes // 2
-                tensors[half] = {**entry, "shape": shape, "offset": offset}
-        return replace(self, tensors=tensors)
+        return replace(self, tensors=in_halves(self.tensors, _halves))
+
+
+def _size_bytes(entry: Entry) -> int:
+    return int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+
+
+def _halves(entry: Entry) -> list[Entry]:
+    """Its first rows and, as many, its last."""
+    half = {**entry, "shape": [entry["shape"][0] // 2, *entry["shape"][1:]]}
+    return [half, {**half, "offset": entry["offset"] + _size_bytes(half)}]
 
 
 def prepared_path(model_path: Path, key: str) -> Path:
@@ -152,7 +152,7 @@ def _put_in_place(scratch: Path, target: Path) -> None:
 
 
 def _write_weights(path: Path, weights: Iterator[tuple[str, Array]]) -> dict[str, Any]:
-    tensors: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, Entry] = {}
     written: list[Future[None]] = []
     size_bytes = 0
     # One array is written while the next one is being made.

@@ -4,7 +4,7 @@
 needs memory for one tensor. `prepared` writes them to disk; `graph` turns them into constants.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from mesh_nodes.engines.openvino.four_bits import (
 )
 
 _Element = TypeVar("_Element", bound=np.generic)
+_Stored = TypeVar("_Stored")
 Sources = tuple[tuple[str, int], ...]
 Array = npt.NDArray[np.generic]
 _EIGHT_BITS = ("embedding", "head")
@@ -144,22 +145,17 @@ def _mixture_plan(a: Architecture, ours: str, theirs: str) -> list[Matrix | Vect
     return plan
 
 
-def halves_of(name: str) -> tuple[str, str] | None:
-    """The names of gate and up, which are stored one below the other, of an array of both."""
-    if ".gate_up" not in name:
-        return None
-    return name.replace(".gate_up", ".gate"), name.replace(".gate_up", ".up")
-
-
-def in_halves(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """As the graph multiplies: gate and up each by itself, views of what is stored."""
-    found: dict[str, Array] = {}
-    for name, array in weights.items():
-        names = halves_of(name)
-        if names is None:
-            found[name] = array
+def in_halves(
+    stored: Mapping[str, _Stored], halve: Callable[[_Stored], Iterable[_Stored]]
+) -> dict[str, _Stored]:
+    """By the graph's names: gate and up, which are stored one below the other, each by itself."""
+    found: dict[str, _Stored] = {}
+    for name, both in stored.items():
+        if ".gate_up" in name:
+            names = (name.replace(".gate_up", half) for half in (".gate", ".up"))
+            found |= zip(names, halve(both), strict=True)
         else:
-            found |= zip(names, np.split(array, 2), strict=True)
+            found[name] = both
     return found
 
 

@@ -9,6 +9,7 @@ import psutil
 import torch
 from vllm.platforms import current_platform
 
+from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.cuda_driver import cuda_in_use
 from mesh_nodes.engines.vllm.differences import installed_shape
 
@@ -50,7 +51,7 @@ def touch() -> None:
 def free_bytes() -> int:
     """Of the device's memory, now."""
     if current_platform.is_cpu():
-        return int(psutil.virtual_memory().available)
+        return host_memory.available_bytes()
     return int(torch.cuda.mem_get_info()[0])
 
 

@@ -32,8 +32,8 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_loader.digests import Verifier, Verify, require_originals
+from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.refusals import lacks_memory
-from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.cached import CachedBlocks
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
@@ -67,7 +67,7 @@ class VllmEngine:
         elastic: bool = True,
         release: VllmRelease | None = None,
         spawner: Spawner | None = None,
-        available_bytes: Callable[[], int] = host.available_bytes,
+        available_bytes: Callable[[], int] = host_memory.available_bytes,
         asleep_max: int = 0,
         asleep_bytes_max: int = sys.maxsize,
         ahead_max: int = 0,
@@ -99,7 +99,9 @@ class VllmEngine:
         self._room = CacheRoom(lock=threading.RLock())
         self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
-        self._pool = open_pool(asleep_bytes_max, host.available_bytes) if asleep_max else None
+        self._pool = (
+            open_pool(asleep_bytes_max, host_memory.available_bytes) if asleep_max else None
+        )
         self._sleepers = Sleepers(count_max=asleep_max, pool=self._pool)
         self._closed = False
         self._told: Ended = lambda instance_id, error: None
@@ -121,7 +123,7 @@ class VllmEngine:
 
     def resident_bytes(self) -> int:
         """Of the spawner's processes, one that does not end although it was killed among them."""
-        return host.resident_bytes(self._spawner.pid, self._spawner.pids())
+        return host_memory.resident_bytes(self._spawner.pid, self._spawner.pids())
 
     @property
     def capabilities(self) -> EngineCapabilities:

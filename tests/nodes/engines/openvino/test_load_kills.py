@@ -9,8 +9,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,16 +26,16 @@ from mesh_loader.upkeep import collect, stored_damages
 from mesh_nodes.engines.openvino import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request
+from tests.support.killed import begin
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
 SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
-ROOT = Path(__file__).parents[4]
 LOAD = """
 from mesh_nodes.engines.openvino import OpenVinoEngine
 from tests.nodes.engines.serving import load
 engine = OpenVinoEngine(threads=1, blobs_path=store.root / "compiled")
-stored = store.get(sys.argv[2])
+stored = store.get(sys.argv[4])
 engine.prepare(stored.info, stored.path, lambda *_: None)
 load(engine, stored.info, stored.path)
 engine.blobs_made(60.0)
@@ -67,24 +65,8 @@ for stored in store.models():
     except Unavailable:
         pass
 """
-CHANGES = {COLLECT: 2, REMOVE: 12}
-"""That they make at least: what is renamed or removed."""
-BEGIN = """
-import os, signal, sys
-from pathlib import Path
-from mesh_loader.store import ModelStore
-left = int(sys.argv[3])
-def count(event, arguments):
-    global left
-    change = event in ("os.rename", "os.remove", "os.rmdir")
-    if change and "__pycache__" not in str(arguments[0]):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(count)
-store = ModelStore(Path(sys.argv[1]))
-"""
-"""Before that change it is killed, the first being 1; 0: not at all."""
+CHANGES = {COLLECT: 7, REMOVE: 20}
+"""That they make at least."""
 OTHER = InstanceId("other")
 
 
@@ -164,9 +146,8 @@ class _Store:
     def kill(self, what: str, rng: random.Random) -> None:
         """A process amid this, or a load right at its end."""
         root, model_id = self.store.root, self.other.model_id
-        changes = 0 if what is LOAD else rng.randint(2, CHANGES[what])
-        code = [sys.executable, "-c", BEGIN + what, str(root), model_id, str(changes)]
-        with subprocess.Popen(code, cwd=ROOT, stderr=subprocess.DEVNULL) as victim:
+        change = 0 if what is LOAD else rng.randint(1, CHANGES[what])
+        with begin(what, root, model_id, change=change) as victim:
             if what is LOAD:
                 made = [each.format(model_id) for each in MADE[rng.randrange(len(MADE)) :]]
                 until(

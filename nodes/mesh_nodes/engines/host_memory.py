@@ -1,6 +1,6 @@
-"""What the host says of its memory, and of what the engine's processes take of it.
+"""What the host says of its memory, and of what this process and an engine's own take of it.
 
-Before: `engine`, which checks loads by the first and tells the second.
+Before: the engines, which check loads by the first, and what the node tells of itself.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,11 @@ import psutil
 
 def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
+
+
+def own_resident_bytes() -> int:
+    """RSS of this process."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def resident_bytes(nursery: int | None, pids: Iterable[int]) -> int:
