@@ -8,7 +8,9 @@ the same. Before: `mesh sim --replay`. After: `mesh.runtime.journal`, which read
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import CancelRequested, DeployRequested, InvokeRequested
@@ -19,8 +21,9 @@ from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.evaluation.differences import Difference, differences
 from mesh.evaluation.summary import Summary, summarize
+from mesh.runtime.host import Core
 from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
-from mesh.runtime.starting import fresh_core
+from mesh.runtime.starting import controller_core
 
 LINES_BEFORE = 1
 """Of a journal: its first line is no decision."""
@@ -64,7 +67,12 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
     start, decisions = read_journal(path)
     seen = _Seen(start, told)
     passing = seen.watch(decisions)
-    divergence = replay(fresh_core(start), passing)
+    core: Core[Any, Any] = (
+        controller_core(start)
+        if isinstance(start, ControllerStart)
+        else NodeCore(limits=start.limits)
+    )
+    divergence = replay(core, passing)
     for _ in passing:
         """What follows a difference still says what became of the requests."""
     controllers = isinstance(start, ControllerStart)

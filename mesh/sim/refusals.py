@@ -25,14 +25,14 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import RequestId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
 from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
-from mesh.policy.room import freed_bytes
+from mesh.policy.room import enough, freed_bytes
 from mesh.sim.cluster import VirtualCell
 
 DRAWN_MAX = 1000
@@ -122,7 +122,7 @@ class RefusalChecks:
             free = node.device is DeviceKind.GPU and not any(_loads(node))
             _, load_s = _really(self._cell, entry, node)
             late = now_s > arrival_s and now_s + load_s >= asked.due_s
-            if free and not late and _has_room(self._cell, node, entry, asked):
+            if free and not late and _room(self._cell, node, entry, asked) is not None:
                 self._beside_free_link.add(request.request_id)
                 return
 
@@ -167,16 +167,23 @@ def _without(nodes: Iterable[NodeEntry], entry: DeploymentEntry) -> Iterator[Nod
             yield node
 
 
-def _has_room(
+def _room(
     cell: VirtualCell, node: NodeEntry, entry: DeploymentEntry, request: RequestEntry
-) -> bool:
-    """For a new instance that could take the request, with all idle ones gone."""
+) -> list[InstanceId] | None:
+    """Idle instances that go for a new one that could take the request, those that share weights
+    with it last; None where it has no room, though all went.
+    """
     deployment = entry.deployment
     assert deployment is not None
     footprint, context = node.footprint_of(deployment), deployment.context_tokens_max
     blocks = request_blocks(entry, request, footprint, context)
     size = cell.core.policy.kv_of(blocks, footprint.block_tokens, context)
-    return footprint.instance_bytes(size.required_blocks) <= node.obtainable_bytes(deployment)
+    needed_bytes = footprint.instance_bytes(size.required_blocks)
+    if needed_bytes > node.obtainable_bytes(deployment):
+        return None
+    idle = node.reclaimable_instances(deployment)
+    taken = enough(idle, needed_bytes - node.free_bytes_for(deployment))
+    return [instance.instance_id for instance in taken]
 
 
 def _reasons(
@@ -229,7 +236,8 @@ def _places(
     for node in _without(core.nodes.values(), entry):
         profile, load_s = _really(cell, entry, node)
         assert entry.deployment is not None
-        kind = node.load_kind_of(entry.deployment)
+        room = _room(cell, node, entry, request)
+        kind = node.load_kind_of(entry.deployment, room or ())
         forecast = forecast_on_start(
             node,
             profile,
@@ -240,7 +248,7 @@ def _places(
             limits=limits,
             late=late,
         )
-        yield _has_room(cell, node, entry, request), forecast.verdict
+        yield room is not None, forecast.verdict
 
 
 def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
@@ -106,14 +106,16 @@ def request(
 
 
 class CellUnderTest:
-    """A controller core at a time that the test moves, and the nodes that it thinks it has."""
+    """A controller core at a time that the test moves, and the nodes that it thinks it has. `rule`:
+    a policy, or the name of one.
+    """
 
     def __init__(
         self,
         *deployments: Deployment,
         limits: CellLimits | None = None,
         profiles: Sequence[Profile] = (PROFILE,),
-        rule: str = "llm-mesh",
+        rule: Any = "llm-mesh",
         revisions: Mapping[DeploymentName, Revisions] | None = None,
         recorder: Callable[[float, object, Sequence[object]], None] = lambda *_: None,
     ) -> None:
@@ -121,7 +123,7 @@ class CellUnderTest:
             epoch=1,
             deployments=deployments,
             limits=limits or CellLimits(delivery_s_max=0.02),
-            policy=policy(rule),
+            policy=policy(rule) if isinstance(rule, str) else rule,
             profiles=profiles,
             revisions=revisions,
         )

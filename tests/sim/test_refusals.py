@@ -73,3 +73,45 @@ def test_a_request_that_is_late_for_its_own_load_alone_is_not_counted(tmp_path: 
     assert outcome.ttft_s is not None
     assert outcome.ttft_s > 4.0
     assert found.refused_beside_free_link == 0
+
+
+SHARING = """
+seed = 1
+
+[[nodes]]
+name = "cpu"
+device = "cpu"
+memory_gib = 15.5
+shares_weights = true
+costs = { load_s = 0.1, load_bytes_per_s = 2e9 }
+
+[[deployments]]
+name = "chat"
+count = 2
+model = "llama-3.2-3b"
+context_tokens_max = 4096
+slo = { ttft_s = 4.5, tpot_s = 0.5, cold_start = "refuse" }
+
+[[deployments]]
+name = "other"
+model = "llama-3.2-3b"
+context_tokens_max = 2048
+
+[workload]
+duration_s = 10
+requests_per_s = 2.0
+input_tokens = [16, 600]
+output_tokens = [1, 40]
+"""
+"""Weights of 6 GiB, which are loaded in 3.3 s, and 1.5 GiB of each instance's own."""
+
+
+def test_weights_that_go_for_a_load_are_of_no_use_to_it(tmp_path: Path) -> None:
+    """The load of `chat-2` comes behind that of `other`; it would be in time with the weights of
+    `chat-1`, which has to go for it.
+    """
+    made = plan(scenario(tmp_path, SHARING))
+    came = (0.0, "chat-1"), (10.0, "other"), (11.0, "chat-2")
+    outcomes, found = looked_at(made, [Arrival(at_s, name, 100, 10) for at_s, name in came])
+    assert [o.end for o in outcomes if not o.finished] == [RefusalReason.FIRST_TOKEN_LATE]
+    assert (found.reasons_drawn, found.reasons_agreeing) == (1, 1)

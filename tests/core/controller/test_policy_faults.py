@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import (
     ControllerAction,
     NotePolicyFault,
@@ -23,7 +22,6 @@ from mesh.policy.plans import Carry, How, Join, Move, Refuse, Release
 from mesh.runtime.controller_actions import took_long
 from mesh.runtime.host import DECISION_S_MAX, Host
 from tests.core.cells import CellUnderTest, commands, deployment, request
-from tests.support.profiles import PROFILE
 
 
 class Other:
@@ -41,15 +39,9 @@ class Cell(CellUnderTest):
     """A node with an instance of `chat` loaded, under a policy that differs from then on."""
 
     def __init__(self, other: Other, replicas_min: int = 0) -> None:
-        super().__init__(deployment(replicas_min=replicas_min))
         methods, other.methods = other.methods, {}
-        self.core = ControllerCore(
-            epoch=1,
-            deployments=(deployment(replicas_min=replicas_min),),
-            limits=CellLimits(delivery_s_max=0.02, queue_wait_s_max=1.0),
-            policy=other,
-            profiles=(PROFILE,),
-        )
+        limits = CellLimits(delivery_s_max=0.02, queue_wait_s_max=1.0)
+        super().__init__(deployment(replicas_min=replicas_min), limits=limits, rule=other)
         self.link_id, _ = self.join()
         self.invoke(request("first"))
         self.loaded(self.link_id, self.instance.instance_id)

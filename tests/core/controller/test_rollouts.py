@@ -43,7 +43,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.domain.views import DeploymentSnapshot
 from mesh.runtime.journal import ControllerStart, open_journal, read_journal, replay
-from mesh.runtime.starting import fresh_core
+from mesh.runtime.starting import controller_core
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
@@ -326,4 +326,4 @@ def test_a_journal_with_a_rollout_replays_to_the_letter(tmp_path: Path) -> None:
     assert shown(cell).revision == 3
     read, decisions = read_journal(path)
     assert read == start
-    assert replay(fresh_core(read), decisions) is None
+    assert replay(controller_core(start), decisions) is None

@@ -97,6 +97,18 @@ def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
     return given_up and node.station.running(instance.instance_id) is not None
 
 
+def next_slot(
+    ctx: EventContext,
+    deployment: Deployment,
+    node: NodeEntry,
+    needed_s: float,
+    without: Collection[InstanceId],
+) -> Slot:
+    """Of one more load on the node, as it is planned, `without` as above."""
+    seconds = load_s(ctx, deployment, node, without)
+    return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
+
+
 def slot_for(
     node: NodeEntry, kind: ReservationKind, load_s: float, needed_s: float, now_s: float
 ) -> Slot:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Self
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, start_size
-from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, load_s, slot_for
+from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, next_slot
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
@@ -94,17 +94,14 @@ class Placed:
     first_token_s: float
 
 
-class _Demand:
+class Demand:
     """What an instance for those who wait needs of a node; worked out once a kind of node."""
 
     def __init__(
-        self,
-        ctx: EventContext,
-        entry: DeploymentEntry,
-        deployment: Deployment,
-        waiting: Iterable[RequestEntry],
+        self, ctx: EventContext, entry: DeploymentEntry, waiting: Iterable[RequestEntry]
     ) -> None:
-        self._ctx, self._entry, self.deployment = ctx, entry, deployment
+        assert entry.deployment is not None
+        self._ctx, self._entry, self.deployment = ctx, entry, entry.deployment
         self._waiting = waiting
         self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
         """By engine, device, capacity and weights: nodes' own footprints differ in these."""
@@ -143,7 +140,7 @@ class _Search:
     """For one new instance, among the nodes that it is offered."""
 
     def __init__(
-        self, ctx: EventContext, entry: DeploymentEntry, demand: _Demand, wanted: Wanted | None
+        self, ctx: EventContext, entry: DeploymentEntry, demand: Demand, wanted: Wanted | None
     ) -> None:
         self._ctx, self._entry, self._wanted = ctx, entry, wanted
         self._demand = demand
@@ -261,11 +258,9 @@ def find_room(
     will do, where its last load failed, or where it would have to wait for others' loads and could
     hardly be in time then.
     """
-    deployment = entry.deployment
-    assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
-    demand = _Demand(ctx, entry, deployment, waiting)
+    demand = Demand(ctx, entry, waiting)
     search = _Search(ctx, entry, demand, wanted)
     roomy = [n for n in nodes if search.has_room(n)]
     fresh = [n for n in roomy if n.node_id not in entry.avoided]
@@ -276,7 +271,7 @@ def find_room(
         return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
     if isinstance(found, NoTime):
         return found
-    return _placed(ctx, deployment, found, wanted, search.looked.get(found.node.node_id))
+    return _placed(ctx, demand.deployment, found, wanted, search.looked.get(found.node.node_id))
 
 
 def _is_tight(
@@ -305,7 +300,7 @@ def _placed(
     """
     if wanted is None or looked is None:
         needed_s = wanted.by.due_s if wanted is not None else inf
-        slot = _slot(ctx, deployment, found.node, needed_s, found.reclaim)
+        slot = next_slot(ctx, deployment, found.node, needed_s, found.reclaim)
         if wanted is None:
             needed_s = slot.ready_s
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
@@ -375,7 +370,7 @@ def forecast_on_node(
         return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
-    slot = _slot(ctx, deployment, node, needed_s, without)
+    slot = next_slot(ctx, deployment, node, needed_s, without)
     forecast = forecast_on_start(
         node,
         profile,
@@ -388,28 +383,6 @@ def forecast_on_node(
         moves=moves,
     )
     return slot, forecast
-
-
-def has_room(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry
-) -> bool:
-    """Whether the least instance that takes the request fits, were all that idles there to go."""
-    assert entry.deployment is not None
-    missing_bytes = _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node)
-    missing_bytes -= node.free_bytes_for(entry.deployment)
-    return missing_bytes <= 0 or bool(relief(ctx, entry, node, missing_bytes))
-
-
-def _slot(
-    ctx: EventContext,
-    deployment: Deployment,
-    node: NodeEntry,
-    needed_s: float,
-    without: Collection[InstanceId],
-) -> Slot:
-    """Of one more load, for which these instances go."""
-    seconds = load_s(ctx, deployment, node, without)
-    return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
 
 
 def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.loading_lane import load_s, loads_end_s, slot_for
+from mesh.core.controller.instances.loading_lane import loads_end_s, next_slot
 from mesh.core.controller.instances.node_schedule import (
     decode_share_with,
     decodes_share,
@@ -103,9 +103,7 @@ class PlanTests:
             return loads_end_s(place.node, ctx.now_s).get(place.instance_id, ctx.now_s)
         deployment = self._entry.deployment
         assert deployment is not None
-        seconds = load_s(ctx, deployment, place, self._reclaim)
-        kind = place.load_kind_of(deployment, self._reclaim)
-        return slot_for(place, kind, seconds, inf, ctx.now_s).ready_s
+        return next_slot(ctx, deployment, place, inf, self._reclaim).ready_s
 
     def _check(self, plan: Plan) -> None:
         if plan is not self._plan:

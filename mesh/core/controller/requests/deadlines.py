@@ -13,6 +13,7 @@ from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s
 from mesh.core.controller.instances.node_schedule import alone_s, without_time_on
+from mesh.core.controller.instances.placement import Demand
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
@@ -25,6 +26,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
@@ -202,14 +204,19 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> 
     deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
+    demand = Demand(ctx, entry, entry.queue)
     for node in ctx.cell.nodes.values():
         if not looks:
             return
         if ctx.takes(node, entry.spec) and node not in taken:
             looks -= 1
-            lane_s = lanes.at_s(node, node.load_kind_of(deployment))
+            # Weights that the host has may go with those who make room.
+            in_host = node.tier_of(deployment) is LoadTier.HOST
+            site = demand.site(node) if in_host else None
+            without = site.reclaim if site is not None else ()
+            lane_s = lanes.at_s(node, node.load_kind_of(deployment, without))
             begins_s = max(lane_s, entry.paused_until_s)
-            yield begins_s + load_s(ctx, deployment, node)
+            yield begins_s + load_s(ctx, deployment, node, without)
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:

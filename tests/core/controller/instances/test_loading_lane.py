@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
 from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, lane_ends_s, loads_end_s
-from mesh.domain.actions import TellAccepted
-from mesh.domain.ids import ModelId
+from mesh.domain.actions import RefuseRequest, TellAccepted
+from mesh.domain.events import LoadRequested
+from mesh.domain.ids import DeploymentName, ModelId, OperationId
 from mesh.domain.messages import Heartbeat, LoadInstance, UnloadInstance
-from mesh.domain.slo import Slo
+from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.memory.station import ReservationKind
+from mesh.policy import interface
+from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.plans import Plan, Start
 from tests.core.admission import instance as loaded
 from tests.core.admission import node as node_with
 from tests.core.cells import (
@@ -193,3 +199,68 @@ def test_where_the_last_that_has_the_weights_goes_for_a_load_it_is_promised_as_o
     asked = cell.invoke(request("r1", of="b"))
     assert bool(commands(asked, UnloadInstance)) is late
     assert (only(asked, TellAccepted).grace_s > 0.0) is late
+
+
+class Asking:
+    """`llm-mesh` that notes when the weights of who starts would be there."""
+
+    def __init__(self) -> None:
+        self.arrive_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LLM_MESH, name)
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict:
+        if isinstance(plan, Start):
+            self.arrive_s.append(tests.arrives_s(plan))
+        return tests.shadow(plan)
+
+
+def cell_where_the_weights_go(slo: Slo = BY_LENGTH, rule: Any = "llm-mesh") -> CellUnderTest:
+    """On a node where `x` is being loaded from disk, `a` idles and has to go for `b`, which could
+    share its weights.
+    """
+    others = (replace(MODEL, model_id=ModelId(name)) for name in "xy")
+    cell = CellUnderTest(
+        *(deployment(name, slo=slo) for name in "ab"),
+        *(replace(deployment(model.model_id), model=model) for model in others),
+        rule=rule,
+    )
+    idle = node_with("n1", loaded("a1", "a"), memory_bytes=456 * MIB)
+    cell.join(replace(idle, shares_weights=True, load_rates=SHARED_RATES))
+    assert commands(cell.invoke(request("r0", of="x")), LoadInstance)
+    return cell
+
+
+def test_a_load_for_which_the_weights_go_that_it_would_share_is_planned_behind_the_others() -> None:
+    cell = cell_where_the_weights_go()
+    asked = LoadRequested(operation_id=OperationId("o"), name=DeploymentName("b"))
+    assert commands(cell.tell(asked), UnloadInstance)
+    (instance,) = cell.core.cell.deployments[DeploymentName("b")].instances.values()
+    assert instance.needed_s == cell.now_s + 2.0
+
+
+def test_a_policy_is_told_that_it_comes_behind_the_others() -> None:
+    asking = Asking()
+    cell = cell_where_the_weights_go(rule=asking)
+    asking.arrive_s.clear()
+    cell.invoke(request("r1", of="b"))
+    assert asking.arrive_s
+    assert set(asking.arrive_s) == {cell.now_s + 2.0}
+
+
+def test_where_it_could_hardly_be_in_time_behind_the_others_a_free_link_is_better() -> None:
+    """On another node that has to make room."""
+    cell = cell_where_the_weights_go(Slo(ttft_s=2.2))
+    y = replace(loaded("y1", "y"), model_id=ModelId("y"))
+    cell.join(replace(node_with("n2", y, memory_bytes=340 * MIB), load_rates=SHARED_RATES))
+    asked = cell.invoke(request("r1", of="b"))
+    assert only(asked, TellAccepted).grace_s == 0.0
+    assert [c.instance_id for c in commands(asked, UnloadInstance)] == ["y1"]
+
+
+def test_who_could_not_wait_for_that_is_refused_at_once() -> None:
+    """It would be in time with the weights, or on a free link."""
+    cell = cell_where_the_weights_go(Slo(ttft_s=1.5, cold_start=ColdStart.REFUSE))
+    refused = only(cell.invoke(request("r1", of="b")), RefuseRequest)
+    assert refused.reason is RefusalReason.FIRST_TOKEN_LATE

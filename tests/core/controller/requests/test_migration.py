@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
 from mesh.domain.events import (
     CancelRequested,
@@ -37,7 +36,6 @@ from mesh.policy.plans import Move, Plan, Release
 from mesh.policy.views import CellView
 from tests.core.admission import instance, node
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, of_kind, only, request
-from tests.support.profiles import PROFILE
 
 LIMITS = CellLimits(delivery_s_max=0.02)
 TARGET = node("n2", instance("i2", "a"))
@@ -69,6 +67,18 @@ class Moving(Releasing):
         yield Move(requests=tuple(running), to=to)
 
 
+B1, B2 = InstanceId("b1"), InstanceId("b2")
+
+
+class Crowding(Releasing):
+    """The same once what runs on node n3 moves to where that of n1 would go."""
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        named = {instance.instance_id: instance for instance in cell.instances()}
+        yield Move(requests=tuple(cell.requests(named[B1])), to=named[B2])
+        yield from super().upkeep(cell)
+
+
 class TwoNodes(CellUnderTest):
     """On node n1 `r1` and others have three tokens; node n2 has such an instance, too."""
 
@@ -78,18 +88,10 @@ class TwoNodes(CellUnderTest):
         limits: CellLimits = LIMITS,
         to: NodeHello = TARGET,
         beside: Sequence[str] = (),
-        policy: Any = None,
+        policy: Any = "llm-mesh",
         slo: Slo | None = None,
     ) -> None:
-        super().__init__(deployment("a", slo=slo), limits=limits)
-        if policy is not None:
-            self.core = ControllerCore(
-                epoch=1,
-                deployments=(deployment("a", slo=slo),),
-                limits=limits,
-                policy=policy,
-                profiles=(PROFILE,),
-            )
+        super().__init__(*(deployment(name, slo=slo) for name in "ab"), limits=limits, rule=policy)
         self.source, _ = self.join(node("n1", instance("i1", "a")))
         self.counts: dict[str, int] = {}
         for name in ("r1", *beside):
@@ -437,6 +439,20 @@ def test_of_more_than_may_move_at_a_time_none_begins_to() -> None:
     cell = TwoNodes(policy=Releasing(), beside=("r2",), limits=replace(LIMITS, migrations_max=1))
     orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
     assert [order.held for order in orders] == [False, False]
+
+
+@pytest.mark.parametrize(("most", "move"), [(3, True), (2, False)])
+def test_what_moves_to_a_node_already_counts_with_all_that_would(most: int, move: bool) -> None:
+    """From another node, to an instance of another deployment."""
+    limits = replace(LIMITS, migrations_max=most)
+    to = node("n2", *TARGET.instances, instance(B2, "b"))
+    cell = TwoNodes(policy=Crowding(), to=to, beside=("r2",), limits=limits)
+    other, _ = cell.join(node("n3", instance(B1, "b")))
+    cell.invoke(request("r3", of="b", prompt=(1,) * 100, max_tokens=100))
+    cell.tokens(other, "r3", (40, 41, 42))
+    orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
+    held = [order.request.request_id for order in orders if order.held]
+    assert held == (["r3", "r1", "r2"] if move else ["r3"])
 
 
 ONE_PLACE = node("n2", replace(instance("i2", "a"), batch_max=1))
