@@ -176,19 +176,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         choices=[name.value for name in EngineName],
         help="what computes (default: openvino on CPUs, vllm on GPUs)",
     )
-    add(
-        "--memory",
-        metavar="SIZE",
-        help="limit of this process, like 4GiB: weights, KV caches and what it takes by itself "
-        "(default: 70%% of what the machine and its control groups allow)",
-    )
-    add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
-    add(
-        "--page-cache",
-        metavar="SIZE",
-        help="of the memory beside it, for files of stored models that openvino's loads will read "
-        "(default: half of that)",
-    )
+    _add_memory(add)
     _add_computing(add)
     add(
         "--asleep",
@@ -220,6 +208,22 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_credentials(add, environ)
     add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
     return parser
+
+
+def _add_memory(add: Callable[..., object]) -> None:
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="limit of this process, like 4GiB: weights, KV caches and what it takes by itself "
+        "(default: 70%% of what the machine and its control groups allow)",
+    )
+    add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
+    add(
+        "--page-cache",
+        metavar="SIZE",
+        help="of the memory beside it, for files of stored models that openvino's loads will read "
+        "(default: half of that)",
+    )
 
 
 def _add_computing(add: Callable[..., object]) -> None:

@@ -260,9 +260,8 @@ class Compiler:
         # registers in no opset that its import reads; nor can Python build it, as it can paged
         # attention.
         if layout is not None and architecture.experts is None:
-            key = self.blob_key(
-                architecture, context_tokens_max, layout, precision, model.precision
-            )
+            context = context_tokens_max
+            key = self.blob_key(architecture, context, layout, precision, model.precision)
         with nullcontext() if layout is None else self._checks(layout.path.parent):
             if layout is not None and key is not None:
                 imported = self._import(key, layout, properties, progress)
@@ -300,9 +299,8 @@ class Compiler:
 
     @contextmanager
     def _checks(self, folder: Path) -> Iterator[None]:
-        """A block beside which prepared weights are read and checked: an import maps them, and it
-        is the first run that reads them. Raises what `check_prepared` does, at its end.
-        """
+        """A block, of an import, which maps prepared weights and reads none, beside which they are
+        checked. Raises as `check_prepared` does, at its end."""
         with ThreadPoolExecutor(1, "mesh-digests") as pool:
             checked = pool.submit(self.check_prepared, folder)
             yield

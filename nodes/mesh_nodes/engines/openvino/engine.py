@@ -74,6 +74,19 @@ def release() -> str:
     return str(ov.get_version()).split("-")[0]
 
 
+def _books_of(
+    weights: WeightPrecision, precisions: Precisions, folder: Path | None
+) -> FootprintBooks:
+    beside = "" if precisions.compute is ComputePrecision.F32 else f"-{precisions.compute}"
+    name = f"openvino-{release()}-{weights}-{precisions.kv}{beside}.json"
+    return FootprintBooks(
+        weights=weights,
+        kv=precisions.kv,
+        compute=precisions.compute,
+        path=folder and folder / name,
+    )
+
+
 class OpenVinoEngine:
     """Implements `mesh.runtime.engine.Engine`; what each call does is said there."""
 
@@ -119,15 +132,8 @@ class OpenVinoEngine:
             verify=verify,
             wait_for_blob=self._blob_maker.wait_for,
         )
-        precisions = self._precisions = self._compiler.precisions
-        beside = "" if precisions.compute is ComputePrecision.F32 else f"-{precisions.compute}"
-        books = f"openvino-{self.capabilities.version}-{weights}-{precisions.kv}{beside}.json"
-        self._books = FootprintBooks(
-            weights=weights,
-            kv=precisions.kv,
-            compute=precisions.compute,
-            path=footprints_path and footprints_path / books,
-        )
+        self._precisions = self._compiler.precisions
+        self._books = _books_of(weights, self._precisions, footprints_path)
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         return_memory()
         self._instances: dict[InstanceId, Instance] = {}
@@ -142,7 +148,7 @@ class OpenVinoEngine:
             page_cache_bytes,
             check=self._compiler.check_prepared,
             rests=self._rests,
-            loaded=self._prepared.values,
+            loaded=lambda: tuple(self._prepared.values()),
         )
 
     @property
