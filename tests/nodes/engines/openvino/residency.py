@@ -14,7 +14,11 @@ def mapped_bytes() -> int:
 
 
 def mappings() -> int:
-    return Path("/proc/self/maps").read_text(encoding="ascii").count("\n")
+    """Of files, memory that has a descriptor among them: those of malloc are ever more for hundreds
+    of loads, in a process that has done nothing else.
+    """
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sum(line.split()[4] != "0" for line in lines)
 
 
 def _bytes_of(path: str, field: str) -> int:
