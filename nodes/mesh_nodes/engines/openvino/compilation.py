@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -248,13 +247,14 @@ class Compiler:
             properties = self._properties_of(WeightPrecision.I8, model.precision)
             compiled = self._compile(read_ir(self._core, model_path), properties)
             return CompiledGraph(compiled, {}, (), guards=(guard,))
-        precision, key, imported = self._precision(model), None, None
+        precision, key = self._precision(model), None
         layout = self.layout(model_path, precision)
         properties = self._properties_of(precision, model.precision)
         if layout is None:
             self._check_originals(model_path)
         else:
             self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
+            self.check_prepared(layout.path.parent)
         architecture = read_architecture(model_path)
         # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
         # registers in no opset that its import reads; nor can Python build it, as it can paged
@@ -262,11 +262,9 @@ class Compiler:
         if layout is not None and architecture.experts is None:
             context = context_tokens_max
             key = self.blob_key(architecture, context, layout, precision, model.precision)
-        with nullcontext() if layout is None else self._checks(layout.path.parent):
-            if layout is not None and key is not None:
-                imported = self._import(key, layout, properties, progress)
-        if imported is not None:
-            return imported
+            imported = self._import(key, layout, properties, progress)
+            if imported is not None:
+                return imported
         progress("compile", 0.2)
         maps, weights = self._read_weights(architecture, model_path, precision)
         compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
@@ -296,15 +294,6 @@ class Compiler:
                 raise TornModel(what, hint=gone.hint) from error
             drop_prepared(model_path, folder.name)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
-
-    @contextmanager
-    def _checks(self, folder: Path) -> Iterator[None]:
-        """A block, of an import, which maps prepared weights and reads none, beside which they are
-        checked. Raises as `check_prepared` does, at its end."""
-        with ThreadPoolExecutor(1, "mesh-digests") as pool:
-            checked = pool.submit(self.check_prepared, folder)
-            yield
-            checked.result()
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path
