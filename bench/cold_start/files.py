@@ -1,6 +1,5 @@
 """Files in and out of the page cache, and how fast bytes come from the disk and through memory."""
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,20 +7,18 @@ from pathlib import Path
 from bench.cold_start.starts import Rates
 from bench.reading.readers import DIRECT_THREADS, direct, drop_cached, memcpy_s
 from mesh.domain.errors import StorageError
+from mesh_loader.page_cache import cached_share, read_through
 
 TRIES = 3
 COPIED_BYTES_MAX = 1 << 30
 _PIECE_BYTES = 8 << 20
-_LOOKS = 64
 _CACHED_SHARE_MAX = 0.1
 
 
 def bring(*paths: Path) -> None:
     """Read these files, and all files in these folders, so that the page cache has them."""
     for path in _files(paths):
-        with path.open("rb", buffering=0) as file:
-            while file.read(_PIECE_BYTES):
-                pass
+        read_through(path)
 
 
 def forget(*paths: Path) -> None:
@@ -39,23 +36,6 @@ def forget(*paths: Path) -> None:
 def _files(paths: Sequence[Path]) -> list[Path]:
     found = [each for path in paths for each in (path, *path.rglob("*"))]
     return [path for path in found if path.is_file()]
-
-
-def cached_share(path: Path) -> float:
-    """Of a file: how many of some pages, evenly spread, can be read without waiting."""
-    size_bytes = path.stat().st_size
-    descriptor, cached = os.open(path, os.O_RDONLY), 0
-    try:
-        # What is read ahead by one look is not what another finds.
-        for number in range(_LOOKS):
-            try:
-                os.preadv(descriptor, [bytearray(1)], number * size_bytes // _LOOKS, os.RWF_NOWAIT)
-            except BlockingIOError:
-                continue
-            cached += 1
-    finally:
-        os.close(descriptor)
-    return cached / _LOOKS
 
 
 def rates(weights: Path) -> Rates:

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
+from bench.cold_start.files import forget
 from bench.fleet.loads import load_errors
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
 from bench.own_models import own_source
-from bench.reading.readers import drop_cached
 from mesh.cli.waiting import Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
@@ -92,7 +92,7 @@ def measured(
         home, journals = Path(folder) / "home", Path(folder) / "journals"
         _copy(deployed, home)
         journals.mkdir()
-        _forget_pages(store)
+        forget(store)
         with (
             local_cell(
                 home=home,
@@ -168,13 +168,6 @@ def _spec(
         weights=weights,
         prefix_cache=prefix_cache,
     )
-
-
-def _forget_pages(store: Path) -> None:
-    """As after a long time, whatever was done here before."""
-    for path in store.rglob("*"):
-        if path.is_file():
-            drop_cached(path)
 
 
 def _copy(home: Path, to: Path) -> None:

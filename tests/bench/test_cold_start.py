@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cold_start.files import bring, cached_share, forget, rates
+from bench.cold_start.files import bring, forget, rates
 from bench.cold_start.parts import parts_s
 from bench.cold_start.report import LIMITS, Measured, figures, report, targets
 from bench.cold_start.starts import PROMPT, Called, Engine, Part, Rates, Start, Tier
@@ -29,6 +29,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadedInstance, StepResult
 from mesh.runtime.journal import Decision
 from mesh_loader.gguf_import import plan_gguf
+from mesh_loader.page_cache import cached_share
 from tests.core.cells import MODEL
 from tests.loader.tiny_gguf import byte_tokenizer, write_tiny_gguf
 from tests.support.profiles import PROFILE
