@@ -273,14 +273,9 @@ def _memory_bytes(text: str | None, hardware: Hardware) -> int:
 def _prefetch_bytes(text: str | None, memory_bytes: int) -> int:
     if text is None:
         return memory_bytes // PREFETCH_PART
-    size_bytes = parse_bytes(text)
-    if size_bytes > memory_bytes:
-        raise InvalidInput(
-            f"--prefetch-memory {text} is {format_bytes(size_bytes)}; the node has "
-            f"{format_bytes(memory_bytes)} (--memory)",
-            hint="give less than that, or 0 for none",
-        )
-    return size_bytes
+    there = f"the node has {format_bytes(memory_bytes)} (--memory)"
+    hint = "give less than that, or 0 for none"
+    return _at_most(memory_bytes, "--prefetch-memory", text, there, hint)
 
 
 def _page_cache_bytes(
@@ -296,13 +291,16 @@ def _page_cache_bytes(
         return 0
     if text is None:
         return beside_bytes // PAGE_CACHE_PART
+    there = f"beside --memory this machine has {format_bytes(beside_bytes)}"
+    hint = "give less than that, or 0 to leave it to the kernel"
+    return _at_most(beside_bytes, "--page-cache", text, there, hint)
+
+
+def _at_most(most_bytes: int, option: str, text: str, there: str, hint: str) -> int:
     size_bytes = parse_bytes(text)
-    if size_bytes > beside_bytes:
-        raise InvalidInput(
-            f"--page-cache {text} is {format_bytes(size_bytes)}; beside --memory this machine has "
-            f"{format_bytes(beside_bytes)}",
-            hint="give less than that, or 0 to leave it to the kernel",
-        )
+    if size_bytes > most_bytes:
+        what = f"{option} {text} is {format_bytes(size_bytes)}; {there}"
+        raise InvalidInput(what, hint=hint)
     return size_bytes
 
 
