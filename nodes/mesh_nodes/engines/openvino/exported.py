@@ -33,6 +33,9 @@ _ALIGNMENT_BYTES = 64
 _SMALL_BYTES = 64
 """A constant that is neither weights nor a rope table is a number or a shape, and no longer."""
 
+_INFOS_MADE_ANEW = ("fused_names",)
+"""Of an operation. The others decide what is computed: which are not to be in bf16."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Export:
@@ -173,8 +176,12 @@ def _written(graph: ET.Element) -> bytes:
     for layer in graph.iterfind("layers/layer"):
         if layer.get("type") == ATTENTION_TYPE:
             layer.set("type", IMPORTED_TYPE)
-        for info in layer.findall("rt_info"):
-            layer.remove(info)
+        for infos in layer.findall("rt_info"):
+            for info in list(infos):
+                if info.get("name") in _INFOS_MADE_ANEW:
+                    infos.remove(info)
+            if not len(infos):
+                layer.remove(infos)
         for port in layer.iterfind("*/port"):
             for part in list(port):
                 port.remove(part)

@@ -15,7 +15,7 @@ from pathlib import Path
 from mesh_nodes.engines.openvino.architecture import Architecture
 from mesh_nodes.engines.openvino.prepared import Layout
 
-_VERSION = 2
+_VERSION = 3
 """Raised whenever `graph` builds another graph, or `exported` makes another blob of it."""
 _DIGITS = 24
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU part", "Features")

@@ -33,7 +33,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
-from mesh_nodes.engines.openvino.precisions import Precisions
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
@@ -53,17 +53,23 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "qwen2"},
     "qwen3 tied": {"kind": "qwen3", "tied": True},
 }
+PRECISIONS = (
+    PLAIN,
+    Precisions(kv=KvPrecision.U8),
+    # Where the CPU has it not, it is f32 once more.
+    Precisions(compute=ComputePrecision.BF16, kv=KvPrecision.BF16),
+)
 
 
 def compiler(
     blobs: Path | None = None,
     *,
-    kv: KvPrecision = KvPrecision.F16,
+    precisions: Precisions = PLAIN,
     threads: int = 1,
     weights: WeightPrecision = WeightPrecision.I8,
 ) -> Compiler:
     folder = None if blobs is None else BlobFolder(blobs)
-    return Compiler(threads=threads, weights=weights, precisions=Precisions(kv=kv), blobs=folder)
+    return Compiler(threads=threads, weights=weights, precisions=precisions, blobs=folder)
 
 
 def prepared(
@@ -87,10 +93,10 @@ def logits(graph: CompiledGraph) -> Any:
 def wish(
     model: TinyModel,
     folder: Path,
-    kv: KvPrecision = KvPrecision.F16,
+    precisions: Precisions = PLAIN,
     weights: WeightPrecision = WeightPrecision.I8,
 ) -> BlobWish:
-    by = compiler(kv=kv, weights=weights)
+    by = compiler(precisions=precisions, weights=weights)
     layout = by.layout(model.path)
     assert layout is not None
     return BlobWish(
@@ -100,8 +106,8 @@ def wish(
         context_tokens_max=CONTEXT_TOKENS_MAX,
         threads=1,
         weights=weights,
-        compute=ComputePrecision.F32,
-        kv=kv,
+        compute=precisions.compute,
+        kv=precisions.kv,
     )
 
 
@@ -130,19 +136,20 @@ def blob(made: Path, tmp_path: Path) -> Path:
     return only
 
 
-@pytest.mark.parametrize("kv", [KvPrecision.F16, KvPrecision.U8])
+@pytest.mark.parametrize("precisions", PRECISIONS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
-    shape: dict[str, Any], kv: KvPrecision, tmp_path: Path
+    shape: dict[str, Any], precisions: Precisions, tmp_path: Path
 ) -> None:
     first = prepared(tmp_path / "first", seed=0, **shape)
     second = prepared(tmp_path / "second", seed=1, **shape)
-    make(wish(first, tmp_path / "blobs", kv))
-    imported = compiled(compiler(tmp_path / "blobs", kv=kv), second)
-    expected = compiled(compiler(kv=kv), second)
+    make(wish(first, tmp_path / "blobs", precisions))
+    plain = compiler(precisions=precisions)
+    imported = compiled(compiler(tmp_path / "blobs", precisions=precisions), second)
+    expected = compiled(plain, second)
     assert (imported.imported, expected.imported) == (True, False)
     assert np.array_equal(logits(imported), logits(expected))
-    assert not np.array_equal(logits(imported), logits(compiled(compiler(kv=kv), first)))
+    assert not np.array_equal(logits(imported), logits(compiled(plain, first)))
 
 
 def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
