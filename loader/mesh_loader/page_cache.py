@@ -8,13 +8,22 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 READ_BYTES = 4 << 20
 """At once."""
+AHEAD_BYTES = 1 << 20
+"""At once, by each of those that read ahead: what is wanted first has to be there first."""
+AHEAD_THREADS = 2
+"""A load of 135 MB from the disk takes 0.28 s with two, 0.3 with one, 0.37 with none, whose page
+faults wait for one read after the other; four take from the load what it computes with."""
+ALL_SHARE = 0.9
+"""Of a file: with so much in the cache there is nothing to read ahead."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -52,3 +61,25 @@ def read_through(path: Path, between: Callable[[], None] = lambda: None) -> None
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while file.readinto(buffer):
             between()
+
+
+def read_ahead(path: Path) -> Callable[[], None]:
+    """Begin to bring it there, beside who has mapped it and waits for its pages; nothing where it
+    is there already. Returns what ends it before the file's end. Raises OSError.
+    """
+    over = threading.Event()
+    if cached_share(path) < ALL_SHARE:
+        for number in range(AHEAD_THREADS):
+            threading.Thread(
+                target=_read_every, args=(path, number, over), name="mesh-read-ahead", daemon=True
+            ).start()
+    return over.set
+
+
+def _read_every(path: Path, number: int, over: threading.Event) -> None:
+    """The parts of the file from this one on that are this thread's."""
+    buffer, begin = bytearray(AHEAD_BYTES), number * AHEAD_BYTES
+    # Who has mapped the file meets the same error, and can say what it is of.
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        while not over.is_set() and os.preadv(file.fileno(), [buffer], begin):
+            begin += AHEAD_THREADS * AHEAD_BYTES

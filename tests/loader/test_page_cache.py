@@ -1,11 +1,24 @@
 """Files in the kernel's page cache: how much of one is there, and having it there."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from mesh_loader.page_cache import READ_BYTES, cached_share, read_through
+from mesh_loader.page_cache import (
+    AHEAD_BYTES,
+    AHEAD_THREADS,
+    READ_BYTES,
+    cached_share,
+    read_ahead,
+    read_through,
+)
 from tests.support.page_cache import forget
+from tests.support.waiting import until
+
+
+def readers() -> int:
+    return sum(thread.name == "mesh-read-ahead" for thread in threading.enumerate())
 
 
 def test_what_was_read_is_there_and_what_was_forgotten_is_not(tmp_path: Path) -> None:
@@ -28,3 +41,25 @@ def test_an_empty_file_is_there_and_one_that_is_gone_is_an_error(tmp_path: Path)
         cached_share(path)
     with pytest.raises(FileNotFoundError):
         read_through(path)
+
+
+def test_reading_ahead_brings_all_of_it_and_begins_nothing_where_it_is_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(AHEAD_THREADS * AHEAD_BYTES + 1))
+    forget(path)
+    read_ahead(path)
+    until(lambda: not readers())
+    assert cached_share(path) == 1.0
+    read_ahead(path)
+    assert readers() == 0
+
+
+def test_reading_ahead_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(128 * AHEAD_BYTES))
+    forget(path)
+    read_ahead(path)()
+    until(lambda: not readers())
+    assert cached_share(path) < 1.0

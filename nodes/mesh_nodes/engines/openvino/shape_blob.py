@@ -9,6 +9,7 @@ pages, mapped: nothing is copied, and models that lie in the page cache are read
 import hashlib
 import json
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mesh_loader.page_cache import read_ahead
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
@@ -64,8 +66,9 @@ class BoundBlob:
     """A blob of this key in memory, with the weights of one model in it."""
 
     def __init__(self, path: Path, key: str, weights: Layout) -> None:
-        """Raises OSError when a file cannot be read, ValueError when the blob is damaged or not of
-        this key, OutOfMemory when there are no addresses.
+        """The weights are read ahead of who imports it. Raises OSError when a file cannot be read,
+        ValueError when the blob is damaged or not of this key, OutOfMemory when there are no
+        addresses.
         """
         self._guard, self._blob_guard = FileGuard(weights.path), FileGuard(path)
         model = self._guard.descriptor
@@ -91,6 +94,8 @@ class BoundBlob:
             graph_at = _PREFACE_BYTES + head_bytes
             self._range.map_file(blob.fileno(), graph_at, graph_bytes, graph_begin)
         self._weights = head_bytes, graph_begin
+        self._end_reading = read_ahead(weights.path)
+        weakref.finalize(self, self._end_reading)
         self._size_bytes = graph_begin + graph_bytes
 
     @property
@@ -104,6 +109,7 @@ class BoundBlob:
 
     def settle(self) -> None:
         """See `FileGuard`."""
+        self._end_reading()
         self._guard.settle()
         self._blob_guard.settle()
 
