@@ -73,9 +73,9 @@ class CellLimits:
     """Tokens that may be left to compute when a target begins to draw: next to nothing beside an
     iteration.
     """
-    migration_drawn_max: int = 64
+    migration_drawn_max: int = 128
     """Tokens that it draws beside the source without being level with it before it is given up;
-    after half of them it need not be free of prompts any more.
+    after half of them it need not be free of prompts, nor close behind, any more.
     """
     migration_behind_max: int = 8
     """Tokens by which it may be behind the source; one that is further behind is given up."""

@@ -110,7 +110,8 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Watch:
 def test_requests_that_move_get_the_same_tokens_none_late_and_after_two_iterations(
     tmp_path: Path, still: Watch, link_delay_s: float
 ) -> None:
-    """In nine of ten cases: in the others the target has begun a prompt, or another that moves."""
+    """But for few: there the target has begun a prompt, or another that moves, or catches up while
+    the source is held."""
     meter = Meter(lambda name: True)
     moved, outcomes = run(tmp_path, DRAINS, meter, seed=1, link_delay_s=link_delay_s)
     assert moved.tokens == still.tokens
@@ -119,8 +120,8 @@ def test_requests_that_move_get_the_same_tokens_none_late_and_after_two_iteratio
     assert len(gaps) >= 50
     counted = meter.registry.get_sample_value("mesh_requests_migrated_total", CHAT)
     assert counted == len(gaps), "pauses and copies that are given up are none"
-    assert _share(gaps, 0.5) <= 1.6, "2.0 and 2.5 if the source stops before the target has drawn"
-    assert _share(gaps, 0.9) <= 2.1
+    assert _share(gaps, 0.5) <= 1.4, "2.0 and 2.5 if the source stops before the target has drawn"
+    assert _share(gaps, 0.95) <= 1.9, "2.2 and 2.4 if it stops however long before"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mesh.core.controller.instances.kv_cache import note_longer, room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
+from mesh.core.controller.instances.node_schedule import batch_decode_s, continues_s, forecast_on
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
 from mesh.core.controller.requests.submitting import compute_ahead
@@ -29,6 +29,9 @@ from mesh.domain.messages import ComputedAhead, ContinueRequest
 from mesh.domain.reasons import Verdict
 from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Move
+
+BEHIND_SHARE_MAX = 0.5
+"""Of an iteration, by which a target may draw after its source when that stops."""
 
 
 def move_soon(ctx: EventContext) -> None:
@@ -218,7 +221,7 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     it is level with that, the source leaves out an iteration for every other one of the target.
     """
     if migration.state is MigrationState.DRAWING:
-        migration.note_source_drew()
+        migration.note_source_drew(ctx.now_s)
     if migration.state is not MigrationState.CAUGHT_UP:
         return
     request, target = migration.request, migration.copy.instance
@@ -273,12 +276,22 @@ def _compare(ctx: EventContext, migration: Migration, target: InstanceEntry) -> 
     can = _continues_in_time(ctx, migration, target, behind + 1)
     if 2 * migration.drawn < ctx.limits.migration_drawn_max:
         can = can and not _computes_prompts(target.node)
-    if can and not behind and migration.source_drew:
+    if can and not behind and _is_close_behind(ctx, migration, target):
         _hand_over(ctx, migration, target)
     elif behind > ctx.limits.migration_behind_max:
         give_up(ctx, migration)
     else:
         pause(ctx, migration, paused=can and behind > 0 and migration.paused_s is None)
+
+
+def _is_close_behind(ctx: EventContext, migration: Migration, target: InstanceEntry) -> bool:
+    """Whether the target drew what the source just did within a part of an iteration, which is what
+    the client waits for beside the next one. As iterations of both are not alike, it comes to that.
+    """
+    drew_s = migration.source_drew_s
+    if drew_s is None or 2 * migration.drawn >= ctx.limits.migration_drawn_max:
+        return drew_s is not None
+    return ctx.now_s - drew_s <= BEHIND_SHARE_MAX * batch_decode_s(target, ctx.now_s)
 
 
 def _computes_prompts(node: NodeEntry) -> bool:

@@ -23,8 +23,8 @@ class Migration:
     drawn: int = 0
     """Times that the target told of tokens that it drew while its source did so, too."""
 
-    source_drew: bool = True
-    """Its source has drawn a token since the target has told of one."""
+    source_drew_s: float | None = None
+    """When its source drew its last token; None where the target has told of one since."""
     paused_s: float | None = None
     """Since when the source is held, for the target is behind it; None while it is not."""
 
@@ -43,11 +43,11 @@ class Migration:
 
     def note_drawn(self) -> None:
         """The target has drawn what its source has drawn, too."""
-        self.drawn, self.source_drew = self.drawn + 1, False
+        self.drawn, self.source_drew_s = self.drawn + 1, None
 
-    def note_source_drew(self) -> None:
+    def note_source_drew(self, now_s: float) -> None:
         """The source has told of a token."""
-        self.source_drew = True
+        self.source_drew_s = now_s
 
     def waits_since(self, at_s: float) -> bool:
         """Whether the source has been held since then, or before."""

@@ -67,6 +67,9 @@ class Moving(Releasing):
         yield Move(requests=tuple(running), to=to)
 
 
+ITERATION_S = 0.002
+"""Of the instances, about."""
+SOON_S = ITERATION_S / 4
 B1, B2 = InstanceId("b1"), InstanceId("b2")
 
 
@@ -133,7 +136,7 @@ class TwoNodes(CellUnderTest):
         said = TokensReport(instance_id=InstanceId(on), outputs=(outputs,))
         told = of_kind(actions := self.report(link, said), DeliverTokens)
         self.counts[of] += sum(len(d.outputs.token_ids) for d in told)
-        self.now_s += 0.02
+        self.now_s += SOON_S
         return actions
 
     def moving(self) -> None:
@@ -216,6 +219,28 @@ def test_a_token_that_the_target_has_first_is_the_clients() -> None:
     assert cell.runs_on == "i2"
     cell.counts["r1"] = 5
     assert not of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_the_source_goes_on_while_the_target_draws_long_after_it() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=6))
+    cell.moving()
+    cell.yielded()
+    cell.now_s += ITERATION_S
+    assert not commands(cell.drawn(44), AbortRequest), "the client waited so long"
+    cell.yielded()
+    assert only(commands(cell.drawn(45), AbortRequest), AbortRequest).attempt == 1
+
+
+def test_a_target_that_always_draws_long_after_its_source_has_the_request_in_the_end() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=4))
+    cell.moving()
+    for token in (44, 45):
+        cell.yielded()
+        cell.now_s += ITERATION_S
+        assert not commands(cell.drawn(token), AbortRequest)
+    cell.yielded()
+    cell.now_s += ITERATION_S
+    assert only(commands(cell.drawn(46), AbortRequest), AbortRequest).attempt == 1
 
 
 def test_the_source_leaves_out_an_iteration_until_the_target_is_level_with_it() -> None:
