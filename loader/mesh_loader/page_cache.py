@@ -65,21 +65,25 @@ def read_through(path: Path, between: Callable[[], None] = lambda: None) -> None
 
 def read_ahead(path: Path) -> Callable[[], None]:
     """Begin to bring it there, beside who has mapped it and waits for its pages; nothing where it
-    is there already. Returns what ends it before the file's end. Raises OSError.
+    is there already, or cannot be read: who reads it can say what it is of. Returns what ends it
+    before the file's end.
     """
     over = threading.Event()
-    if cached_share(path) < ALL_SHARE:
-        for number in range(AHEAD_THREADS):
-            threading.Thread(
-                target=_read_every, args=(path, number, over), name="mesh-read-ahead", daemon=True
-            ).start()
+    with suppress(OSError):
+        if cached_share(path) < ALL_SHARE:
+            for number in range(AHEAD_THREADS):
+                threading.Thread(
+                    target=_read_every,
+                    args=(path, number, over),
+                    name="mesh-read-ahead",
+                    daemon=True,
+                ).start()
     return over.set
 
 
 def _read_every(path: Path, number: int, over: threading.Event) -> None:
     """The parts of the file from this one on that are this thread's."""
     buffer, begin = bytearray(AHEAD_BYTES), number * AHEAD_BYTES
-    # Who has mapped the file meets the same error, and can say what it is of.
     with suppress(OSError), path.open("rb", buffering=0) as file:
         while not over.is_set() and os.preadv(file.fileno(), [buffer], begin):
             begin += AHEAD_THREADS * AHEAD_BYTES

@@ -41,6 +41,7 @@ def test_an_empty_file_is_there_and_one_that_is_gone_is_an_error(tmp_path: Path)
         cached_share(path)
     with pytest.raises(FileNotFoundError):
         read_through(path)
+    read_ahead(path)()  # whoever wants the file will say so
 
 
 def test_reading_ahead_brings_all_of_it_and_begins_nothing_where_it_is_there(
