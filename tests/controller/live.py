@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.invocation import Accepted, Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -235,6 +235,21 @@ class FakeNode:
                 elapsed_s=0.01,
             )
         )
+
+
+def output_of(order: RequestOrder, index: int, text: str) -> TokensReport:
+    return TokensReport(
+        instance_id=InstanceId("i"),
+        outputs=(
+            RequestTokens(
+                request_id=order.request.request_id,
+                attempt=order.attempt,
+                first_index=index,
+                token_ids=(97,),
+                text=text,
+            ),
+        ),
+    )
 
 
 class LiveCell:
