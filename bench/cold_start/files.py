@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cold_start.starts import Rates
-from bench.reading.readers import DIRECT_THREADS, direct, drop_cached, memcpy_s
+from bench.reading.readers import DIRECT_THREADS, direct, memcpy_s
 from mesh.domain.errors import StorageError
-from mesh_loader.page_cache import cached_share, read_through
+from mesh_loader import page_cache
 
 TRIES = 3
 COPIED_BYTES_MAX = 1 << 30
@@ -18,14 +18,14 @@ _CACHED_SHARE_MAX = 0.1
 def bring(*paths: Path) -> None:
     """Read these files, and all files in these folders, so that the page cache has them."""
     for path in _files(paths):
-        read_through(path)
+        page_cache.read_through(path)
 
 
 def forget(*paths: Path) -> None:
     """Have the page cache forget them. Raises StorageError where it keeps a large one."""
     for path in _files(paths):
-        drop_cached(path)
-        share = cached_share(path) if path.stat().st_size > _PIECE_BYTES else 0.0
+        page_cache.forget(path)
+        share = page_cache.cached_share(path) if path.stat().st_size > _PIECE_BYTES else 0.0
         if share > _CACHED_SHARE_MAX:
             raise StorageError(
                 f"the page cache keeps {share:.0%} of {path.name} when it is to forget it",

@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.printing import errors_told, last_line, rounded, show_status, show_table
-from bench.reading.readers import LIMITS, PEERS, READERS, Reader, drop_cached, memcpy_s, write_files
+from bench.reading.readers import LIMITS, PEERS, READERS, Reader, memcpy_s, write_files
 from mesh.cli import output
 from mesh_loader.disk import require_free
+from mesh_loader.page_cache import forget
 
 SIZES_GB = (0.1, 0.5, 2.0)
 ROUNDS, QUICK_ROUNDS = 5, 2
@@ -96,7 +97,7 @@ def _measure(folder: Path, readers: dict[str, Reader], rounds: int) -> Seconds:
             show_status(f"round {number + 1} of {rounds}: {name}")
             gc.collect()
             for path in folder.iterdir():
-                drop_cached(path)
+                forget(path)
             seconds[name, COLD].append(_timed(reader, folder))
             if name not in LIMITS:
                 reader(folder)

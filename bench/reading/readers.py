@@ -43,17 +43,6 @@ def write_files(folder: Path, size_bytes: int, *, torch: bool) -> None:
         library = importlib.import_module("torch")
         library.save({k: library.from_numpy(v) for k, v in tensors.items()}, folder / TORCH)
     write_index(folder)
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def drop_cached(path: Path) -> None:
-    """Have the page cache forget a file that nobody has mapped."""
-    with path.open("rb") as file:
-        # What is still to be written would stay.
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def mesh(folder: Path) -> object:

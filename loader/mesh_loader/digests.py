@@ -36,10 +36,6 @@ Stamp = tuple[int, int, int, int, int]
 content has another."""
 
 
-def _go_on() -> None:
-    """Nobody waits meanwhile."""
-
-
 class Verify(StrEnum):
     """When an engine checks the files of a load: the first time that this process meets a file as
     it is now, with every load, or not at all."""
@@ -106,7 +102,7 @@ def damages(folder: Path) -> Iterator[Damage]:
         yield Damage(path=folder / INDEX, what="it is missing: nothing in this folder is checked")
         return
     for name in files:
-        if (damage := _damage(folder / name, files[name])) is not None:
+        if (damage := _damage(folder / name, files[name], lambda: None)) is not None:
             yield damage
 
 
@@ -119,7 +115,11 @@ class Verifier:
         self._lock = threading.Lock()
 
     def check(
-        self, folder: Path, *, without: tuple[str, ...] = (), between: Callable[[], None] = _go_on
+        self,
+        folder: Path,
+        *,
+        without: tuple[str, ...] = (),
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         """All files of a folder, or all that end in none of these; a folder whose maker wrote no
         digests passes, unless every load is checked. `between` is called between any two reads.
@@ -193,7 +193,7 @@ def _entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "chunks": list(_chunk_digests(path))}
 
 
-def _damage(path: Path, entry: object, between: Callable[[], None] = _go_on) -> Damage | None:
+def _damage(path: Path, entry: object, between: Callable[[], None]) -> Damage | None:
     if entry == _REMOVED:
         return None
     assert isinstance(entry, dict), entry
@@ -203,18 +203,17 @@ def _damage(path: Path, entry: object, between: Callable[[], None] = _go_on) -> 
         if size_bytes != expected.size_bytes:
             what = f"it has {size_bytes} bytes, {expected.size_bytes} were written"
             return Damage(path=path, what=what)
-        found = zip_longest(_chunk_digests(path, between), expected.chunks)
-        bad = next((n for n, (is_, was) in enumerate(found) if is_ != was), None)
+        for n, (found, written) in enumerate(zip_longest(_chunk_digests(path), expected.chunks)):
+            if found != written:
+                begin, end = n * CHUNK_BYTES, min((n + 1) * CHUNK_BYTES, size_bytes)
+                return Damage(path=path, what=f"bytes {begin} to {end} are not what was written")
+            between()
     except OSError as error:
         return Damage(path=path, what=f"it cannot be read: {error.strerror or error}")
-    if bad is None:
-        return None
-    begin = bad * CHUNK_BYTES
-    end = min(begin + CHUNK_BYTES, size_bytes)
-    return Damage(path=path, what=f"bytes {begin} to {end} are not what was written")
+    return None
 
 
-def _chunk_digests(path: Path, between: Callable[[], None] = _go_on) -> Iterator[str]:
+def _chunk_digests(path: Path) -> Iterator[str]:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -222,7 +221,6 @@ def _chunk_digests(path: Path, between: Callable[[], None] = _go_on) -> Iterator
             while count < CHUNK_BYTES and (more := file.readinto(buffer[count:])):
                 count += more
             yield _digest(buffer[:count])
-            between()
 
 
 def _digest(data: bytes | memoryview) -> str:

@@ -1,4 +1,4 @@
-"""What of a file lies in the kernel's page cache, and bringing it there.
+"""What of a file lies in the kernel's page cache, bringing it there, and having it go.
 
 The cache is the machine's: what it holds is nobody's memory, goes when that is wanted, and on some
 virtual machines when it was not read for a minute. Before: engines, for files that loads will map.
@@ -61,6 +61,13 @@ def read_through(path: Path, between: Callable[[], None] = lambda: None) -> None
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while file.readinto(buffer):
             between()
+
+
+def forget(path: Path) -> None:
+    """Have the cache forget it, as far as nobody has it mapped. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # what is still to be written would stay
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_ahead(path: Path) -> Callable[[], None]:

@@ -186,7 +186,7 @@ class VirtualCell:
 
         def arrive() -> None:
             told(arrival.at_s)
-            self._invoke(arrival)
+            self.invoke(arrival)
             self._arrive_next(coming, start_s, arrival.at_s, told)
 
         self.clock.call_at(start_s + arrival.at_s, arrive)
@@ -202,7 +202,8 @@ class VirtualCell:
                 f"{arrival.output_tokens} output tokens; both must be 1 or more"
             )
 
-    def _invoke(self, arrival: Arrival) -> None:
+    def invoke(self, arrival: Arrival) -> None:
+        """Now, whatever time it names."""
         self._arrived += 1
         size, content = arrival.input_tokens, arrival.content
         deployment = self._deployments[DeploymentName(arrival.deployment)]

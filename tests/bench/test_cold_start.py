@@ -11,7 +11,6 @@ from bench.cold_start.parts import parts_s
 from bench.cold_start.report import LIMITS, Measured, figures, report, targets
 from bench.cold_start.starts import PROMPT, Called, Engine, Part, Rates, Start, Tier
 from bench.gguf_files import write_random
-from bench.reading.readers import drop_cached
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -28,8 +27,8 @@ from mesh.domain.request import Request, RequestOrder, SamplingParams
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadedInstance, StepResult
 from mesh.runtime.journal import Decision
+from mesh_loader import page_cache
 from mesh_loader.gguf_import import plan_gguf
-from mesh_loader.page_cache import cached_share
 from tests.core.cells import MODEL
 from tests.loader.tiny_gguf import byte_tokenizer, write_tiny_gguf
 from tests.support.profiles import PROFILE
@@ -237,10 +236,10 @@ def test_files_come_into_the_page_cache_and_are_forgotten(tmp_path: Path) -> Non
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(16 << 20))
     bring(tmp_path)
-    assert cached_share(path) == 1.0
-    drop_cached(path)
+    assert page_cache.cached_share(path) == 1.0
+    page_cache.forget(path)
     # A look has the system read on, so that the next one finds more.
-    in_memory = cached_share(path) > 0.1
+    in_memory = page_cache.cached_share(path) > 0.1
     with pytest.raises(StorageError) if in_memory else nullcontext():
         forget(tmp_path)
     found = rates(path)

@@ -47,6 +47,17 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
         yield cell
 
 
+@pytest.fixture(scope="module")
+def chat(cell: RunningCell) -> Iterator[str]:
+    """A deployment that most tests only look at."""
+    lines = ("context_tokens_max: 256", "slo: {ttft_s: 30, tpot_s: 5}")
+    ran = cell.mesh("deploy", "-", stdin=cell.manifest("chat", *lines))
+    assert (ran.code, ran.out) == (0, ""), ran.err
+    assert ran.err.splitlines()[-1] == "chat: deployed"
+    yield "chat"
+    assert cell.mesh("delete", "chat").code == 0
+
+
 @contextmanager
 def running_cell(
     home: Path, *options: str, node_options: Sequence[str] = (), shown: Credentials | None = None

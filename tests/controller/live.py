@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.invocation import Accepted, Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -129,21 +129,21 @@ class FakeNode:
         connect: Any = NodeLinkStub(self._channel).Connect
         self.call: Any = connect(metadata=credentials().metadata)
         self._told = asyncio.Condition()
-        self._listening: asyncio.Task[None] | None = None
+        self.listening: asyncio.Task[None] | None = None
 
     async def join(self) -> "FakeNode":
         """Say hello and wait for the welcome. Raises what the controller answers instead."""
         await self.send(self.hello)
         first = await self.call.read()
         assert first.WhichOneof("command") == "welcome"
-        self._listening = asyncio.create_task(self._listen())
+        self.listening = asyncio.create_task(self._listen())
         return self
 
     async def leave(self) -> None:
         """Go without a word, as a machine that is switched off."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        if self.listening is not None:
+            self.listening.cancel()
+            await asyncio.gather(self.listening, return_exceptions=True)
         self.call.cancel()
         await self._channel.close(None)
 
@@ -235,6 +235,21 @@ class FakeNode:
                 elapsed_s=0.01,
             )
         )
+
+
+def output_of(order: RequestOrder, index: int, text: str) -> TokensReport:
+    return TokensReport(
+        instance_id=InstanceId("i"),
+        outputs=(
+            RequestTokens(
+                request_id=order.request.request_id,
+                attempt=order.attempt,
+                first_index=index,
+                token_ids=(97,),
+                text=text,
+            ),
+        ),
+    )
 
 
 class LiveCell:

@@ -20,7 +20,7 @@ from mesh.domain.errors import (
     Refused,
     Unavailable,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import (
     Accepted,
     ChatPrompt,
@@ -32,15 +32,23 @@ from mesh.domain.invocation import (
     Tokens,
     Waiting,
 )
-from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest, TokensReport
+from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.text import ChatMessage
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.channel import dial
 from mesh.wire.codec_invoke import invocation_to_wire
-from tests.controller.live import MODEL, QUICK, SPEC, WAIT_S_MAX, LiveCell, asking, live_cell
+from tests.controller.live import (
+    MODEL,
+    QUICK,
+    SPEC,
+    WAIT_S_MAX,
+    LiveCell,
+    asking,
+    live_cell,
+    output_of,
+)
 
 
 async def answer_of(cell: LiveCell, asked: Invocation) -> list[InvocationEvent]:
@@ -256,21 +264,6 @@ async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> No
         await cell.idle()
         node.held = False
         assert isinstance((await answer_of(cell, asking()))[-1], Finished)
-
-
-def output_of(order: RequestOrder, index: int, text: str) -> TokensReport:
-    return TokensReport(
-        instance_id=InstanceId("i"),
-        outputs=(
-            RequestTokens(
-                request_id=order.request.request_id,
-                attempt=order.attempt,
-                first_index=index,
-                token_ids=(97,),
-                text=text,
-            ),
-        ),
-    )
 
 
 async def test_without_a_node_a_request_is_refused_at_once(tmp_path: Path) -> None:

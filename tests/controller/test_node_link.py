@@ -237,6 +237,6 @@ async def test_a_second_hello_on_a_link_ends_it(cell: LiveCell) -> None:
     node = await cell.node()
     await node.send(HELLO)
     await cell.until(lambda: not cell.client.nodes())
-    assert node._listening is not None
+    assert node.listening is not None
     with pytest.raises(grpc.aio.AioRpcError, match="no later one"):
-        await node._listening
+        await node.listening

@@ -1,21 +1,41 @@
 """Nodes killed amid prefetches: what they leave is whole, and the cell serves on.
 
-Moments are drawn from seeds: a few here, as many as MESH_KILL_SEEDS says.
+Each is killed once its prefetch has come so far, by one of EVENTS after the other: as many times as
+MESH_KILL_SEEDS says.
 """
 
 import os
-import random
-import time
 from functools import partial
+from glob import glob
 from pathlib import Path
 
+from mesh.domain.lifecycle import InstanceState
 from mesh_loader.store import ModelStore
-from mesh_loader.upkeep import stored_damages
-from tests.e2e.live_cell import LiveCell
+from mesh_loader.upkeep import collect, stored_damages
+from tests.e2e.live_cell import LiveCell, Process
 
-SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
-PREFETCH_S = 1.2
-"""About as long as an import ahead and the load after it take."""
+KILLS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
+BEGUN, LOADS = "begun", "loads"
+EVENTS = (BEGUN, "staging/*/model/*", "models/*", LOADS)
+"""Of a prefetch, one after the other; those between are files under the store's root."""
+
+
+def has_come(cell: LiveCell, store: ModelStore, event: str, begun_before: int) -> bool:
+    if event == BEGUN:
+        return cell.client.status().prefetches.begun > begun_before
+    if event != LOADS:
+        return bool(glob(event, root_dir=store.root))
+    found = cell.deployment("chat")
+    return found is not None and any(
+        instance.phase == "pretend" or instance.state is not InstanceState.LOADING
+        for instance in found.instances
+    )
+
+
+def left(store: ModelStore) -> list[str]:
+    """What the removal of leftovers has not taken."""
+    list(collect(store, originals=False))
+    return glob("staging/*", root_dir=store.root)
 
 
 def test_a_store_is_whole_and_the_cell_serves_whatever_prefetch_is_killed(
@@ -23,23 +43,29 @@ def test_a_store_is_whole_and_the_cell_serves_whatever_prefetch_is_killed(
 ) -> None:
     home = tmp_path / "own"
     store = ModelStore(home / "store")
+
+    def start() -> Process:
+        return cell.start_node("n1", "--load-s", "0.2", home=home)
+
+    def so_far(events: tuple[str, ...], begun_before: int) -> bool:
+        """To the first of them, or a later one where that was soon over."""
+        return any(has_come(cell, store, event, begun_before) for event in events)
+
     cell.start_controller("--parked-s", "600")
-    node = cell.start_node("n1", "--load-s", "0.2", home=home)
+    node = start()
     cell.deploy("chat", tiny_model)
     cell.warm("chat")
-
-    def begun_beyond(before: int) -> bool:
-        return cell.client.status().prefetches.begun > before
-
-    for seed in range(SEEDS):
+    for number in range(KILLS + 1):
         node.kill()
         cell.wait_for("the node to be gone", lambda: not cell.client.nodes())
-        assert list(stored_damages(store)) == [], f"{seed=}"
+        # Its import is killed by the system, a moment later.
+        cell.wait_for("nothing to be left", lambda: not left(store))
+        assert list(stored_damages(store)) == [], f"before {number=}"
         for stored in store.models():
             store.remove(stored.info.model_id)
-        before = cell.client.status().prefetches.begun
-        node = cell.start_node("n1", "--load-s", "0.2", home=home)
-        cell.wait_for("a prefetch", partial(begun_beyond, before))
-        time.sleep(random.Random(seed).uniform(0.0, PREFETCH_S))
+        begun = cell.client.status().prefetches.begun
+        node = start()
+        events = EVENTS[number % len(EVENTS) :]
+        cell.wait_for(f"a prefetch, {events[0]}", partial(so_far, events, begun))
     cell.warm("chat")
     assert list(stored_damages(store)) == []

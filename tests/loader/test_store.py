@@ -168,9 +168,9 @@ def test_what_progress_raises_stops_the_import_and_leaves_nothing(
 def test_stale_staging_is_swept_by_the_next_import_but_not_a_live_one(
     store: ModelStore, root: Path, gguf: Path
 ) -> None:
-    store._create_folders()
+    (root / "locks").mkdir(parents=True)
     for name in ("0123", "removed.sha256-1", "4567"):
-        (root / "staging" / name).mkdir()
+        (root / "staging" / name).mkdir(parents=True)
         (root / "staging" / name / "part").write_bytes(b"x")
     with locks.held(root / "locks" / "4567.lock", wait_s=0, on_wait=lambda: None):
         store.import_model(f"file://{gguf}")
@@ -181,7 +181,7 @@ def test_the_wait_for_another_import_is_bounded(
     store: ModelStore, root: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "IMPORT_WAIT_S", 0.3)
-    store._create_folders()
+    (root / "locks").mkdir(parents=True)
     key = source_key(f"file://{gguf}")
     heard: list[str] = []
     with (

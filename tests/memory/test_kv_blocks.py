@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -202,14 +201,15 @@ TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
-def filled(room: CacheRoom, prompts: list[list[int]], **more: Any) -> KvBlocks:
+def filled(room: CacheRoom, *prompts: list[int]) -> Instance:
     """With the blocks of these prompts cached, in their order."""
-    pool = KvBlocks(20, Memory(), room, overflows=True, **more)
+    memory = Memory()
+    instance = Instance(memory, KvBlocks(20, memory, room, overflows=True))
     for tokens in prompts:
         request = Request(tokens, "", PrefixWalk("", SIZE))
-        Instance(pool._places, pool).compute(request, 100)  # type: ignore[arg-type]
-        pool.let_go(request.table)
-    return pool
+        instance.compute(request, 100)
+        instance.pool.let_go(request.table)
+    return instance
 
 
 def held(pool: KvBlocks, tokens: list[int]) -> list[bool]:
@@ -217,7 +217,7 @@ def held(pool: KvBlocks, tokens: list[int]) -> list[bool]:
 
 
 def test_leaves_go_before_their_parents() -> None:
-    pool = filled(CacheRoom(), [[1] * 12])
+    pool = filled(CacheRoom(), [1] * 12).pool
     for left in ([True, True, True], [True, True, False], [True, False, False], [False] * 3):
         assert held(pool, [1] * 12) == left
         if any(left):
@@ -227,13 +227,13 @@ def test_leaves_go_before_their_parents() -> None:
 def test_the_oldest_of_all_instances_goes_first_and_what_is_used_again_is_young() -> None:
     room = CacheRoom()
     room.bound(100)
-    one = filled(room, [[1] * 4, [2] * 4])
-    other = filled(room, [[3] * 4])
+    instance = filled(room, [1] * 4, [2] * 4)
+    one, other = instance.pool, filled(room, [3] * 4).pool
     one.resize(0)
     other.resize(0)
     again = Request([1] * 5, "", PrefixWalk("", SIZE))
     one.resize(1)
-    Instance(one._places, one).compute(again, 0)  # type: ignore[arg-type]
+    instance.compute(again, 0)
     one.let_go(again.table)
     one.resize(0)
     for memory_bytes, left in ((3, "123"), (2, "13"), (1, "1"), (0, "")):
@@ -257,14 +257,14 @@ def test_two_that_compute_the_same_at_once_end_up_with_one_block() -> None:
 
 
 def test_callers_with_other_salts_find_nothing() -> None:
-    pool = filled(CacheRoom(), [[1] * 12])
+    pool = filled(CacheRoom(), [1] * 12).pool
     assert PrefixWalk("", SIZE).found_tokens([1] * 12, pool) == 8
     assert PrefixWalk("other", SIZE).found_tokens([1] * 12, pool) == 0
 
 
 def test_a_load_that_begins_takes_what_cached_blocks_have() -> None:
     room = CacheRoom()
-    pool = filled(room, [[1] * 40])
+    pool = filled(room, [1] * 40).pool
     assert pool.cached == 10
     room.bound(25)
     pool.resize(1)
@@ -278,7 +278,8 @@ def test_a_load_that_begins_takes_what_cached_blocks_have() -> None:
 def test_a_load_may_take_memory_while_another_thread_computes() -> None:
     """As a node's: its loads begin beside the iterations of others."""
     room = CacheRoom(100, threading.RLock())
-    pool = filled(room, [])
+    instance = filled(room)
+    pool = instance.pool
     over = threading.Event()
     failures: list[BaseException] = []
 
@@ -286,7 +287,7 @@ def test_a_load_may_take_memory_while_another_thread_computes() -> None:
         try:
             for n in range(400):
                 request = Request([n % 7] * 30, "", PrefixWalk("", SIZE))
-                Instance(pool._places, pool).compute(request, 30)  # type: ignore[arg-type]
+                instance.compute(request, 30)
                 pool.let_go(request.table)
                 pool.tell()
         except BaseException as error:

@@ -29,7 +29,7 @@ LONG = Arrival(0.0, "chat-1", 200, 900)
 def cell(tmp_path: Path) -> VirtualCell:
     """One that has an instance with a request on it."""
     cell = VirtualCell(plan(scenario(tmp_path)))
-    cell._invoke(LONG)
+    cell.invoke(LONG)
     while not any(node.engine.has_requests() for node in cell.nodes):
         cell.clock.step()
     cell.clock.run_until(cell.clock.now_s() + 2.0)
@@ -152,7 +152,7 @@ def test_a_request_that_is_queued_for_too_long_is_found(tmp_path: Path) -> None:
     made = plan(scenario(tmp_path))
     slow = tuple(replace(node, costs=NodeCosts(load_s=20.0)) for node in made.nodes)
     cell = VirtualCell(replace(made, nodes=slow))
-    cell._invoke(LONG)
+    cell.invoke(LONG)
     cell.clock.run_until(cell.clock.now_s() + 0.1)
     (queued,) = (held for d in cell.core.cell.deployments.values() for held in d.queue)
     CellChecks().attach(cell)

@@ -296,14 +296,14 @@ async def test_stopping_while_the_controller_keeps_silent_is_prompt() -> None:
 
 async def test_a_failing_agent_ends_the_link_with_its_error() -> None:
     """A command that the agent chokes on is a fault of ours: it must not be retried silently."""
-    controller = Controller(take)
-    async with controller.serving():
-        ends = Ends(controller.address)
 
-        def choke(command: NodeCommand) -> None:
+    class Choking(Ends):
+        def _on_command(self, command: NodeCommand) -> None:
             raise RuntimeError("choked")
 
-        ends.link._on_command = choke
+    controller = Controller(take)
+    async with controller.serving():
+        ends = Choking(controller.address)
         with pytest.raises(RuntimeError, match="choked"):
             await asyncio.wait_for(ends.running, 5)
     assert len(ends.closed) == 1

@@ -147,7 +147,7 @@ class OpenVinoEngine:
         self._pages = PageKeeper(
             page_cache_bytes,
             check=self._compiler.check_prepared,
-            rests=self._rests,
+            rests=self.rests,
             loaded=lambda: tuple(self._prepared.values()),
         )
 
@@ -296,6 +296,11 @@ class OpenVinoEngine:
         """Wait until no blob is being made; whether that is so within `timeout_s`."""
         return self._blob_maker.wait(timeout_s)
 
+    def rests(self) -> bool:
+        """Whether nothing is loaded or computed, nor was a moment ago."""
+        loads = self._loads_begun != self._loads_ended
+        return not (loads or self._computing) and time.perf_counter() - self._worked_s >= REST_S
+
     def close(self) -> None:
         self._pages.close()
         self._blob_maker.close()
@@ -309,11 +314,6 @@ class OpenVinoEngine:
             yield
         finally:
             self._computing, self._worked_s = False, time.perf_counter()
-
-    def _rests(self) -> bool:
-        """Whether nothing is loaded or computed, nor was a moment ago."""
-        loads = self._loads_begun != self._loads_ended
-        return not (loads or self._computing) and time.perf_counter() - self._worked_s >= REST_S
 
     def _beside_kv_bytes(self) -> int:
         held_bytes = sum(books.kv_held_bytes for books in self.memory())

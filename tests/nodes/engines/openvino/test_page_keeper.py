@@ -158,26 +158,26 @@ def test_the_engine_rests_between_its_calls_and_a_while_after_them(
     engine: OpenVinoEngine, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "REST_S", 0.0)
-    assert engine._rests()
+    assert engine.rests()
     amid: list[bool] = []
 
     def note(phase: str, share: float) -> None:
-        amid.append(phase != "loaded" and engine._rests())
+        amid.append(phase != "loaded" and engine.rests())
 
     load(engine, tiny.info, tiny.path, progress=note)
     step = Instance.step
 
     def watched(instance: Instance, tokens: int) -> StepResult:
-        amid.append(engine._rests())
+        amid.append(engine.rests())
         return step(instance, tokens)
 
     monkeypatch.setattr(Instance, "step", watched)
     run(engine, request("r", range(10, 20)))
     assert amid
     assert not any(amid)
-    assert engine._rests()
+    assert engine.rests()
     monkeypatch.setattr(engine_module, "REST_S", 1e9)
-    assert not engine._rests()
+    assert not engine.rests()
 
 
 def test_a_model_whose_weights_are_kept_is_told_of_and_loaded_so(

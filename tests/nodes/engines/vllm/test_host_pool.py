@@ -5,9 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -47,7 +45,8 @@ class Keys:
         """By a process that has filled it and ended."""
         where, process = self.take(name, chunks)
         assert where is not None
-        os.pwrite(self.pool.descriptor, name.encode() * 8, where.offset)
+        content = name.encode() * (where.size_bytes - len(WHOLE))
+        os.pwrite(self.pool.descriptor, content, where.offset)
         mark_whole(self.pool, where)
         process.alive = False
         return where
@@ -128,7 +127,7 @@ def test_the_one_used_the_longest_ago_goes_first_and_what_is_held_never(keys: Ke
 def test_nothing_goes_where_the_host_has_too_little_whatever_goes(model: StoredModel) -> None:
     pool = HostPool(
         bytes_max=1 << 50,
-        available_bytes=lambda: 4 * CHUNK_BYTES - sum(has_bytes(pool) for pool in made),
+        available_bytes=lambda: 4 * CHUNK_BYTES - sum(file_bytes(pool) for pool in made),
     )
     made, keys = [pool], Keys(model, pool)
     keys.left("a", 2)
@@ -138,10 +137,6 @@ def test_nothing_goes_where_the_host_has_too_little_whatever_goes(model: StoredM
     assert keys.take("c", 2)[0] is not None
     assert keys.names() == "b"
     pool.close()
-
-
-def has_bytes(pool: HostPool) -> int:
-    return sum(entry.size_bytes for entry in pool._entries.values())
 
 
 def test_what_is_promised_and_not_filled_yet_is_nobody_elses(model: StoredModel) -> None:
@@ -193,12 +188,11 @@ def test_what_is_refused_is_for_those_who_sleep_alone(keys: Keys) -> None:
     assert keys.pool.hold(keys.key("a"), holder)
     keys.pool.refuse(keys.key("a"))
     assert keys.names() == ""
-    assert keys.take("a")[0] == replace(where, whole=True)
+    held, other = keys.take("a")
+    assert held == replace(where, whole=True)
     holder.alive = False
     assert keys.pool.used_bytes == CHUNK_BYTES, "the other's"
-    for entry in keys.pool._entries.values():
-        for process, _ in entry.holders.values():
-            cast(Process, process).alive = False
+    other.alive = False
     assert keys.pool.used_bytes == 0
     keys.left("a")
     assert keys.names() == ""
@@ -208,7 +202,9 @@ def test_books_and_memory_agree_in_random_walks(keys: Keys) -> None:
     """No two ranges overlap, the bound holds, and what is listed has its content."""
     draw = random.Random(5)
     living: list[Process] = []
-    ranges: dict[str, Range] = {}
+    ranges: dict[str, tuple[Range, Process]] = {}
+    """The last that was given to be filled, and to whom."""
+    end = 0
     for _ in range(600):
         name = draw.choice("abcdefgh")
         match draw.randrange(4):
@@ -216,11 +212,13 @@ def test_books_and_memory_agree_in_random_walks(keys: Keys) -> None:
                 where, process = keys.take(name, draw.randint(1, 5))
                 living.append(process)
                 if where is not None and not where.whole:
+                    assert where.offset >= end
+                    end = where.offset + where.size_bytes
                     os.pwrite(keys.pool.descriptor, name.encode() * 8, where.offset)
-                    ranges[name] = where
+                    ranges[name] = where, process
             case 1:
-                if entry := keys.pool._entries.get(keys.key(name)):
-                    mark_whole(keys.pool, entry.range)
+                if name in ranges and ranges[name][1].alive:
+                    mark_whole(keys.pool, ranges[name][0])
             case 2:
                 if living:
                     living.pop(draw.randrange(len(living))).alive = False
@@ -231,9 +229,7 @@ def test_books_and_memory_agree_in_random_walks(keys: Keys) -> None:
         used_bytes = keys.pool.used_bytes
         assert file_bytes(keys.pool) <= used_bytes <= CHUNKS * CHUNK_BYTES
         for found in keys.names():
-            assert keys.content(ranges[found]) == found.encode() * 8
-        spans = sorted((e.range.offset, e.range.size_bytes) for e in keys.pool._entries.values())
-        assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+            assert keys.content(ranges[found][0]) == found.encode() * 8
     for process in living:
         process.alive = False
     assert keys.pool.held_bytes() == 0

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import TornModel
 from mesh.domain.ids import InstanceId
+from mesh_loader.page_cache import forget
 from mesh_nodes.engines.vllm import VllmEngine
 from tests.contract.driving import Driver, greedy, no_progress
 from tests.contract.engine_contract import StoredModel
@@ -51,9 +52,7 @@ def test_shards_that_no_cache_holds_load_like_one_file(
 ) -> None:
     split(stored.path)
     for path in stored.path.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(path)
     assert tokens(engine, stored, "shards") == tokens(engine, model, "one")
 
 

@@ -1,0 +1,144 @@
+"""Deployments by the command line against a real cell: made, changed, scaled, moved, taken away."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import RunningCell
+from tests.support.waiting import until
+
+
+def test_scale_changes_only_what_is_given(cell: RunningCell, chat: str) -> None:
+    ran = cell.mesh("scale", "chat", "--max", "2", "--keep-alive", "0.5")
+    assert (ran.code, ran.err) == (0, "chat: scaled\n")
+    (deployment,) = json.loads(cell.mesh("get", "-o", "json").out)
+    assert deployment["spec"]["scaling"] == {
+        "replicas_min": 0,
+        "replicas_max": 2,
+        "keep_alive_s": 0.5,
+    }
+    ran = cell.mesh("scale", "chat", "--min", "3")
+    assert ran.code == 2
+    assert "replicas_max" in ran.error_lines[0]
+
+
+def test_deploy_waits_for_its_instances_and_delete_takes_them_away(cell: RunningCell) -> None:
+    manifest = cell.manifest("warm", "scaling: {replicas_min: 1}")
+    ran = cell.mesh("deploy", "-", "--wait", "--timeout", "30", stdin=manifest)
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines()[-1] == "warm: ready"
+    assert cell.mesh("deploy", "-", "--dry-run", stdin=manifest).out == "warm: unchanged\n"
+    (instance,) = json.loads(cell.mesh("get", "warm", "-o", "json").out)["instances"]
+    assert instance["state"] == "ready"
+    assert instance["instance_id"] in cell.mesh("describe", "warm").out
+    status = json.loads(cell.mesh("status", "-o", "json").out)
+    assert instance["instance_id"] in [one["instance_id"] for one in status["by_instance"]]
+    header, *rows = cell.mesh("status").out.partition("\n\n")[2].splitlines()
+    assert header.split()[:2] == ["INSTANCE", "NODE"]
+    assert [instance["instance_id"], "cpu0", "ready"] in [row.split()[:3] for row in rows]
+    assert cell.mesh("wait", "warm", "--for", "loaded", "--timeout", "5").err == "warm: loaded\n"
+    assert cell.mesh("delete", "warm").err == "warm: deleted\n"
+    assert cell.mesh("wait", "warm", "--for", "gone", "--timeout", "5").err == "warm: gone\n"
+    assert cell.mesh("wait", "warm").code == cell.mesh("get", "warm").code == 1
+
+
+def test_a_dry_run_says_what_would_happen_and_does_nothing(cell: RunningCell, chat: str) -> None:
+    new = cell.manifest("newcomer")
+    ran = cell.mesh("deploy", "-", "--dry-run", stdin=new)
+    assert (ran.code, ran.out) == (0, "newcomer: new\n")
+    assert cell.mesh("get", "newcomer").code == 1
+    changed = cell.manifest(chat, "slo: {ttft_s: 0.5}", "devices: [cpu]")
+    ran = cell.mesh("deploy", "-", "--dry-run", stdin=changed + b"---\n" + new)
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == "newcomer: new"
+    assert f"{chat}: a new revision takes over once it is loaded\n" in ran.out
+    assert "  slo.ttft_s: " in ran.out
+    assert cell.mesh("deploy", "-", "--wait", "--dry-run", stdin=new).code == 2
+
+
+def test_a_rollout_is_shown_and_undone(cell: RunningCell) -> None:
+    assert cell.mesh("deploy", "-", stdin=cell.manifest("changing")).code == 0
+    assert cell.mesh("rollout", "undo", "changing").code == 1
+    slower = cell.manifest("changing", "slo: {ttft_s: 9}")
+    ran = cell.mesh("deploy", "-", stdin=slower)
+    assert ran.err.splitlines()[-1] == "changing: revision 2 serves"
+    header, *rows = cell.mesh("rollout", "status", "changing").out.splitlines()
+    assert header.split() == ["REVISION", "STATE", "READY", "REQUESTS", "SOURCE", "MESSAGE"]
+    assert [row.split()[:2] for row in rows] == [["1", "past"], ["2", "serving"]]
+    assert cell.mesh("rollout", "undo", "changing").err == "changing: revision 3 serves\n"
+    shown = json.loads(cell.mesh("rollout", "status", "changing", "-o", "json").out)
+    assert [one["spec"]["slo"]["ttft_s"] for one in shown] == [2.0, 9.0, 2.0]
+    assert cell.mesh("delete", "changing").code == 0
+
+
+def test_several_deployments_are_all_tried_and_one_failure_fails_the_command(
+    cell: RunningCell, tmp_path: Path
+) -> None:
+    missing = cell.manifest("broken").replace(b"/tiny", b"/nowhere")
+    (tmp_path / "a.yaml").write_bytes(missing + b"---\n" + cell.manifest("good"))
+    (tmp_path / "b.yaml").write_bytes(cell.manifest("fine"))
+    ran = cell.mesh("deploy", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    assert ran.code == 1
+    assert ran.err.count("error: ") == ran.err.count("hint: ") == 1
+    assert "nowhere" in ran.err
+    assert {"good: deployed", "fine: deployed"} <= set(ran.err.splitlines())
+    ran = cell.mesh("delete", "good", "broken", "fine")
+    assert ran.code == 1
+    assert ran.err.count("error: ") == 1
+    assert {"good: deleted", "fine: deleted"} <= set(ran.err.splitlines())
+
+
+def test_a_mistake_in_the_last_file_deploys_nothing(cell: RunningCell, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(cell.manifest("early"))
+    (tmp_path / "b.yaml").write_bytes(cell.manifest("late", "slo: {ttft: 2}"))
+    ran = cell.mesh("deploy", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    assert ran.code == 2
+    assert "b.yaml:6: spec.slo.ttft: unknown field" in ran.error_lines[0]
+    assert cell.mesh("get", "early").code == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [("ftp://x/y", "ftp"), ("file:///nowhere/at/all", "nowhere"), ("pkg://no-such!/x", "no-such")],
+)
+def test_a_bad_source_is_two_lines_for_deploy_and_for_pull(
+    source: str, error: str, cell: RunningCell
+) -> None:
+    manifest = cell.manifest("odd").replace(f"file://{cell.model}".encode(), source.encode())
+    ran = cell.mesh("deploy", "-", stdin=manifest)
+    assert ran.code in (1, 2)
+    failure = [line for line in ran.err.splitlines() if not line.startswith("odd: ")]
+    assert len(failure) == 2, ran.err
+    assert error in failure[0]
+    pulled = cell.mesh("pull", source)
+    assert pulled.code == ran.code
+    assert error in pulled.err
+
+
+def test_a_drained_node_takes_nothing_new_until_that_is_undone(
+    cell: RunningCell, chat: str
+) -> None:
+    ran = cell.mesh("drain", "cpu0", "--wait", "--timeout", "30")
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines()[-1] == "cpu0: empty"
+    (node,) = json.loads(cell.mesh("nodes", "-o", "json").out)
+    assert (node["state"], node["instances"]) == ("draining", [])
+    assert cell.mesh("drain", "cpu0", "--undo").err == "cpu0: takes work again\n"
+    assert cell.mesh("invoke", "chat", "hi", "--max-tokens", "1").code == 0
+    assert cell.mesh("drain", "nobody").code == 1
+
+
+def test_load_and_unload_come_before_and_after_calls(cell: RunningCell, chat: str) -> None:
+    def states() -> list[str]:
+        (found,) = json.loads(cell.mesh("get", "-o", "json").out)
+        return [instance["state"] for instance in found["instances"]]
+
+    cell.mesh("unload", chat)
+    until(lambda: states() == [], 20.0)
+    ran = cell.mesh("load", chat)
+    assert (ran.code, ran.err) == (0, f"{chat}: loading, or loaded\n")
+    until(lambda: states() in (["ready"], ["parked"]), 20.0)
+    assert cell.mesh("unload", chat).code == 0
+    until(lambda: states() == [], 20.0)
+    assert cell.mesh("load", "none").code == 1
