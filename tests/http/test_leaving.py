@@ -10,7 +10,7 @@ import pytest
 from mesh.controller.gateway import GatewayLimits
 from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.http.exchange import END_S_MAX
-from tests.controller.test_gateway import output_of
+from tests.controller.live import output_of
 from tests.http.edge import Edge, edge, raw, read_all
 
 LEAVING = 200
