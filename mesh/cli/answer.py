@@ -80,7 +80,7 @@ class Answer:
             "text": self.text,
             "token_ids": self.token_ids,
             **({"logprobs": told} if told else {}),
-            "finish_reason": str(finished.reason),
+            "finish_reason": finished.reason.value,
             "prompt_tokens": finished.prompt_tokens,
             "cached_prompt_tokens": finished.cached_prompt_tokens,
             "output_tokens": finished.output_tokens,

@@ -24,7 +24,7 @@ def plain(value: object) -> Plain:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
@@ -43,5 +43,5 @@ def plain_fields(value: object) -> dict[str, Plain]:
 
 def _field(name: str, value: object) -> Plain:
     if name in _PAIRS and isinstance(value, tuple):
-        return {str(key): plain(item) for key, item in value}
+        return plain(dict(value))
     return plain(value)

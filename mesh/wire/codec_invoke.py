@@ -25,7 +25,7 @@ from mesh.wire.codec_request import (
     logprobs_from_wire,
     logprobs_to_wire,
 )
-from mesh.wire.malformed import member, nothing_known
+from mesh.wire.malformed import nothing_known, shown
 
 _OPTIONAL: tuple[Any, ...] = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
@@ -185,7 +185,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
         case "finished":
             finished = message.finished
             return Finished(
-                reason=member(FinishReason, finished.reason, finished, "reason"),
+                reason=shown(FinishReason, finished.reason, finished, "reason"),
                 prompt_tokens=finished.prompt_tokens,
                 output_tokens=finished.output_tokens,
                 ttft_s=finished.ttft_s,

@@ -1,7 +1,8 @@
 """Models and deployments: protobuf messages to domain values and back.
 
-Every `…_from_wire` raises InvalidInput for a message that cannot be meant; every `…_to_wire` raises
-ValueError for a value outside the message's range (a lone surrogate, a number too large).
+Every `…_from_wire` raises InvalidInput for a message that cannot be meant, and reads its words as
+it is told to; every `…_to_wire` raises ValueError for a value outside the message's range (a lone
+surrogate, a number too large).
 """
 
 from google.protobuf.message import Message
@@ -23,7 +24,7 @@ from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
 from mesh.v1 import model_pb2 as pb
 from mesh.v1 import profile_pb2
-from mesh.wire.malformed import at_least_one, identifier, member, require
+from mesh.wire.malformed import Words, at_least_one, identifier, member, require
 
 
 def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
@@ -49,11 +50,11 @@ def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
     )
 
 
-def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
+def model_from_wire(message: pb.ModelInfo, words: Words = member) -> ModelInfo:
     return ModelInfo(
         model_id=ModelId(identifier(message.model_id, message, "model_id")),
         source=message.source,
-        format=member(ModelFormat, message.format, message, "format"),
+        format=words(ModelFormat, message.format, message, "format"),
         architecture=message.architecture,
         context_tokens_max=at_least_one(message.context_tokens_max, message, "context_tokens_max"),
         vocabulary_tokens=message.vocabulary_tokens,
@@ -65,8 +66,8 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
         parameters=message.parameters,
         disk_bytes=message.disk_bytes,
         stop_token_ids=tuple(message.stop_token_ids),
-        weights=weights_from_wire(message.weights, message),
-        precision=_precision_from_wire(message.precision, message),
+        weights=weights_from_wire(message.weights, message, words),
+        precision=_precision_from_wire(message.precision, message, words),
         quantisation=message.quantisation,
         mixture=mixture_from_wire(message),
     )
@@ -89,17 +90,17 @@ def mixture_from_wire(of: pb.ModelInfo | profile_pb2.Profile) -> Mixture | None:
     return Mixture(experts=message.experts, chosen=chosen, parameters=message.parameters)
 
 
-def weights_from_wire(text: str, message: Message) -> WeightPrecision | None:
+def weights_from_wire(text: str, message: Message, words: Words = member) -> WeightPrecision | None:
     """Those who say nothing of weights leave it to nodes."""
-    return member(WeightPrecision, text, message, "weights") if text else None
+    return words(WeightPrecision, text, message, "weights") if text else None
 
 
-def _tool_format_from_wire(text: str, message: Message) -> ToolFormat | None:
-    return member(ToolFormat, text, message, "tool_format") if text else None
+def _tool_format_from_wire(text: str, message: Message, words: Words) -> ToolFormat | None:
+    return words(ToolFormat, text, message, "tool_format") if text else None
 
 
-def _precision_from_wire(text: str, message: Message) -> ComputePrecision | None:
-    return member(ComputePrecision, text, message, "precision") if text else None
+def _precision_from_wire(text: str, message: Message, words: Words) -> ComputePrecision | None:
+    return words(ComputePrecision, text, message, "precision") if text else None
 
 
 def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
@@ -166,13 +167,13 @@ def slo_to_wire(slo: Slo) -> pb.Slo:
     )
 
 
-def slo_from_wire(message: pb.Slo) -> Slo:
+def slo_from_wire(message: pb.Slo, words: Words = member) -> Slo:
     """Checked here already: everybody divides by its fields."""
     slo = Slo(
         ttft_s=message.ttft_s,
         ttft_tokens_per_s=message.ttft_tokens_per_s,
         tpot_s=message.tpot_s,
-        cold_start=member(ColdStart, message.cold_start or ColdStart.LATE, message, "cold_start"),
+        cold_start=words(ColdStart, message.cold_start or ColdStart.LATE, message, "cold_start"),
     )
     check_slo(slo)
     return slo
@@ -199,7 +200,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
     )
 
 
-def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
+def spec_from_wire(message: pb.DeploymentSpec, words: Words = member) -> DeploymentSpec:
     """The spec as it was written; `mesh.domain.checks` says whether it can be deployed."""
     require(message, "slo", "scaling")
     given = message.HasField("context_tokens_max")
@@ -207,17 +208,17 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         name=DeploymentName(message.name),
         source=message.source,
         context_tokens_max=message.context_tokens_max if given else None,
-        slo=slo_from_wire(message.slo),
+        slo=slo_from_wire(message.slo, words),
         scaling=Scaling(
             replicas_min=message.scaling.replicas_min,
             replicas_max=message.scaling.replicas_max,
             keep_alive_s=message.scaling.keep_alive_s,
         ),
-        devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
+        devices=tuple(words(DeviceKind, d, message, "devices") for d in message.devices),
         tensor_parallel=message.tensor_parallel or 1,
-        weights=weights_from_wire(message.weights, message),
-        precision=_precision_from_wire(message.precision, message),
+        weights=weights_from_wire(message.weights, message, words),
+        precision=_precision_from_wire(message.precision, message, words),
         tenant=message.tenant,
         prefix_cache=message.prefix_cache or not message.HasField("prefix_cache"),
-        tool_format=_tool_format_from_wire(message.tool_format, message),
+        tool_format=_tool_format_from_wire(message.tool_format, message, words),
     )

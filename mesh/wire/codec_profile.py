@@ -16,7 +16,7 @@ from mesh.domain.profile import Grid, Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.v1 import profile_pb2 as pb
 from mesh.wire.codec_model import mixture_from_wire, mixture_to_wire
-from mesh.wire.malformed import identifier, member, require
+from mesh.wire.malformed import Words, identifier, member, require
 
 SIZES_MAX = 64
 """Rows, and columns, of a grid: sizes of powers of two never come to as many."""
@@ -40,11 +40,11 @@ def profile_to_wire(profile: Profile) -> pb.Profile:
     )
 
 
-def profile_from_wire(message: pb.Profile) -> Profile:
+def profile_from_wire(message: pb.Profile, words: Words = member) -> Profile:
     require(message, "prefill", "decode")
     return Profile(
         model_id=ModelId(identifier(message.model_id, message, "model_id")),
-        device=member(DeviceKind, message.device, message, "device"),
+        device=words(DeviceKind, message.device, message, "device"),
         fingerprint=message.fingerprint,
         hardware=message.hardware,
         cores=message.cores,

@@ -1,4 +1,8 @@
-"""Pictures of the cell for operators: deployments, nodes, instances, status, events."""
+"""Pictures of the cell for operators: deployments, nodes, instances, status, events.
+
+Nobody decides by them: a word that only the controller's version knows is `shown`, and costs
+nothing of what stands beside it.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -43,7 +47,7 @@ from mesh.wire.codec_profile import (
     stalls_from_wire,
     stalls_to_wire,
 )
-from mesh.wire.malformed import member, require
+from mesh.wire.malformed import require, shown
 
 
 def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
@@ -83,7 +87,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         instance_id=InstanceId(message.instance_id),
         deployment=DeploymentName(message.deployment),
         node_id=NodeId(message.node_id),
-        state=member(InstanceState, message.state, message, "state"),
+        state=shown(InstanceState, message.state, message, "state"),
         batch=message.batch,
         batch_max=message.batch_max,
         kv_blocks=message.kv_blocks,
@@ -105,7 +109,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         ),
         stalls=stalls_from_wire(message.stalls),
         profile=message.profile,
-        tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
+        tier=shown(LoadTier, message.tier, message, "tier") if message.tier else None,
         load_expected_s=message.load_expected_s,
         load_planned_s=message.load_planned_s,
     )
@@ -157,9 +161,9 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
 def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
     require(message, "spec")
     return DeploymentSnapshot(
-        spec=spec_from_wire(message.spec),
-        model=model_from_wire(message.model) if message.HasField("model") else None,
-        state=member(DeploymentState, message.state, message, "state"),
+        spec=spec_from_wire(message.spec, shown),
+        model=model_from_wire(message.model, shown) if message.HasField("model") else None,
+        state=shown(DeploymentState, message.state, message, "state"),
         context_tokens_max=message.context_tokens_max,
         queued=message.queued,
         running=message.running,
@@ -192,8 +196,8 @@ def _revision_from_wire(message: pb.Revision) -> RevisionView:
     require(message, "spec")
     return RevisionView(
         number=message.number,
-        state=member(RevisionState, message.state, message, "state"),
-        spec=spec_from_wire(message.spec),
+        state=shown(RevisionState, message.state, message, "state"),
+        spec=spec_from_wire(message.spec, shown),
         message=message.message,
         ready=message.instances_ready,
         wanted=message.instances_wanted,
@@ -243,8 +247,8 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
 def node_from_wire(message: pb.Node) -> NodeSnapshot:
     return NodeSnapshot(
         node_id=NodeId(message.node_id),
-        state=member(NodeState, message.state, message, "state"),
-        device=member(DeviceKind, message.device, message, "device"),
+        state=shown(NodeState, message.state, message, "state"),
+        device=shown(DeviceKind, message.device, message, "device"),
         hardware=message.hardware,
         cores=message.cores,
         engine=message.engine,
@@ -279,7 +283,7 @@ def _load_times_to_wire(times: LoadTimesView) -> pb.LoadTimes:
 
 def _load_times_from_wire(message: pb.LoadTimes) -> LoadTimesView:
     return LoadTimesView(
-        tier=member(LoadTier, message.tier, message, "tier"),
+        tier=shown(LoadTier, message.tier, message, "tier"),
         fixed_s=message.fixed_s,
         bytes_per_s=message.bytes_per_s,
         loads=message.loads,
@@ -294,7 +298,7 @@ def profile_view_to_wire(view: ProfileView) -> pb.KnownProfile:
 def profile_view_from_wire(message: pb.KnownProfile) -> ProfileView:
     require(message, "profile")
     return ProfileView(
-        profile=profile_from_wire(message.profile),
+        profile=profile_from_wire(message.profile, shown),
         nodes=tuple(NodeId(node) for node in message.nodes),
     )
 
@@ -334,7 +338,7 @@ def status_from_wire(message: pb.Status) -> CellStatus:
         running=message.running,
         served=message.served,
         refused=tuple(
-            (member(RefusalReason, reason, message, "refused"), count)
+            (shown(RefusalReason, reason, message, "refused"), count)
             for reason, count in sorted(message.refused.items())
         ),
         state_path=message.state_path,
@@ -399,7 +403,7 @@ def open_request_from_wire(message: pb.OpenRequest) -> RequestSnapshot:
     return RequestSnapshot(
         request_id=RequestId(message.request_id),
         deployment=DeploymentName(message.deployment),
-        phase=member(RequestPhase, message.phase, message, "phase"),
+        phase=shown(RequestPhase, message.phase, message, "phase"),
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         output_tokens_max=message.output_tokens_max,

@@ -1,13 +1,14 @@
 """What is wrong with a message that cannot be meant, said as InvalidInput.
 
 The codecs use these checks on everything that comes off the wire. Bytes that are no message at all
-become a `Malformed` in place of one, so that the call's handler can answer for them.
+become a `Malformed` in place of one, so that the call's handler can answer for them. A word that
+only a later version knows is wrong where something is done about it, and else shown as it is.
 """
 
 import math
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -18,6 +19,8 @@ M = TypeVar("M", bound=Message)
 
 NAME_CHARS_MAX = 255
 """Ids on the wire are no longer than this; mesh itself makes much shorter ones."""
+UNKNOWN_MARK = "?"
+"""After a word that this version does not know."""
 
 
 class Malformed:
@@ -57,6 +60,23 @@ def member(kind: type[E], text: str, message: Message, field: str) -> E:
             hint="both ends of the wire should run the same version of mesh",
         )
     return found
+
+
+def shown(kind: type[E], text: str, message: Message, field: str) -> E:
+    """The enum's member; for a word of another version's one that is equal to none, whose value is
+    the word and whose text has UNKNOWN_MARK after it. Raises InvalidInput for a text that is none.
+    """
+    found = known(kind, text)
+    if found is None:
+        found = str.__new__(kind, identifier(text, message, field) + UNKNOWN_MARK)
+        found._name_ = found._value_ = text
+    return found
+
+
+class Words(Protocol):
+    """How a codec reads words: as `member` where something is done about them, else as `shown`."""
+
+    def __call__(self, kind: type[E], text: str, message: Message, field: str) -> E: ...
 
 
 def require(message: Message, *fields: str) -> None:

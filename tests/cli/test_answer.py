@@ -12,6 +12,8 @@ from mesh.domain.errors import Cancelled, EngineError, Refused
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.v1 import inference_pb2
+from mesh.wire.malformed import shown
 
 ACCEPTED = Accepted(
     request_id=RequestId("r1-7"), prompt_tokens=12, ttft_limit_s=2.0, tpot_limit_s=0.25
@@ -82,6 +84,13 @@ def test_what_was_told_to_be_late_may_be_with_its_first_token_only(
 def test_scripts_learn_which_node_computed_the_answer() -> None:
     assert answered(replace(finished(), node_id=NodeId("cpu0"))).plain()["node_id"] == "cpu0"
     assert answered(finished()).plain()["node_id"] is None
+
+
+def test_an_end_that_only_the_controller_knows_is_told_in_its_word() -> None:
+    reason = shown(FinishReason, "bored", inference_pb2.Finished(), "reason")
+    answer = answered(finished(reason=reason))
+    assert answer.plain()["finish_reason"] == "bored"
+    assert "4 output tokens, bored?;" in answer.stats()
 
 
 def test_the_stats_line_compares_both_numbers_with_their_limits() -> None:

@@ -5,6 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mesh.cli import memory_tables, output, tables
+from mesh.cli.output import Format
+from mesh.v1 import control_pb2
+from mesh.wire.codec_model import spec_to_wire
+from mesh.wire.codec_views import deployment_from_wire
 from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY
 
 
@@ -38,6 +42,29 @@ def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
         "chat-small-2  cpu1  loading      0         32    0.50           -  -     compile 25%\n"
         "code-1        cpu0  parked       0         32    1.46        1.25  host  -\n"
     )
+
+
+def test_words_that_only_the_controller_knows_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = control_pb2.Deployment(
+        state="dreaming",
+        spec=spec_to_wire(replace(CHAT_SMALL.spec, devices=())),
+        instances=[control_pb2.Instance(instance_id="i1", state="frozen", tier="tape")],
+    )
+    there.spec.devices.append("npu")
+    there.spec.weights = "i2"
+    found = deployment_from_wire(there)
+    output.table(tables.DEPLOYMENTS[:3], [found])
+    output.table(tables.INSTANCES[2::5], found.instances)
+    assert capsys.readouterr().out == (
+        "NAME        STATE      READY\nchat-small  dreaming?      0\n"
+        "STATE    FROM\nfrozen?  tape?\n"
+    )
+    said = dict(tables.deployment_fields(found))
+    assert (said["state"], said["devices"], said["weights"]) == ("dreaming?", "npu?", "i2?")
+    output.structured(found, Format.JSON)
+    assert "?" not in capsys.readouterr().out
 
 
 def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:

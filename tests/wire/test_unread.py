@@ -1,12 +1,17 @@
 """Words of a later version: what they are said of has failed or is left out, and the rest holds."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.cli.plain import plain, plain_fields
 from mesh.domain.errors import InvalidInput
+from mesh.domain.invocation import Finished
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
     ImportDone,
     ImportFailed,
@@ -24,14 +29,32 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import LoadRate, LoadTier
-from mesh.v1 import model_pb2
+from mesh.domain.views import (
+    CellStatus,
+    DeploymentSnapshot,
+    NodeSnapshot,
+    ProfileView,
+    RequestSnapshot,
+)
+from mesh.v1 import control_pb2, inference_pb2, model_pb2
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_command import command_from_wire, command_to_wire
+from mesh.wire.codec_invoke import event_from_wire
 from mesh.wire.codec_node import report_from_wire, report_to_wire
+from mesh.wire.codec_views import instance_from_wire, status_from_wire, status_to_wire
 from mesh.wire.unread import refused, report_read
 from tests.wire.strategies import values
+from tests.wire.test_codec import CODECS
 
 HINT = "both ends of the wire should run the same version of mesh"
+
+WORDS = frozenset(
+    (
+        *("cold_start", "device", "devices", "format", "phase"),
+        *("precision", "state", "tier", "tool_format", "weights"),
+    )
+)
+"""Fields of views that hold one, or several."""
 
 
 def answer(command: NodeCommand, change: Callable[[pb.NodeCommand], None]) -> NodeReport | None:
@@ -133,3 +156,59 @@ def test_what_is_held_or_loaded_from_an_unknown_tier_is_left_out_or_from_disk() 
         told = report_from_wire(pb.NodeReport(instance_loaded=loaded))
         assert isinstance(told, InstanceLoaded)
         assert told.tier is LoadTier.DISK
+
+
+def of_later(value: Any) -> Any:
+    """The same with another word in place of each."""
+    if isinstance(value, list):
+        return [of_later(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: (_another if name in WORDS else of_later)(item) for name, item in value.items()}
+
+
+def _another(words: Any) -> Any:
+    return ["later"] * len(words) if isinstance(words, list) else words and "later"
+
+
+@pytest.mark.parametrize("kind", [DeploymentSnapshot, NodeSnapshot, ProfileView, RequestSnapshot])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_views_keep_words_that_are_not_known_and_all_that_stands_beside(
+    kind: type, data: st.DataObject
+) -> None:
+    to_wire, from_wire, message = next(codec[1:] for codec in CODECS.values() if codec[0] is kind)
+    view = data.draw(values(kind))
+    said = MessageToDict(to_wire(view), preserving_proto_field_name=True)
+    assert plain(from_wire(ParseDict(of_later(said), message()))) == of_later(plain(view))
+
+
+@given(values(CellStatus))
+def test_refusals_for_a_reason_that_is_not_known_are_counted_by_its_word(
+    status: CellStatus,
+) -> None:
+    message = status_to_wire(status)
+    message.refused["too_loud"] = 7
+    found = status_from_wire(message)
+    refused: dict[str, int] = dict(status.refused)
+    assert dict(found.refused) == {**refused, "too_loud?": 7}
+    assert plain_fields(found)["refused"] == {**refused, "too_loud": 7}
+
+
+def test_a_word_that_is_not_known_is_none_of_those_that_are_and_marked_for_people() -> None:
+    instance = instance_from_wire(control_pb2.Instance(state="frozen", tier="disk"))
+    assert f"{instance.state}, {instance.tier}" == "frozen?, disk"
+    assert isinstance(instance.state, InstanceState)
+    assert instance.state not in list(InstanceState)
+    assert instance.state.value == "frozen"
+    with pytest.raises(ValueError, match="frozen"):
+        InstanceState("frozen")
+    with pytest.raises(InvalidInput, match="Instance lacks state"):
+        instance_from_wire(control_pb2.Instance())
+
+
+def test_an_answer_that_ends_in_an_unknown_way_is_told_to_its_end() -> None:
+    end = inference_pb2.Finished(reason="bored", output_tokens=7)
+    finished = event_from_wire(inference_pb2.InvokeResponse(finished=end))
+    assert isinstance(finished, Finished)
+    assert (finished.reason.value, finished.output_tokens) == ("bored", 7)

@@ -99,8 +99,14 @@ def _node(
     profiles: Mapping[tuple[ModelId, NodeId], Profile],
 ) -> NodePlan:
     """Its loads take as long as those of the instances that it has, whatever is beside them; what
-    it does not tell costs what was measured elsewhere.
+    it does not tell costs what was measured elsewhere. Raises InvalidInput where that is nowhere.
     """
+    measured = MEASURED.nodes.get(node.device)
+    if measured is None:
+        raise InvalidInput(
+            f"node {node.node_id!r} computes on {node.device.value!r}, and no simulated node does",
+            hint="simulate with the controller's version of mesh",
+        )
     models: dict[ModelId, ModelCosts] = {}
     for each in deployments:
         profile = profiles.get((each.model.model_id, node.node_id))
@@ -108,7 +114,7 @@ def _node(
         if profile is not None and footprint is not None:
             models[each.model.model_id] = ModelCosts(profile=profile, footprint=footprint)
     loads_s = [i.load_s for i in node.instances if i.tier is not None and i.load_s > 0]
-    costs = replace(MEASURED.nodes[node.device], load_slowdown=max(node.load_slowdown, 1.0))
+    costs = replace(measured, load_slowdown=max(node.load_slowdown, 1.0))
     if loads_s:
         mean_s = sum(loads_s) / len(loads_s)
         costs = replace(costs, load_s=mean_s, load_bytes_per_s=float("inf"))

@@ -10,6 +10,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.replay.simulating import LiveCell, cell_plan, simulate
 from mesh.sim.testbed import known_models
+from mesh.wire.codec_views import node_from_wire, node_to_wire
 from mesh_workloads.replay_plan import Call, ReplayPlan
 from tests.cli.views import CHAT_SMALL, NODE
 
@@ -75,6 +76,13 @@ def test_a_node_is_what_the_live_one_is() -> None:
     assert [bool(node.models) for node in plan.nodes] == [True, False]
     (made,) = plan.deployments
     assert (made.spec, made.context_tokens_max) == (VIEW.spec, 4096)
+
+
+def test_a_node_of_a_kind_that_only_the_controller_knows_is_refused() -> None:
+    message = node_to_wire(HOST)
+    message.device = "npu"
+    with pytest.raises(InvalidInput, match="'cpu0' computes on 'npu', and no simulated node"):
+        cell_plan(live(VIEW, node_from_wire(message)))
 
 
 @pytest.mark.parametrize("lacking", ["profile", "footprint"])

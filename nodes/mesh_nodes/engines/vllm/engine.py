@@ -39,7 +39,7 @@ from mesh_nodes.engines.vllm.cached import CachedBlocks
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
 from mesh_nodes.engines.vllm.host_pool import WeightsKey, open_pool
-from mesh_nodes.engines.vllm.messages import Loaded, ProcessOptions, Verb
+from mesh_nodes.engines.vllm.messages import Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
 from mesh_nodes.engines.vllm.remote import LOAD_S_MAX, Remote
 from mesh_nodes.engines.vllm.sleeping import Bed, Kind, Sleepers, kind_of
@@ -286,6 +286,8 @@ class VllmEngine:
         woken = self._sleepers.wake(order, kind)
         bed, tier = (woken, LoadTier.HOST) if woken else self._start(order, kind, progress)
         try:
+            if tier is LoadTier.DISK:
+                self._sleepers.reserve(bed)
             self._put(self._beds, order.instance_id, bed)
             cached = CachedBlocks(
                 bed.remote,
@@ -307,46 +309,55 @@ class VllmEngine:
         return tier
 
     def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> tuple[Bed, LoadTier]:
-        """A new process. What the pool has wrong is read from disk, now and ever again; where the
-        process was killed amid it, this once.
+        """A new process. What fails from the pool is read from disk; where that goes well, what
+        stood in the pool was wrong and is never tried again, unless the process was killed amid it.
         """
         self._check_room(order)
         progress("start an engine process", 0.0)
         remote = self._ahead.take(order.instance_id)
-        if kind.weights in self._pooled():
-            try:
-                return self._load(remote, order, kind, progress, pooled=True)
-            except OutOfMemory:
-                raise
-            except MeshError as error:
-                log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
-                assert self._pool is not None
-                if not remote.killed:
-                    self._pool.refuse(kind.weights)
-            remote = self._ahead.take(order.instance_id)
-        return self._load(remote, order, kind, progress, pooled=False)
+        where = self._held(kind, remote)
+        if where is None:
+            return self._load(remote, order, kind, progress), LoadTier.DISK
+        try:
+            return self._load(remote, order, kind, progress, where), LoadTier.HOST
+        except OutOfMemory:
+            raise
+        except MeshError as error:
+            log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
+        bed = self._load(self._ahead.take(order.instance_id), order, kind, progress)
+        if not remote.killed:
+            assert self._pool is not None
+            self._pool.refuse(kind.weights)
+        return bed, LoadTier.DISK
+
+    def _held(self, kind: Kind, remote: Remote) -> Range | None:
+        """What such a load finds in the pool: it may go at any time until this process holds it."""
+        if self._pool is None or kind.weights not in self._pooled():
+            return None
+        return self._pool.hold(kind.weights, remote)
 
     def _load(
-        self, remote: Remote, order: LoadOrder, kind: Kind, progress: Progress, *, pooled: bool
-    ) -> tuple[Bed, LoadTier]:
+        self,
+        remote: Remote,
+        order: LoadOrder,
+        kind: Kind,
+        progress: Progress,
+        where: Range | None = None,
+    ) -> Bed:
+        """`where`: from there, which the process holds; else from disk."""
         try:
             self._put(self._loading, order.instance_id, remote)
-            where = self._pool.hold(kind.weights, remote) if self._pool and pooled else None
-            footprint = self.footprint(order.model)
-            loaded = remote.call(
+            answer = remote.call(
                 Verb.LOAD,
-                *(order, footprint, kind.options, where),
+                *(order, self.footprint(order.model), kind.options, where),
                 timeout_s=LOAD_S_MAX,
                 progress=progress,
             )
-            bed = Bed(kind=kind, loaded=cast(Loaded, loaded), remote=remote)
-            if where is None:
-                self._sleepers.reserve(bed)
-                return bed, LoadTier.DISK
-            assert self._pool is not None
-            self._pool.hold(kind.weights, remote, bed.loaded.beside_bytes)
-            bed.stands = True
-            return bed, LoadTier.HOST
+            loaded = cast(Loaded, answer)
+            if where is not None:
+                assert self._pool is not None
+                self._pool.hold(kind.weights, remote, loaded.beside_bytes)
+            return Bed(kind=kind, loaded=loaded, remote=remote, stands=where is not None)
         except BaseException:
             remote.end()
             raise

@@ -9,7 +9,6 @@ Before: `engine`. After: `process`, at the other end of the socket.
 import contextlib
 import logging
 import os
-import select
 import signal
 import threading
 import weakref
@@ -21,7 +20,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.steps import InstanceMemory
 from mesh.runtime.engine import Progress
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
-from mesh_nodes.engines.vllm.spawner import Spawner
+from mesh_nodes.engines.vllm.spawner import Spawner, ends_within
 
 CALL_S_MAX = 120.0
 """For an iteration or anything smaller: far beyond the slowest that has been measured. A turn of
@@ -74,7 +73,7 @@ class Remote:
         """It has ended, and its memory is the system's. One that was killed amid a call of the
         kernel's, of its driver, say, may hold it for longer.
         """
-        return self._ends_within(0.0)
+        return ends_within(self.pidfd, 0.0)
 
     def call(
         self,
@@ -98,7 +97,7 @@ class Remote:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            if self._ends_within(END_S_MAX):
+            if ends_within(self.pidfd, END_S_MAX):
                 self._exit_code = self._spawner.reap(self.pid)
             else:
                 # Not reaped: the nursery would wait for it, and could fork nothing.
@@ -147,11 +146,6 @@ class Remote:
             # A progress call that stops the load, or whatever else leaves an answer unread.
             self.end()
             raise
-
-    def _ends_within(self, timeout_s: float) -> bool:
-        waiting = select.poll()
-        waiting.register(self.pidfd, select.POLLIN)
-        return bool(waiting.poll(1e3 * timeout_s))
 
     def _failed(self, failure: Failure) -> MeshError:
         if failure.fatal:

@@ -1,16 +1,21 @@
 """The agent's end of the nursery: starts it, asks it for engine processes, learns how they ended.
 
-Owns the nursery's process. It is started with the engine, so that its imports run while the node
-finds its cell, and again with the next load if it died meanwhile. Before: `engine`, at a load.
-After: `remote`, which talks to the process that came of it.
+Owns the nursery's process, and knows which of the engine processes that came of any have not ended.
+It is started with the engine, so that its imports run while the node finds its cell, and again with
+the next load if it died meanwhile. Before: `engine`, at a load. After: `remote`, which talks to the
+process that came of it.
 """
 
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from mesh.domain.errors import EngineError
@@ -24,6 +29,8 @@ COMMAND_S_MAX = 20.0
 REAP_WAIT_S_MAX = 1.0
 """How long it waits for others' forks: what it asks is only for the log."""
 END_S_MAX = 5.0
+"""For the nursery to end, and for all that it has forked."""
+_POLL_S = 0.01
 
 _MODULE = "mesh_nodes.engines.vllm.nursery"
 
@@ -42,6 +49,13 @@ def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> "
     return Spawner(environment)
 
 
+def ends_within(pidfd: int, timeout_s: float) -> bool:
+    """Whether that process does, whoever its parent is."""
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    return bool(waiting.poll(1e3 * timeout_s))
+
+
 class Spawner:
     """May be called from any thread."""
 
@@ -52,7 +66,10 @@ class Spawner:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._commands: socket.socket | None = None
-        self._forked = dict[int, None]()
+        self._table = threading.Lock()
+        """Guards what follows, never a call."""
+        self._forked = dict[int, int]()
+        """By process, a pidfd that says when it has ended."""
         self._ready = False
         self._closed = False
         with self._lock:
@@ -65,8 +82,12 @@ class Spawner:
         return None if process is None else process.pid
 
     def pids(self) -> tuple[int, ...]:
-        """Engine processes that are not known to have ended."""
-        return tuple(self._forked)
+        """Engine processes that have not ended, those of a nursery that has among them."""
+        with self._table:
+            for pid, pidfd in list(self._forked.items()):
+                if ends_within(pidfd, 0.0):
+                    os.close(self._forked.pop(pid))
+            return tuple(self._forked)
 
     def await_ready(self) -> None:
         """Until the nursery can fork. Raises EngineError when it cannot."""
@@ -84,7 +105,10 @@ class Spawner:
             ours, theirs = socket.socketpair()
             with theirs:
                 pid = int(self._command(b"fork", theirs.fileno(), pool))
-            self._forked[pid] = None
+            # None of that number, which one may have had that has ended.
+            self.pids()
+            with self._table, suppress(ProcessLookupError):
+                self._forked[pid] = os.pidfd_open(pid)
             return pid, Connection(ours.detach())
 
     def reap(self, pid: int) -> int | None:
@@ -97,9 +121,7 @@ class Spawner:
         try:
             if not self._ready:
                 return None
-            exit_code = int(self._command(b"reap %d" % pid))
-            self._forked.pop(pid, None)
-            return exit_code
+            return int(self._command(b"reap %d" % pid))
         except EngineError:
             return None
         finally:
@@ -179,4 +201,14 @@ class Spawner:
             self._process.kill()
             self._process.wait(END_S_MAX)
             self._process = None
-        self._forked.clear()
+            self._end_forked()
+
+    def _end_forked(self) -> None:
+        """As the kernel does with their nursery. Those that it does not let go of stay known."""
+        with self._table:
+            for pidfd in self._forked.values():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        until_s = time.monotonic() + END_S_MAX
+        while self.pids() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)

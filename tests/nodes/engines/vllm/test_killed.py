@@ -11,15 +11,17 @@ from typing import cast
 
 import pytest
 
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, TornModel
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import LoadTier
 from mesh_loader.digests import Verify
 from mesh_nodes.engines.vllm import VllmEngine, VllmRelease, remote
+from mesh_nodes.engines.vllm.host_pool import HostPool, WeightsKey
 from mesh_nodes.engines.vllm.messages import (
     WHOLE,
     Answer,
     Call,
+    Failure,
     Layout,
     Loaded,
     ProcessOptions,
@@ -36,12 +38,15 @@ LAYOUT = Layout(tensors=(), sizes_bytes=(1 << 10,), beside=())
 
 
 class MadeUp:
-    """A spawner of processes that sleep. Loads from the pool die of `deadly`, if there is any."""
+    """A spawner of processes that sleep. Loads from the pool die of `deadly`, if there is any; all
+    fail while it `fails`.
+    """
 
     pid = None
 
     def __init__(self) -> None:
         self.deadly: signal.Signals | None = None
+        self.fails = False
         self.reaped: list[int] = []
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -75,6 +80,9 @@ class MadeUp:
     def _answer(self, pid: int, connection: Connection, pool: int | None) -> bool:
         value = None
         match connection.recv():
+            case Call(Verb.LOAD) if self.fails:
+                connection.send(Failure("TornModel", "a file is cut short", "", True))
+                return False
             case Call(Verb.LOAD, (_, _, ProcessOptions(), None)):
                 value = Loaded(layout=LAYOUT, beside_bytes=0)
             case Call(Verb.LOAD, (_, _, ProcessOptions(), Range())):
@@ -109,6 +117,14 @@ def engine(made_up: MadeUp) -> Iterator[VllmEngine]:
     engine.close()
 
 
+def tier_of_load(engine: VllmEngine, model: StoredModel) -> LoadTier:
+    """It leaves no process behind, and its weights in the pool."""
+    tier = engine.load(model.order(ONE), no_progress).tier
+    engine.unload(ONE)
+    assert engine._sleepers.evict()
+    return tier
+
+
 @pytest.mark.parametrize(
     ("deadly", "last"), [(signal.SIGKILL, LoadTier.HOST), (signal.SIGSEGV, LoadTier.DISK)]
 )
@@ -122,10 +138,37 @@ def test_the_pool_is_tried_again_after_a_kill_and_never_after_a_crash(
     tiers = []
     for fatal in (None, deadly, None):
         made_up.deadly = fatal
-        tiers.append(engine.load(model.order(ONE), no_progress).tier)
-        engine.unload(ONE)
-        assert engine._sleepers.evict()
+        tiers.append(tier_of_load(engine, model))
     assert tiers == [LoadTier.DISK, LoadTier.DISK, last]
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_the_pool_is_not_to_blame_for_what_fails_from_disk_as_well(
+    engine: VllmEngine,
+    model: StoredModel,
+    made_up: MadeUp,
+    monkeypatch: pytest.MonkeyPatch,
+    goes: bool,
+) -> None:
+    """What stands there may go between the look at it and the hold on it."""
+    assert tier_of_load(engine, model) is LoadTier.DISK
+    pool = engine._pool
+    assert pool is not None
+
+    def listed() -> tuple[WeightsKey, ...]:
+        found = HostPool.listed(pool)
+        for key in found if goes else ():
+            pool._free(key)
+        return found
+
+    made_up.fails = True
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "listed", listed)
+        with pytest.raises(TornModel, match="cut short"):
+            engine.load(model.order(ONE), no_progress)
+    made_up.fails = False
+    tiers = [tier_of_load(engine, model) for _ in range(2)]
+    assert tiers == [LoadTier.DISK if goes else LoadTier.HOST, LoadTier.HOST]
 
 
 def test_a_process_that_cannot_be_killed_is_called_no_more_and_holds_what_it_holds(

@@ -2,12 +2,15 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import EngineError
+from mesh_nodes.engines.vllm import spawner as spawner_module
 from mesh_nodes.engines.vllm.spawner import Spawner
+from tests.support.waiting import alive, until
 
 SLEEPERS = """
 import os, socket, sys
@@ -59,14 +62,52 @@ def test_a_closed_spawner_starts_nothing(broken: dict[str, str]) -> None:
         spawner.await_ready()
 
 
-def test_processes_are_known_until_they_are_reaped(tmp_path: Path) -> None:
+@pytest.fixture
+def spawner(tmp_path: Path) -> Iterator[Spawner]:
     (tmp_path / "nursery_of_sleepers.py").write_text(SLEEPERS)
     spawner = Spawner({"PYTHONPATH": str(tmp_path)}, module="nursery_of_sleepers")
+    yield spawner
+    spawner.close()
+
+
+def kill_nursery(spawner: Spawner) -> None:
+    pid = spawner.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+
+
+def test_processes_are_known_until_they_have_ended(spawner: Spawner) -> None:
     (one, _), (two, _) = spawner.spawn(), spawner.spawn()
     assert spawner.pids() == (one, two)
-    for pid in (one, two):
-        os.kill(pid, signal.SIGKILL)
+    os.kill(one, signal.SIGKILL)
+    until(lambda: spawner.pids() == (two,))
     assert spawner.reap(one) == -signal.SIGKILL
-    assert spawner.pids() == (two,)
     spawner.close()
     assert spawner.pids() == ()
+    assert not alive(two)
+
+
+def test_processes_of_a_nursery_that_is_gone_have_ended_before_another_starts(
+    spawner: Spawner,
+) -> None:
+    one, _ = spawner.spawn()
+    kill_nursery(spawner)
+    two, _ = spawner.spawn()
+    assert not alive(one)
+    assert spawner.pids() == (two,)
+
+
+def test_one_that_outlives_its_nursery_stays_known_until_it_ends(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one amid a call of its driver's."""
+    one, _ = spawner.spawn()
+    kill_nursery(spawner)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pidfd_send_signal", lambda pidfd, number: None)
+        patched.setattr(spawner_module, "END_S_MAX", 0.2)
+        two, _ = spawner.spawn()
+    assert spawner.pids() == (one, two)
+    os.kill(one, signal.SIGKILL)
+    until(lambda: spawner.pids() == (two,))
