@@ -72,17 +72,17 @@ def forget(path: Path) -> None:
 
 def read_ahead(path: Path) -> Callable[[], None]:
     """Begin to bring it there, beside who has mapped it and waits for its pages; nothing where it
-    is there already, or cannot be read: who reads it can say what it is of. Returns what ends it
-    before the file's end.
+    is there already, or where it cannot be done: a load only takes longer then, or says itself what
+    is wrong with the file. Returns what ends it before the file's end.
     """
     over = threading.Event()
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # the latter: no thread is to be had
         if cached_share(path) < ALL_SHARE:
             for number in range(AHEAD_THREADS):
                 threading.Thread(
                     target=_read_every,
                     args=(path, number, over),
-                    name="mesh-read-ahead",
+                    name="mesh-pages-ahead",
                     daemon=True,
                 ).start()
     return over.set

@@ -74,8 +74,8 @@ class CellLimits:
     iteration.
     """
     migration_drawn_max: int = 128
-    """Tokens that it draws beside the source without being level with it before it is given up;
-    after half of them it need not be free of prompts, nor close behind, any more.
+    """Tokens that it draws beside the source before it is given up; after half of them, or of
+    `migration_s_max`, it need not be free of prompts, nor close behind, any more.
     """
     migration_behind_max: int = 8
     """Tokens by which it may be behind the source; one that is further behind is given up."""

@@ -1,13 +1,15 @@
 """Nodes killed amid prefetches: what they leave is whole, and the cell serves on.
 
-Each is killed once its prefetch has come so far, by one of EVENTS after the other: as many times as
-MESH_KILL_SEEDS says.
+Each is killed a drawn moment after its prefetch has come so far, by one of EVENTS after the other:
+as many times as MESH_KILL_SEEDS says.
 """
 
 import os
+import time
 from functools import partial
 from glob import glob
 from pathlib import Path
+from random import Random
 
 from mesh.domain.lifecycle import InstanceState
 from mesh_loader.store import ModelStore
@@ -15,6 +17,7 @@ from mesh_loader.upkeep import collect, stored_damages
 from tests.e2e.live_cell import LiveCell, Process
 
 KILLS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
+LATER_S_MAX = 0.02
 BEGUN, LOADS = "begun", "loads"
 EVENTS = (BEGUN, "staging/*/model/*", "models/*", LOADS)
 """Of a prefetch, one after the other; those between are files under the store's root."""
@@ -67,5 +70,6 @@ def test_a_store_is_whole_and_the_cell_serves_whatever_prefetch_is_killed(
         node = start()
         events = EVENTS[number % len(EVENTS) :]
         cell.wait_for(f"a prefetch, {events[0]}", partial(so_far, events, begun))
+        time.sleep(Random(number).uniform(0.0, LATER_S_MAX))
     cell.warm("chat")
     assert list(stored_damages(store)) == []

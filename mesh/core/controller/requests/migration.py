@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mesh.core.controller.instances.kv_cache import note_longer, room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.node_schedule import batch_decode_s, continues_s, forecast_on
+from mesh.core.controller.instances.node_schedule import continues_s, forecast_on, round_s
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
 from mesh.core.controller.requests.submitting import compute_ahead
@@ -31,7 +31,7 @@ from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Move
 
 BEHIND_SHARE_MAX = 0.5
-"""Of an iteration, by which a target may draw after its source when that stops."""
+"""Of a round of its node, by which a target may draw after its source when that stops."""
 
 
 def move_soon(ctx: EventContext) -> None:
@@ -274,9 +274,11 @@ def _compare(ctx: EventContext, migration: Migration, target: InstanceEntry) -> 
     """
     behind = migration.gap_tokens
     can = _continues_in_time(ctx, migration, target, behind + 1)
-    if 2 * migration.drawn < ctx.limits.migration_drawn_max:
+    level = not behind and migration.source_drew_s is not None
+    if not _has_waited(ctx, migration):
         can = can and not _computes_prompts(target.node)
-    if can and not behind and _is_close_behind(ctx, migration, target):
+        level = level and _is_close_behind(ctx, migration, target)
+    if can and level:
         _hand_over(ctx, migration, target)
     elif behind > ctx.limits.migration_behind_max:
         give_up(ctx, migration)
@@ -284,14 +286,22 @@ def _compare(ctx: EventContext, migration: Migration, target: InstanceEntry) -> 
         pause(ctx, migration, paused=can and behind > 0 and migration.paused_s is None)
 
 
+def _has_waited(ctx: EventContext, migration: Migration) -> bool:
+    """Long enough for a better moment to hand over: half of the way to where it is given up."""
+    limits, waits_s = ctx.limits, ctx.now_s - migration.begun_s
+    drawn = 2 * migration.drawn >= limits.migration_drawn_max
+    return drawn or 2 * waits_s >= limits.migration_s_max
+
+
 def _is_close_behind(ctx: EventContext, migration: Migration, target: InstanceEntry) -> bool:
-    """Whether the target drew what the source just did within a part of an iteration, which is what
-    the client waits for beside the next one. As iterations of both are not alike, it comes to that.
+    """Whether the target drew what the source just did within a part of a round of its node, which
+    is what the client waits for beside the next one. Where rounds of both are not alike, it comes
+    to that.
     """
     drew_s = migration.source_drew_s
-    if drew_s is None or 2 * migration.drawn >= ctx.limits.migration_drawn_max:
-        return drew_s is not None
-    return ctx.now_s - drew_s <= BEHIND_SHARE_MAX * batch_decode_s(target, ctx.now_s)
+    return drew_s is not None and (
+        ctx.now_s - drew_s <= BEHIND_SHARE_MAX * round_s(target.node, ctx.now_s)
+    )
 
 
 def _computes_prompts(node: NodeEntry) -> bool:

@@ -34,7 +34,7 @@ _SMALL_BYTES = 64
 """A constant that is neither weights nor a rope table is a number or a shape, and no longer."""
 
 _INFOS_MADE_ANEW = ("fused_names",)
-"""Of an operation. The others decide what is computed: which are not to be in bf16."""
+"""Of an operation. Others say how it is computed: that it must not be in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ def without_weights(exported: Bytes, stored: Bytes, layout: Layout) -> ShapeBlob
     constants_begin = len(export.text) + _SECTIONS.size + len(export.custom)
     padding_bytes = -constants_begin % _ALIGNMENT_BYTES
     constants_begin += padding_bytes
+    _leave_out_infos(export.graph)
     kept = _keep_once(export, others)
     weights_begin = pages(constants_begin + len(kept))
     for constant in weights:
@@ -146,17 +147,28 @@ def _stored(name: str, stored: Bytes, layout: Layout) -> Bytes:
     return stored[begin : begin + size_bytes]
 
 
+def _leave_out_infos(graph: ET.Element) -> None:
+    for layer in graph.iterfind("layers/layer"):
+        for infos in layer.findall("rt_info"):
+            for info in list(infos):
+                if info.get("name") in _INFOS_MADE_ANEW:
+                    infos.remove(info)
+            if not len(infos):
+                layer.remove(infos)
+
+
 def _keep_once(export: _Export, constants: list[ET.Element]) -> bytes:
-    """The content of these constants, of which the graph keeps one of each kind and value: a layer
-    of a decoder has 25 of them, and an import takes its time by their number.
+    """The content of these constants, of which the graph keeps one of each kind, value and what is
+    said of it: a layer of a decoder has 25 of them, and an import takes its time by their number.
     """
-    content, first, same = bytearray(), dict[tuple[str, str, bytes], str](), dict[str, str]()
+    content, first, same = bytearray(), dict[tuple[str, str, bytes, bytes], str](), dict[str, str]()
     layers = export.graph.find("layers")
     assert layers is not None
     for constant in constants:
         data, values = _data(constant), bytes(export.values(constant))
         number = constant.get("id", "")
-        kind = (data.get("element_type", ""), data.get("shape", ""), values)
+        infos = b"".join(map(ET.tostring, constant.iterfind("rt_info")))
+        kind = (data.get("element_type", ""), data.get("shape", ""), infos, values)
         same[number] = first.setdefault(kind, number)
         if same[number] != number:
             layers.remove(constant)
@@ -171,17 +183,10 @@ def _keep_once(export: _Export, constants: list[ET.Element]) -> bytes:
 
 
 def _written(graph: ET.Element) -> bytes:
-    """As text, without what an import makes anew (shapes, what was fused), with the attention that
-    it can make."""
+    """As text, without shapes, which an import makes anew, with the attention that it can make."""
     for layer in graph.iterfind("layers/layer"):
         if layer.get("type") == ATTENTION_TYPE:
             layer.set("type", IMPORTED_TYPE)
-        for infos in layer.findall("rt_info"):
-            for info in list(infos):
-                if info.get("name") in _INFOS_MADE_ANEW:
-                    infos.remove(info)
-            if not len(infos):
-                layer.remove(infos)
         for port in layer.iterfind("*/port"):
             for part in list(port):
                 port.remove(part)

@@ -45,7 +45,7 @@ class Precisions:
 
 
 PLAIN = Precisions()
-"""Quickest without AMX, and what is taken where nothing could be measured."""
+"""What is known to serve, and is taken where nothing could be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

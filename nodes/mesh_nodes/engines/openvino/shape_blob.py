@@ -108,7 +108,7 @@ class BoundBlob:
         self._range.give_back(*self._weights)
 
     def settle(self) -> None:
-        """See `FileGuard`."""
+        """What was to be read has been; see `FileGuard`."""
         self._end_reading()
         self._guard.settle()
         self._blob_guard.settle()

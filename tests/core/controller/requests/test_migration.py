@@ -4,9 +4,11 @@ from dataclasses import replace
 
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.events import MigrationDue, NodeDisconnected
-from mesh.domain.ids import RequestId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import MigrationState
-from mesh.domain.messages import AbortRequest, ContinueRequest, SubmitRequest
+from mesh.domain.messages import AbortRequest, ContinueRequest, SubmitRequest, TokensReport
+from mesh.domain.request import RequestTokens
+from tests.core.admission import instance, node
 from tests.core.cells import commands, of_kind, only, request
 from tests.core.two_nodes import ITERATION_S, LIMITS, TwoNodes, continued
 
@@ -68,6 +70,17 @@ def test_the_source_goes_on_while_the_target_draws_long_after_it() -> None:
     assert not commands(cell.drawn(44), AbortRequest), "the client waited so long"
     cell.yielded()
     assert only(commands(cell.drawn(45), AbortRequest), AbortRequest).attempt == 1
+
+
+def test_long_is_by_the_rounds_of_the_targets_node() -> None:
+    cell = TwoNodes(to=node("n2", instance("i2", "a"), instance("j2", "b")))
+    cell.invoke(request("b1", of="b", prompt=(1,) * 100, max_tokens=100))
+    first = RequestTokens(request_id=RequestId("b1"), attempt=1, first_index=0, token_ids=(1,))
+    cell.report(cell.target, TokensReport(instance_id=InstanceId("j2"), outputs=(first,)))
+    cell.moving()
+    cell.yielded()
+    cell.now_s += ITERATION_S / 4
+    assert only(commands(cell.drawn(44), AbortRequest), AbortRequest).attempt == 1
 
 
 def test_a_target_that_always_draws_long_after_its_source_has_the_request_in_the_end() -> None:

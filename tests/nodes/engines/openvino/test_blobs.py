@@ -3,6 +3,7 @@
 The blobs are of tiny models of all three kinds, made from one model and used by another.
 """
 
+import gc
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from mesh_nodes.engines.openvino import (
     blob_maker,
     blob_making,
     exported,
+    shape_blob,
 )
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -150,6 +152,32 @@ def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
     assert (imported.imported, expected.imported) == (True, False)
     assert np.array_equal(logits(imported), logits(expected))
     assert not np.array_equal(logits(imported), logits(compiled(plain, first)))
+
+
+def test_weights_are_read_ahead_until_the_first_run_is_over_or_nobody_wants_them(
+    model: TinyModel, blob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def read_ahead(path: Path) -> Callable[[], None]:
+        events.append(path.name)
+        return lambda: events.append("over")
+
+    monkeypatch.setattr(shape_blob, "read_ahead", read_ahead)
+    by = compiler(blob.parent)
+    layout = by.layout(model.path)
+    assert layout is not None
+    graph = compiled(by, model)
+    assert (graph.imported, events) == (True, [layout.path.name])
+    with graph.first_run():
+        logits(graph)
+    assert events == [layout.path.name, "over"]
+    events.clear()
+    bound = BlobFolder(blob.parent).bind(blob.stem, layout)
+    assert bound is not None
+    del bound
+    gc.collect()
+    assert events == [layout.path.name, "over"]
 
 
 def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(

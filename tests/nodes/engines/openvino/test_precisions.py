@@ -63,10 +63,15 @@ def test_the_quickest_is_taken() -> None:
     assert choose(found) == BF16_U8
 
 
+def test_what_is_a_little_quicker_and_not_much_further_off_is_taken() -> None:
+    other = timed(BF16, 0.95, 0.98, error=0.0149)
+    assert choose([timed(PLAIN, 1.0, 1.0), other]) == BF16
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (timed(BF16, 0.2, 0.2, error=0.02), "its logits are further off"),
+        (timed(BF16, 0.2, 0.2, error=0.0151), "its logits are further off"),
         (timed(BF16, 0.2, 0.2, error=float("nan")), "its logits are no numbers"),
         (timed(BF16, error=1.0), "it was not timed"),
         (timed(BF16, 0.97, 0.98), "clocks differ by as much"),
