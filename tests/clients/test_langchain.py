@@ -53,7 +53,15 @@ def cell(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -
     shutil.copytree(smollm2_model.path, model, ignore=shutil.ignore_patterns(*OF_STORE))
     shutil.copy(TEMPLATE, model / "chat_template.jinja")
     nodes = plan_nodes(["cpu"])
-    plan = CellPlan(listen="127.0.0.1:0", http="127.0.0.1:0", home=home / "cell", nodes=nodes)
+    plan = CellPlan(
+        listen="127.0.0.1:0",
+        http="127.0.0.1:0",
+        home=home / "cell",
+        nodes=nodes,
+        # In each precision the model says something else, and some of it without an end.
+        precision="f32",
+        kv="f16",
+    )
     with Stopping() as stopping, running_cell(plan, stopping) as cell:
         with MeshClient(cell.address) as client:
             for name in map(DeploymentName, DEPLOYMENTS):
