@@ -38,6 +38,7 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
+from mesh_nodes.engines.openvino.shape_key import cpu_fields
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until
@@ -145,7 +146,14 @@ def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
 ) -> None:
     first = prepared(tmp_path / "first", seed=0, **shape)
     second = prepared(tmp_path / "second", seed=1, **shape)
-    make(wish(first, tmp_path / "blobs", precisions))
+    try:
+        make(wish(first, tmp_path / "blobs", precisions))
+    except EngineError as error:
+        if precisions.compute is ComputePrecision.BF16 and "amx_bf16" in cpu_fields().get(
+            "flags", ""
+        ):
+            pytest.skip(f"no blob is kept, as nobody has seen with AMX yet: {error}")
+        raise
     plain = compiler(precisions=precisions)
     imported = compiled(compiler(tmp_path / "blobs", precisions=precisions), second)
     expected = compiled(plain, second)
