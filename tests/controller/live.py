@@ -18,6 +18,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.invocation import Accepted, Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
+    AbortRequest,
     ImportDone,
     ImportModel,
     ImportProgress,
@@ -53,6 +54,7 @@ from tests.support.profiles import FINGERPRINT, PROFILE
 T = TypeVar("T")
 MIB = 1 << 20
 WAIT_S_MAX = 20.0
+FLOOD_TOKENS_MAX = 400
 """For anything that should come at once, on a machine that may be busy with other things."""
 TOP = ((97, -0.5), (64, -math.inf))
 """The likeliest tokens that a fake node tells of: a part of a character, and an "a"."""
@@ -225,6 +227,14 @@ class FakeNode:
                 most = order.request.sampling.max_tokens
                 count = min(most, len(self.says) or most) - first
                 await self.answer(order, first, count, last=True)
+
+    async def flood(self, order: RequestOrder, text: str) -> None:
+        """Tokens of this text, until the request is aborted for them."""
+        for index in range(FLOOD_TOKENS_MAX):
+            await self.send(output_of(order, index, text))
+            if any(isinstance(command, AbortRequest) for command in self.commands):
+                break
+        await self.told(AbortRequest)
 
     async def loaded(self, command: LoadInstance) -> None:
         await self.send(

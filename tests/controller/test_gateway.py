@@ -47,7 +47,6 @@ from tests.controller.live import (
     LiveCell,
     asking,
     live_cell,
-    output_of,
 )
 
 
@@ -251,13 +250,7 @@ async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> No
         async with grpc.aio.insecure_channel(cell.address, options=narrow) as channel:
             call = InferenceStub(channel).Invoke(invocation_to_wire(asking()))
             order = (await node.told(SubmitRequest)).order
-            text = "x" * 10_000
-            for index in range(400):
-                output = output_of(order, index, text)
-                await node.send(output)
-                if any(isinstance(command, AbortRequest) for command in node.commands):
-                    break
-            await node.told(AbortRequest)
+            await node.flood(order, "x" * 10_000)
             with pytest.raises(grpc.aio.AioRpcError, match="messages wait to be read"):
                 async for _ in call:
                     pass

@@ -135,11 +135,7 @@ async def test_a_stream_that_is_not_read_ends(tmp_path: Path) -> None:
             stream = stub.ModelStreamInfer()
             await stream.write(request_of(stream=True, max_tokens=400))
             order = (await node.told(SubmitRequest)).order
-            for index in range(400):
-                await node.send(output_of(order, index, "x" * 10_000))
-                if any(isinstance(command, AbortRequest) for command in node.commands):
-                    break
-            await node.told(AbortRequest)
+            await node.flood(order, "x" * 10_000)
             await asyncio.sleep(ABORT_S_MAX + 0.5)
             with pytest.raises(grpc.aio.AioRpcError, match="the stream is not read"):
                 async for _ in stream:

@@ -10,7 +10,6 @@ import pytest
 from mesh.controller.gateway import GatewayLimits
 from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.http.exchange import END_S_MAX
-from tests.controller.live import output_of
 from tests.http.edge import Edge, edge, raw, read_all
 
 LEAVING = 200
@@ -87,11 +86,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
         body = b'{"model": "chat", "prompt": [1], "stream": true}'
         client = raw(http, b"POST /v1/completions", body, read_bytes_max=4096)
         order = (await node.told(SubmitRequest)).order
-        for index in range(400):
-            await node.send(output_of(order, index, "x" * 20_000))
-            if any(isinstance(command, AbortRequest) for command in node.commands):
-                break
-        await node.told(AbortRequest)
+        await node.flood(order, "x" * 20_000)
         await http.cell.idle()
         await asyncio.sleep(END_S_MAX + 0.5)
         with client:
