@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from mesh_loader.digests import Verifier, Verify, write_index
+from mesh_loader.page_cache import read_ahead
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 
@@ -39,15 +41,17 @@ def write_files(folder: Path, size_bytes: int, *, torch: bool) -> None:
         for n in range(max(1, size_bytes // TENSOR_BYTES))
     }
     save_file(tensors, folder / SAFETENSORS)
+    write_index(folder)  # of what mesh reads alone
     if torch:
         library = importlib.import_module("torch")
         library.save({k: library.from_numpy(v) for k, v in tensors.items()}, folder / TORCH)
-    write_index(folder)
 
 
 def mesh(folder: Path) -> object:
-    """As a load does: mapped, nothing copied; here every page is touched."""
-    return [_touched(file) for file in Checkpoint(folder).maps]
+    """As a load from a blob does: mapped, read ahead, not copied; here every page is touched."""
+    with ExitStack() as reading:
+        reading.callback(read_ahead(folder / SAFETENSORS))
+        return [_touched(file) for file in Checkpoint(folder).maps]
 
 
 def mesh_checked(folder: Path) -> object:

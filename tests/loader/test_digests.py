@@ -1,10 +1,12 @@
 """Digests name every damage by its file and place, and are checked as often as was asked for."""
 
+import json
 import os
 import random
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from mesh.domain.errors import TornModel
 from mesh_loader.digests import (
@@ -38,6 +40,16 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 def test_a_whole_folder_has_no_damage(folder: Path) -> None:
     assert list(damages(folder)) == []
     Verifier(Verify.ALWAYS).check(folder)
+
+
+def test_an_index_says_what_those_of_other_versions_say(folder: Path) -> None:
+    content = (folder / "a.bin").read_bytes()
+    chunks = [content[n : n + CHUNK_BYTES] for n in range(0, len(content), CHUNK_BYTES)]
+    written = json.loads((folder / INDEX).read_bytes())["files"]["a.bin"]
+    assert written == {
+        "bytes": len(content),
+        "chunks": [xxhash.xxh3_128_hexdigest(chunk) for chunk in chunks],
+    }
 
 
 def test_a_flip_is_named_by_its_file_and_place(folder: Path) -> None:
