@@ -47,7 +47,8 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
         _check_instance(cell, instance)
     for entry in cell.deployments.values():
         _check_deployment(core, entry)
-        _check_queue(core, entry, now_s)
+        if entry.queue:
+            _check_queue(core, entry, now_s)
     _check_requests(cell, limits)
     _check_operations(cell, limits)
     check_refusals(core, now_s)
@@ -65,13 +66,13 @@ def _check_node(cell: Cell, node: NodeEntry) -> None:
     hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
     hold(node.state in (NodeState.READY, NodeState.DRAINING), "{} is {}", name, node.state)
     hold(node.protected is cell.deployments, "{} protects no minimum", name)
-    running = sum(instance.batch for instance in node.instances.values())
+    running = sum([instance.batch for instance in node.instances.values()])
     hold(node.running == running, "{} counts {} requests of {}", name, node.running, running)
     started_s = node.iteration_started_s
     computes = (started_s is None) == node.is_idle()
     hold(computes, "{}: an iteration began at {}, idle is {}", name, started_s, node.is_idle())
     serving = [i for i in node.instances.values() if i.state is not InstanceState.UNLOADING]
-    names = sorted(instance.deployment for instance in serving)
+    names = [instance.deployment for instance in serving]
     hold(len(names) == len(set(names)), "{} serves a deployment twice: {}", name, names)
     if node.state is NodeState.DRAINING:
         idle = [instance.instance_id for instance in serving if not instance.requests]
@@ -84,9 +85,9 @@ def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
     hold(cell.nodes.get(node.node_id) is node, "{} is on a node that is gone", name)
     hold(node.instances.get(name) is instance, "{} is not on its node", name)
     requests = instance.requests.values()
-    tokens = sum(request.tokens for request in requests)
+    tokens = sum([request.tokens for request in requests])
     hold(instance.tokens == tokens, "{} has {} tokens, not {}", name, instance.tokens, tokens)
-    required, blocks = instance.required_blocks, sum(r.required_blocks for r in requests)
+    required, blocks = instance.required_blocks, sum([r.required_blocks for r in requests])
     hold(required == blocks, "{} requires {} blocks, not {}", name, required, blocks)
     hold(instance.batch <= instance.batch_max, "{} has {} requests", name, instance.batch)
     _check_expected(cell, instance)
@@ -122,16 +123,24 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
     for instance_id, instance in entry.instances.items():
         hold(cell.instances.get(instance_id) is instance, "{} has {} yet", name, instance_id)
         hold(instance.deployment == name, "{} has {}", name, instance_id)
-    replicas = entry.replicas()
-    hold(replicas <= scaling.replicas_max, "{} has {} instances", name, replicas)
-    tried = [(core.policy.instance_rank(i), i.instance_id) for i in entry.candidates]
-    hold(tried == sorted(tried), "{}: candidates out of order: {}", name, tried)
-    known = sorted(instance_id for _, instance_id in tried)
-    hold(known == sorted(entry.instances), "{}: candidates are {}", name, known)
+    if entry.instances or entry.candidates:
+        replicas = entry.replicas()
+        hold(replicas <= scaling.replicas_max, "{} has {} instances", name, replicas)
+        tried = [(core.policy.instance_rank(i), i.instance_id) for i in entry.candidates]
+        hold(tried == sorted(tried), "{}: candidates out of order: {}", name, tried)
+        known = sorted([instance_id for _, instance_id in tried])
+        hold(known == sorted(entry.instances), "{}: candidates are {}", name, known)
+    if entry.state is DeploymentState.READY:
+        hold(entry.deployment is not None, "{} is ready without a model", name)
+    else:
+        _check_changing(cell, entry)
+
+
+def _check_changing(cell: Cell, entry: DeploymentEntry) -> None:
+    """It comes or goes, and somebody has asked for that."""
+    name = entry.spec.name
     kinds = {o.kind for o in cell.operations.values() if o.name == name}
     match entry.state:
-        case DeploymentState.READY:
-            hold(entry.deployment is not None, "{} is ready without a model", name)
         case DeploymentState.IMPORTING | DeploymentState.SAVING:
             hold(OperationKind.DEPLOY in kinds, "{} is {}, and nobody asked", name, entry.state)
             # One of an earlier deployment of that name may still be on its way out.
@@ -158,8 +167,6 @@ def _comes(cell: Cell, entry: DeploymentEntry) -> bool:
 def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> None:
     """Its requests wait where they should, in their order, and will be tried again."""
     cell, limits, name = core.cell, core._limits, entry.spec.name
-    if not entry.queue:
-        return
     for request in entry.queue:
         asked, state = request.original.request_id, request.state
         hold(state is RequestState.QUEUED, "{} is queued, and {}", asked, state)
@@ -221,6 +228,8 @@ def _check_migrations(cell: Cell, limits: CellLimits) -> None:
         hold(request.attempt < copy.attempt, "{} and its copy are one attempt", name)
         hold(migration.rounds <= limits.migration_rounds_max, "{} moves round and round", name)
         hold(request.moves <= limits.moves_max, "{} has moved {} times", name, request.moves)
+    if not known:
+        return
     for node in cell.nodes.values():
         ends = [e for m in cell.migrations.values() for e in (m.request, m.copy)]
         here = sum(e.instance is not None and e.instance.node is node for e in ends)

@@ -33,7 +33,7 @@ def check_books(node: NodeEntry) -> None:
     said = said_bytes(node)
     first = max(node.hello.memory_bytes - node.hello.base_bytes, 0)
     hold(tracked <= max(first, said), "{}: {} B of {} B", name, tracked, first)
-    most = max((h.overtaken for h in station._holdings.values()), default=0)
+    most = max([h.overtaken for h in station._holdings.values()], default=0)
     hold(most <= OVERTAKEN_MAX, "{}: a reservation was overtaken {} times", name, most)
     waiting = {reservation.instance_id for reservation in station.waiting()}
     for instance_id, instance in node.instances.items():
@@ -52,6 +52,8 @@ def said_bytes(node: NodeEntry) -> int:
 
 def _once(node: NodeEntry, size_bytes: Callable[[InstanceId], int]) -> int:
     """Added up over its instances; of what several share, the most that one has of it."""
+    if not node.hello.shares_weights:
+        return sum([size_bytes(name) for name in node.instances])
     total, shared = 0, dict[object, int]()
     for name, instance in node.instances.items():
         held, share = size_bytes(name), instance.shares
