@@ -21,7 +21,7 @@ from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh
 
 COPIES = Resizing.COPIES
-SHORT = ("--duration", "2", "--jobs", "1")
+SHORT = ("--duration", "1", "--jobs", "1")
 
 
 def paper(*arguments: str) -> Ran:
@@ -40,7 +40,7 @@ def test_json_is_cell_then_policy_then_numbers() -> None:
     ran = paper("--cells", "3B/32, 7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
-    assert made["duration_s"] == 2.0
+    assert made["duration_s"] == 1.0
     assert made["workload"] == "generated (llm-mesh, seed 1), costs as measured"
     assert {cell: list(policies) for cell, policies in made["cells"].items()} == {
         "3B/32": ["fcfs", "llm-mesh"],

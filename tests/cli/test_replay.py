@@ -110,7 +110,7 @@ def test_functions_are_sampled(deployed: RunningCell, trace: Path) -> None:
 
 def test_the_workload_of_a_scenario_is_a_trace(deployed: RunningCell) -> None:
     scenario = Path("workloads/small_cpu_cell.toml")
-    arguments = ("--rate-scale", "0.1", "--time-scale", "0.01", "--tokens-scale", "0.01")
+    arguments = ("--rate-scale", "0.1", "--time-scale", "0.002", "--tokens-scale", "0.01")
     ran = replay(deployed, scenario, *arguments, "-o", "json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["trace"] == "serverless"

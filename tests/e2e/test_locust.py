@@ -164,7 +164,7 @@ def test_seconds_on_the_demo_model(
     cell.start_real_node("cpu0", "--memory", "2GiB")
     for name in ("one", "two", "three"):
         cell.deploy(name, smollm2_model_path, slo=SLO)
-    generated = ("--generate", "2.4", "--duration", "5", "--tokens-scale", "0.05")
+    generated = ("--generate", "2.4", "--duration", "5", "--tokens-scale", "0.02")
     locust = Locust(tmp_path, cell.address, "--headless", "--processes", "2", *generated)
     assert locust.wait() == 0, locust.said
     found = locust.figures()

@@ -41,7 +41,7 @@ def test_seconds_on_the_demo_model(
     replay = begin(
         cell,
         *("--generate", "3", "--duration", str(REPLAY_S), "--seed", "4"),
-        *("--tokens-scale", "0.05", "--map", "popularity"),
+        *("--tokens-scale", "0.02", "--map", "popularity"),
         *("--record", str(record), "--report", str(report)),
     )
     out, err = replay.communicate(timeout=RUN_S_MAX)
