@@ -115,7 +115,7 @@ def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
 ) -> None:
     http = f"127.0.0.1:{free_port()}"
     serving(cell, tiny_model, "one", "two", http=http)
-    rows = steady(4.0, 10.0)
+    rows = steady(2.0, 20.0)
     locust = Locust(
         tmp_path,
         cell.address,
@@ -223,7 +223,7 @@ def test_the_page_starts_a_run_and_shows_it(
 ) -> None:
     serving(cell, tiny_model, "one")
     url = f"http://127.0.0.1:{free_port()}"
-    path = trace(tmp_path, steady(3.0, 10.0))
+    path = trace(tmp_path, steady(1.5, 20.0))
     locust = Locust(tmp_path, cell.address, "--trace", path, "--web-port", url.rpartition(":")[2])
 
     def get(page: str) -> bytes:
