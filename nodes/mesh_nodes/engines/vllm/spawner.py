@@ -103,13 +103,13 @@ class Spawner:
         with self._lock:
             self._bring_up()
             ours, theirs = socket.socketpair()
-            with theirs:
+            with ours, theirs:
                 pid = int(self._command(b"fork", theirs.fileno(), pool))
-            # None of that number, which one may have had that has ended.
-            self.pids()
-            with self._table, suppress(ProcessLookupError):
-                self._forked[pid] = os.pidfd_open(pid)
-            return pid, Connection(ours.detach())
+                # None of that number, which one may have had that has ended.
+                self.pids()
+                with self._table, suppress(ProcessLookupError):
+                    self._forked[pid] = os.pidfd_open(pid)
+                return pid, Connection(ours.detach())
 
     def reap(self, pid: int) -> int | None:
         """How an engine process that has ended did so: its exit code, a signal as its negative.
@@ -199,7 +199,8 @@ class Spawner:
         if self._process is not None:
             # It has nothing to lose, and may be amid its imports.
             self._process.kill()
-            self._process.wait(END_S_MAX)
+            with suppress(subprocess.TimeoutExpired):  # as with those that it has forked
+                self._process.wait(END_S_MAX)
             self._process = None
             self._end_forked()
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +112,24 @@ def test_one_that_outlives_its_nursery_stays_known_until_it_ends(
     assert spawner.pids() == (one, two)
     os.kill(one, signal.SIGKILL)
     until(lambda: spawner.pids() == (two,))
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_nursery_that_outlives_its_kill_is_replaced(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = spawner.spawn()
+    nursery = spawner.pid
+    assert nursery is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda process: None)
+        patched.setattr(spawner_module, "END_S_MAX", 0.2)
+        patched.setattr(spawner_module, "COMMAND_S_MAX", 0.2)
+        os.kill(nursery, signal.SIGSTOP)
+        with pytest.raises(EngineError, match="did not answer"):
+            spawner.spawn()
+    two, _ = spawner.spawn()
+    assert spawner.pid != nursery
+    os.kill(nursery, signal.SIGKILL)
+    assert spawner.pids() == (two,)
+    assert not alive(one)
