@@ -26,6 +26,7 @@ from mesh_nodes.engines.openvino.footprint import activation_bytes
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from tests.nodes.engines.openvino.families import families, write_family
+from tests.nodes.engines.openvino.preparing import prepare_here
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 CONTEXT_TOKENS = 256
@@ -117,7 +118,7 @@ def test_of_experts_those_chosen_alone_are_computed(
     """The plugin has recognised each product; no blob is wished for that could not be imported."""
     stored = imported(tmp_path, families()[name])
     compiler = Compiler(threads=1, weights=weights, precisions=PLAIN)
-    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    prepare_here(stored.path, weights)
     graph = compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None)
     experts = read_architecture(stored.path).experts
     assert experts is not None
