@@ -44,6 +44,7 @@ from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, Ti
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("blobs_soon")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
