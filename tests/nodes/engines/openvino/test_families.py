@@ -72,7 +72,7 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
 def prepared_wish(
     compiler: Compiler, stored: StoredModel, folder: Path, weights: WeightPrecision
 ) -> BlobWish:
-    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    prepare_here(stored.path, weights)
     layout = compiler.layout(stored.path)
     assert layout is not None
     return BlobWish(
