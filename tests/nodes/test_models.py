@@ -74,7 +74,7 @@ class Node:
     """Of the last order."""
 
     def __post_init__(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self.loop = asyncio.get_running_loop()
         self.lanes = ThreadLanes(loop=loop, post=self._post)
         self.models = NodeModels(
             engine=self.engine,
@@ -86,8 +86,9 @@ class Node:
         )
 
     def _post(self, event: NodeEvent) -> None:
+        """From the compute lane's thread, too, whose own `set` would not wake the loop."""
         self.events.append(event)
-        self.changed.set()
+        self.loop.call_soon_threadsafe(self.changed.set)
 
     async def event(self, kind: type[E]) -> E:
         """The first event of this kind, now or soon."""

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino import (
+    KvPrecision,
+    OpenVinoEngine,
+    WeightPrecision,
+    blob_maker,
+)
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
 from tests.nodes.engines.serving import load
 
@@ -12,6 +17,17 @@ from tests.nodes.engines.serving import load
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def blobs_soon() -> Iterator[None]:
+    """Blobs are made with the priority of a test. Below all others they would be waited for until
+    tests leave a core to them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blob_maker, "NICE", 0)
+        patch.setattr(blob_maker, "WAITED_NICE", 0)
+        yield
 
 
 @pytest.fixture

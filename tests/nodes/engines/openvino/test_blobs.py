@@ -39,10 +39,12 @@ from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
 from mesh_nodes.engines.openvino.shape_key import cpu_fields
+from tests.nodes.engines.openvino.preparing import prepare_here
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("blobs_soon")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -79,7 +81,7 @@ def prepared(
     folder: Path, weights: WeightPrecision = WeightPrecision.I8, **shape: Any
 ) -> TinyModel:
     model = write_tiny(folder, **shape)
-    compiler(weights=weights).prepare(model.info, model.path, lambda *_: None)
+    prepare_here(model.path, weights)
     return model
 
 

@@ -28,10 +28,10 @@ PROMPT = (5, 6, 7, 8)
 class Damaged:
     """A store with a model that is prepared and has its blob, and an engine."""
 
-    def __init__(self, root: Path, source: Path) -> None:
+    def __init__(self, root: Path, info: ModelInfo) -> None:
         self.store = ModelStore(root)
-        self.info: ModelInfo = self.store.import_model(f"file://{source}").info
-        self.path = root / "models" / self.info.model_id
+        self.info = info
+        self.path = root / "models" / info.model_id
         self.engine = self.another_engine()
 
     def load(self, engine: OpenVinoEngine | None = None) -> None:
@@ -40,25 +40,37 @@ class Damaged:
         engine.prepare(self.info, self.path, lambda *_: None)
         load(engine, self.info, self.path)
 
-    def another_engine(self) -> OpenVinoEngine:
-        return OpenVinoEngine(
-            threads=1, kv=KvPrecision.F32, blobs_path=self.store.root / "compiled"
-        )
+    def another_engine(self, *, imports: bool = True) -> OpenVinoEngine:
+        blobs_path = self.store.root / "compiled" if imports else None
+        return OpenVinoEngine(threads=1, kv=KvPrecision.F32, blobs_path=blobs_path)
 
     def files(self) -> list[Path]:
         places = (self.path, self.path / "prepared", self.store.root / "compiled")
         return sorted(f for place in places for f in place.rglob("*") if f.is_file())
 
 
-@pytest.fixture
-def damaged(tmp_path: Path) -> Iterator[Damaged]:
-    source = write_tiny(tmp_path / "model").path
-    tokenizer = write_tiny_llama(tmp_path / "other") / "tokenizer.json"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, blobs_soon: None) -> Damaged:
+    """For copies."""
+    folder = tmp_path_factory.mktemp("whole")
+    source = write_tiny(folder / "model").path
+    tokenizer = write_tiny_llama(folder / "other") / "tokenizer.json"
     shutil.copy(tokenizer, source)
-    found = Damaged(tmp_path / "store", source)
+    info = ModelStore(folder / "store").import_model(f"file://{source}").info
+    made = Damaged(folder / "store", info)
+    made.load()
+    assert made.engine.blobs_made(60.0)
+    assert len(list((folder / "store" / "compiled").iterdir())) == 1
+    made.engine.close()
+    return made
+
+
+@pytest.fixture
+def damaged(whole: Damaged, tmp_path: Path) -> Iterator[Damaged]:
+    """With an instance that was imported."""
+    shutil.copytree(whole.store.root, tmp_path / "store")
+    found = Damaged(tmp_path / "store", whole.info)
     found.load()
-    assert found.engine.blobs_made(60.0)
-    assert len(list((tmp_path / "store" / "compiled").iterdir())) == 1
     yield found
     found.engine.close()
 
@@ -80,8 +92,11 @@ def harm(path: Path, rng: random.Random) -> None:
 
 
 def test_whatever_is_damaged_is_named_and_never_computed_with(damaged: Damaged) -> None:
-    """While an instance runs on the very files that are damaged."""
-    expected = tokens(damaged.engine)
+    """While two instances run on the very files that are damaged, one compiled and one imported."""
+    compiled = damaged.another_engine(imports=False)
+    damaged.load(compiled)
+    expected = tokens(compiled)
+    assert tokens(damaged.engine) == expected
     assert list(stored_damages(damaged.store)) == []
     saved = damaged.store.root.with_name("saved")
     shutil.copytree(damaged.path, saved / "model")
@@ -102,10 +117,12 @@ def test_whatever_is_damaged_is_named_and_never_computed_with(damaged: Damaged) 
             assert tokens(fresh) == expected, f"{seed=} {victim}"
         assert not said or victim.name in said, f"{seed=} {victim}: {said}"
         fresh.close()
-        assert tokens(damaged.engine) == expected, f"{seed=} {victim}"
+        for running in (compiled, damaged.engine):
+            assert tokens(running) == expected, f"{seed=} {victim}"
         for name, place in (("model", damaged.path), ("compiled", damaged.store.root / "compiled")):
             shutil.rmtree(place)
             shutil.copytree(saved / name, place)
+    compiled.close()
 
 
 def test_weights_that_somebody_writes_are_not_derived_in_the_agent_but_refused(

@@ -15,8 +15,11 @@ from tests.nodes.engines.serving import load
 
 @pytest.fixture(scope="module", params=list(KvResize))
 def exact(smollm2_model: StoredModel, request: pytest.FixtureRequest) -> Iterator[OpenVinoEngine]:
+    """On two threads with the KV cache that nodes have, on one with the other."""
+    how = request.param
+    threads = 2 if how is KvResize.ELASTIC else 1
     engine = OpenVinoEngine(
-        threads=2, weights=WeightPrecision.F16, kv=KvPrecision.F16, kv_resize=request.param
+        threads=threads, weights=WeightPrecision.F16, kv=KvPrecision.F16, kv_resize=how
     )
     load(engine, smollm2_model.info, smollm2_model.path, context_tokens_max=512)
     yield engine

@@ -26,6 +26,7 @@ from mesh_nodes.engines.openvino.footprint import activation_bytes
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from tests.nodes.engines.openvino.families import families, write_family
+from tests.nodes.engines.openvino.preparing import prepare_here
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 CONTEXT_TOKENS = 256
@@ -71,7 +72,7 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
 def prepared_wish(
     compiler: Compiler, stored: StoredModel, folder: Path, weights: WeightPrecision
 ) -> BlobWish:
-    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    prepare_here(stored.path, weights)
     layout = compiler.layout(stored.path)
     assert layout is not None
     return BlobWish(
@@ -117,7 +118,7 @@ def test_of_experts_those_chosen_alone_are_computed(
     """The plugin has recognised each product; no blob is wished for that could not be imported."""
     stored = imported(tmp_path, families()[name])
     compiler = Compiler(threads=1, weights=weights, precisions=PLAIN)
-    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    prepare_here(stored.path, weights)
     graph = compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None)
     experts = read_architecture(stored.path).experts
     assert experts is not None
@@ -128,20 +129,15 @@ def test_of_experts_those_chosen_alone_are_computed(
     assert graph.blob_key is None
 
 
-@pytest.mark.parametrize(
-    ("weights", "share_max"), [(WeightPrecision.I8, 0.05), (WeightPrecision.I4, 0.25)]
-)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_rounded_weights_stay_close(
-    tmp_path: Path, name: str, weights: WeightPrecision, share_max: float
-) -> None:
+def test_rounded_weights_stay_close(tmp_path: Path, name: str) -> None:
     """Logits differ by a small share of their spread, where layers add little to each other: the
     drawn ones else make much of any rounding.
     """
     family = families()[name]
     folder = write_family(tmp_path / "made", family["config"], family["shapes"], layers_gain=0.3)
     stored = ModelStore(tmp_path / "store").import_model(f"file://{folder}")
-    exact, rounded = (
+    exact, i8, i4 = (
         probe_logits(
             Compiler(threads=1, weights=held, precisions=Precisions(kv=KvPrecision.F32)).compile(
                 stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None
@@ -149,9 +145,10 @@ def test_rounded_weights_stay_close(
             vocabulary_tokens=stored.info.vocabulary_tokens,
             context_tokens_max=CONTEXT_TOKENS,
         )[0]
-        for held in (WeightPrecision.F16, weights)
+        for held in (WeightPrecision.F16, WeightPrecision.I8, WeightPrecision.I4)
     )
-    assert np.std(rounded - exact) < share_max * np.std(exact)
+    assert np.std(i8 - exact) < 0.05 * np.std(exact)
+    assert np.std(i4 - exact) < 0.25 * np.std(exact)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(smollm2_model: StoredModel) -> Iterator[Model]:
-    engine = OpenVinoEngine(threads=2, weights=WeightPrecision.F16, kv=KvPrecision.F16)
+    engine = OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F16)
     yield Model(smollm2_model, engine)
     engine.close()
 

@@ -17,7 +17,8 @@ from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until
 
-CYCLES = 50
+LOADS = 25
+RESIZES = 50
 MIB = 2**20
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -75,11 +76,11 @@ def test_loads_and_unloads_leave_no_mapping_and_no_memory(tiny: TinyModel, how: 
     before = (mappings(), mapped_bytes(), resident_bytes())
     range_bytes = 8192 * engine.footprint(tiny.info).kv_block_bytes
     assert range_bytes > 100 * MIB
-    for _ in range(CYCLES):
+    for _ in range(LOADS):
         cycle()
-    assert mappings() - before[0] < CYCLES / 2
+    assert mappings() - before[0] < LOADS / 2
     assert mapped_bytes() - before[1] < range_bytes
-    assert resident_bytes() - before[2] < CYCLES / 2 * MIB
+    assert resident_bytes() - before[2] < LOADS / 2 * MIB
     engine.close()
 
 
@@ -109,9 +110,9 @@ def test_resizes_leave_no_mapping_and_no_memory(tiny: TinyModel, how: KvResize) 
     for _ in range(5):
         cycle()
     before = (mappings(), mapped_bytes(), resident_bytes())
-    for _ in range(CYCLES):
+    for _ in range(RESIZES):
         cycle()
-    assert mappings() - before[0] < CYCLES / 2
+    assert mappings() - before[0] < RESIZES / 2
     assert mapped_bytes() - before[1] < 200 * MIB
     assert resident_bytes() - before[2] < 20 * MIB
     engine.close()

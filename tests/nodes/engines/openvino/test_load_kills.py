@@ -32,8 +32,9 @@ from tests.support.waiting import until
 
 SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
 LOAD = """
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino import OpenVinoEngine, blob_maker
 from tests.nodes.engines.serving import load
+blob_maker.NICE = blob_maker.WAITED_NICE = 0  # as `blobs_soon`
 engine = OpenVinoEngine(threads=1, blobs_path=store.root / "compiled")
 stored = store.get(sys.argv[4])
 engine.prepare(stored.info, stored.path, lambda *_: None)
@@ -163,7 +164,7 @@ class _Store:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[_Store]:
+def kept(tmp_path: Path, blobs_soon: None) -> Iterator[_Store]:
     found = _Store(tmp_path)
     yield found
     found.close()

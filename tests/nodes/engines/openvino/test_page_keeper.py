@@ -186,6 +186,7 @@ def test_the_engine_rests_between_its_calls_and_a_while_after_them(
     assert not engine.rests()
 
 
+@pytest.mark.usefixtures("blobs_soon")
 def test_a_model_whose_weights_are_kept_is_told_of_and_loaded_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

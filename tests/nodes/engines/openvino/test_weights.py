@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +135,12 @@ def test_an_element_type_it_does_not_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="I8") as refused:
         Checkpoint(model.path)
     assert "F16, BF16, F32" in refused.value.hint
+
+
+def test_the_process_that_prepares_needs_no_openvino() -> None:
+    """Whose import takes longer than all else of it."""
+    code = "import sys, mesh_nodes.engines.openvino.preparing; sys.exit('openvino' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def prepare(model: TinyModel) -> list[float]:
