@@ -17,7 +17,7 @@ from mesh.domain.model import WeightPrecision
 from mesh_loader.digests import write_index
 from mesh_loader.prepared_key import openvino_key
 from mesh_loader.source_index import SourceIndex
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 
 def own_source(name: str) -> str:

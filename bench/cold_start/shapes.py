@@ -24,7 +24,7 @@ from mesh_loader.bounded_child import run_bounded
 from mesh_loader.disk import require_free
 from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.support.tiny_model import LlamaShape
 
 DEMO = "135M"

@@ -40,7 +40,7 @@ class Mesh:
     """mesh's engine as a node runs it, with text, stepped in a plain loop."""
 
     def __init__(self, models: Models) -> None:
-        from mesh_nodes.engines.openvino import OpenVinoEngine
+        from mesh_nodes.engines.openvino.engine import OpenVinoEngine
         from mesh_nodes.text_engine import TextEngine
 
         self._model = LoadedModel(

@@ -33,7 +33,7 @@ from mesh_loader.bounded_child import run_bounded
 from mesh_loader.disk import require_free
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import collect
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 I8, I4 = WeightPrecision.I8, WeightPrecision.I4

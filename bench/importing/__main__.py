@@ -25,7 +25,7 @@ from bench.importing.steps import Mark, seconds_by_step
 from bench.printing import errors_told, last_line, rounded, show_status, show_table
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify
 from mesh_loader.store import ModelStore
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 PREPARE, CACHED, STORED = "prepare", "check digests, cached", "check digests, stored"

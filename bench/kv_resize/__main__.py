@@ -38,8 +38,8 @@ from bench.kv_resize.serving import (
 )
 from bench.printing import errors_told, last_line, show_table
 from mesh.cli import output
-from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.kv_cache import KvResize
 
 SIZES_GB = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 RETURN_GB_MIN = 0.1

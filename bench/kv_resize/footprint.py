@@ -11,7 +11,7 @@ from bench.demo_model import stored_model
 from bench.driving import INSTANCE, no_progress, order
 from bench.kv_resize.resident import resident_bytes
 from bench.kv_resize.serving import BATCH, BLOCKS, CONTEXT_TOKENS, Served, draw_prompts, wait_until
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 DECODES = 20
 

@@ -17,8 +17,8 @@ from bench.driving import request
 from mesh.domain.ids import RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import InstanceMemory
-from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.kv_cache import KvResize
 
 BATCH = 32
 CONTEXT_TOKENS = 1024

@@ -32,8 +32,7 @@ from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
-from mesh_nodes.engines.openvino import ENGINE_BYTES
-from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES, estimate
 
 SECONDS = 300.0
 QUICK_SECONDS = 20.0

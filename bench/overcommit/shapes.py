@@ -23,8 +23,8 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadOrder
 from mesh.memory.footprints import SEEN_MIN
 from mesh_loader.store import ModelStore, StoredModel
-from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
-from mesh_nodes.engines.openvino.footprint import KERNEL_SIZES
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES, KERNEL_SIZES
 from tests.support.tiny_model import LlamaShape, write_llama
 
 BILLION = LlamaShape(hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, head_size=64)

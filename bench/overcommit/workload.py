@@ -13,7 +13,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
 from mesh.memory.shares import Share, counted_once
-from mesh_nodes.engines.openvino import ENGINE_BYTES
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 
 FIRST_S = 5.0
 """Each deployment's first burst comes within so much of the start."""

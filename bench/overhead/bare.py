@@ -18,7 +18,7 @@ from bench.overhead.workload import (
 )
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 PREFILL_TOKENS = NodeLimits().prefill_tokens_max
 

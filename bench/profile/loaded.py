@@ -11,7 +11,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, NodeLimits
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import StepResult
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 CONTEXT_TOKENS = 2048
 KV_TOKENS = 49_152

@@ -31,7 +31,7 @@ from mesh.text.grammars import check_grammar, json_grammar
 from mesh.text.tokenizer import TextCodec
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.grammars import constraint_of
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 SCHEMAS = 200
 BATCH = 8

@@ -17,7 +17,7 @@ from mesh_loader.architectures import expected_tensors, shape_of
 from mesh_loader.model_info import info_of_folder
 from mesh_loader.safetensors_file import StoredTensor, header_bytes, write_json
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
 CONTEXT_TOKENS = 1024
 BATCHES = (1, 4, 8, 16)

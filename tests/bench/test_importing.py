@@ -7,7 +7,7 @@ import pytest
 from bench.importing.__main__ import CACHED, PREPARE, STORED, measured, served
 from bench.importing.steps import Mark, seconds_by_step
 from mesh.domain.errors import NotFound
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.loader.tiny_gguf import write_tiny_gguf
 
 

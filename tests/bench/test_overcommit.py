@@ -26,7 +26,7 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import FinishReason
 from mesh.evaluation.load_client import Call
 from mesh.runtime.journal import Decision
-from mesh_nodes.engines.openvino import ENGINE_BYTES
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 
 CALL = Call(

@@ -120,13 +120,16 @@ def _cost_model() -> Engine:
 
 
 def _openvino() -> Engine:
-    from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+    from mesh.domain.model import KvPrecision, WeightPrecision
+    from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
     return OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
 
 
 def _openvino_copying() -> Engine:
-    from mesh_nodes.engines.openvino import KvPrecision, KvResize, OpenVinoEngine, WeightPrecision
+    from mesh.domain.model import KvPrecision, WeightPrecision
+    from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+    from mesh_nodes.engines.openvino.kv_cache import KvResize
 
     return OpenVinoEngine(
         threads=1,

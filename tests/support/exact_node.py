@@ -6,14 +6,11 @@ the same ones wherever it is computed anew.
 
 import sys
 
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh_nodes.engines.choosing import BuiltEngine
 from mesh_nodes.engines.host_memory import own_resident_bytes
-from mesh_nodes.engines.openvino import (
-    ENGINE_BYTES,
-    KvPrecision,
-    OpenVinoEngine,
-    WeightPrecision,
-)
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 from mesh_nodes.main import main
 from mesh_nodes.options import NodeOptions
 from mesh_nodes.text_engine import TextEngine

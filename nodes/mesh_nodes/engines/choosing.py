@@ -56,14 +56,10 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
     if options.engine is EngineName.VLLM:
         return _vllm(options)
     try:
-        from mesh_nodes.engines.openvino import (
-            ENGINE_BYTES,
-            OpenVinoEngine,
-            TrialWish,
-            chosen,
-            release,
-            shape_of_store,
-        )
+        from mesh_nodes.engines.openvino.engine import OpenVinoEngine, release
+        from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
+        from mesh_nodes.engines.openvino.precision_choice import chosen, shape_of_store
+        from mesh_nodes.engines.openvino.trial_wish import TrialWish
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",

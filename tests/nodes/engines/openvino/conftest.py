@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh_nodes.engines.openvino import (
-    KvPrecision,
-    OpenVinoEngine,
-    WeightPrecision,
-    blob_maker,
-)
+from mesh.domain.model import KvPrecision, WeightPrecision
+from mesh_nodes.engines.openvino import blob_maker
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
 from tests.nodes.engines.serving import load
 

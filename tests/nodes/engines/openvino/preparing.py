@@ -5,8 +5,8 @@ The process that a node has for it takes longer to begin than a tiny model's wei
 
 from pathlib import Path
 
+from mesh.domain.model import WeightPrecision
 from mesh_loader.prepared_key import openvino_key
-from mesh_nodes.engines.openvino import WeightPrecision
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.prepared import write_prepared

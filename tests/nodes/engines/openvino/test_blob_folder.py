@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mesh.domain.model import ComputePrecision
-from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, blob_folder, blob_maker
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
+from mesh_nodes.engines.openvino import blob_folder, blob_maker
 from mesh_nodes.engines.openvino.architecture import parse_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker

@@ -18,23 +18,16 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import ComputePrecision, stored_id
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision, stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
-from mesh_nodes.engines.openvino import (
-    KvPrecision,
-    OpenVinoEngine,
-    WeightPrecision,
-    blob_maker,
-    blob_making,
-    exported,
-    shape_blob,
-)
+from mesh_nodes.engines.openvino import blob_maker, blob_making, exported, shape_blob
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob

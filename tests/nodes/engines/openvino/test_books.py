@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import ComputePrecision, ModelInfo
+from mesh.domain.model import ComputePrecision, KvPrecision, ModelInfo, WeightPrecision
 from mesh.memory.footprints import SEEN_MIN
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.books import SIZES_MIN, FootprintBooks
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX, KERNEL_SIZES, Reached, estimate
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import load

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import ModelError, TornModel
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import KvPrecision, ModelInfo
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect, stored_damages
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.tiny_model import write_tiny_llama

@@ -13,11 +13,11 @@ import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedModel
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.model import ComputePrecision
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.compilation import Compiler, capable
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.lanes import LOADING_NICE
 from tests.nodes.engines.openvino.tiny import (

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino import KvPrecision, KvResize, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_nodes.engines.openvino.kv_cache import KvResize
 from tests.nodes.engines.golden import check_golden, golden
 from tests.nodes.engines.serving import load
 

@@ -13,15 +13,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import UnsupportedModel
-from mesh.domain.model import Mixture
+from mesh.domain.model import KvPrecision, Mixture, WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import Compiler
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import activation_bytes
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits

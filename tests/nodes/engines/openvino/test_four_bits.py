@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh_loader.store import ModelStore
-from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, compilation
+from mesh_nodes.engines.openvino import compilation
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.four_bits import (
     EXACT,

@@ -11,13 +11,14 @@ import pytest
 
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.text.assets import read_assets
 from mesh.text.grammars import choice_grammar, json_grammar
 from mesh.text.tokenizer import TextCodec
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.contract.driving import Driver, Running, greedy
 from tests.contract.engine_contract import StoredModel as ContractModel
 

@@ -10,7 +10,7 @@ import pytest
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.openvino.tiny_ir import write_tiny_ir
 from tests.nodes.engines.serving import load, request, run

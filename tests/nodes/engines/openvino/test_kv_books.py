@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import InstanceMemory
-from mesh_nodes.engines.openvino import KvPrecision, KvResize, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_nodes.engines.openvino.kv_cache import KvResize
 from tests.nodes.engines.openvino.residency import (
     mapped_bytes,
     mappings,

@@ -23,7 +23,7 @@ from mesh.domain.request import SamplingParams
 from mesh_loader import locks
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import collect, stored_damages
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request
 from tests.support.killed import begin

@@ -6,10 +6,11 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import KvPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine
 from mesh_nodes.engines.openvino.batch import BatchInputs
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.synthetic import sequences_of
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run

@@ -13,7 +13,7 @@ from typing import Any
 
 from mesh.memory.footprints import SEEN_MIN
 from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino import ENGINE_BYTES
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 
 PRELUDE = """
 import json, sys

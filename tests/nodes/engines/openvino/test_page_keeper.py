@@ -9,8 +9,9 @@ import pytest
 from mesh.domain.errors import TornModel
 from mesh.domain.steps import LoadTier, StepResult
 from mesh_loader.page_cache import cached_share
-from mesh_nodes.engines.openvino import OpenVinoEngine, page_keeper
 from mesh_nodes.engines.openvino import engine as engine_module
+from mesh_nodes.engines.openvino import page_keeper
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny

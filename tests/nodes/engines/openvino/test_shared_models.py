@@ -8,8 +8,8 @@ import pytest
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import InstanceId
-from mesh_nodes.engines.openvino import OpenVinoEngine
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import load
 

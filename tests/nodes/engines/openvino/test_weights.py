@@ -16,10 +16,10 @@ from mesh.domain.errors import Cancelled, StorageError, TornModel, UnsupportedMo
 from mesh.domain.model import WeightPrecision
 from mesh_loader import locks
 from mesh_loader.prepared_key import openvino_key
-from mesh_nodes.engines.openvino import OpenVinoEngine
 from mesh_nodes.engines.openvino import weights as weights_module
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.four_bits import GROUP, FourBits
 from mesh_nodes.engines.openvino.prepared import (
     drop_prepared,

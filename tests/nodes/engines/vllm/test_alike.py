@@ -36,7 +36,8 @@ WAYS = {
 
 @pytest.fixture
 def openvino() -> Iterator[Engine]:
-    from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+    from mesh.domain.model import KvPrecision, WeightPrecision
+    from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
     engine = OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
     yield engine
