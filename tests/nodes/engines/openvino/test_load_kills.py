@@ -32,7 +32,8 @@ from tests.support.waiting import until
 
 SEEDS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
 LOAD = """
-from mesh_nodes.engines.openvino import OpenVinoEngine, blob_maker
+from mesh_nodes.engines.openvino import blob_maker
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.serving import load
 blob_maker.NICE = blob_maker.WAITED_NICE = 0  # as `blobs_soon`
 engine = OpenVinoEngine(threads=1, blobs_path=store.root / "compiled")

@@ -18,10 +18,10 @@ from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 PRELUDE = """
 import json, sys
 from pathlib import Path
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino import OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.serving import load, request, run
 
 def status_bytes(field):
