@@ -270,7 +270,7 @@ faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of f
 	$(BIN)/python -m bench.faults --scenario workloads/fault_conversations.toml --seeds 100
 	$(BIN)/python -m bench.faults --scenario workloads/fault_sharing.toml --seeds 100
 
-# KILLS: so many kills, and so many flips and truncations; of 200 each it takes a quarter of an hour.
+# KILLS: so many kills, and so many flips and truncations; of 200 each it takes two minutes.
 KILLS ?= 200
 faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads and removals, 200 damaged files
 	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \

@@ -71,12 +71,13 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
     asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
     asked += ["--policy", "llm-mesh", "--duration", "2", "--jobs"]
     single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
+    generated = ("--cells", "3B/32", "--policy", "llm-mesh", "--duration", "2", "-o", "json")
+    other = json.loads(paper(*generated).out)
     assert single["workload"] == "trace small.csv, costs as measured"
-    for made in (single, both):
+    for made in (single, both, other):
         for policies in made["cells"].values():
             assert policies["llm-mesh"].pop("seconds") > 0
     assert single == both
-    other = json.loads(paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json").out)
     assert other["cells"]["3B/32"]["llm-mesh"] != single["cells"]["3B/32"]["llm-mesh"]
 
 
@@ -150,10 +151,10 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
 
 
 def test_refusals_are_checked_when_asked() -> None:
-    asked = ("--cells", "3B/32", "--policy", "llm-mesh", "--check-refusals")
-    numbers = json.loads(paper(*asked, "-o", "json").out)["cells"]["3B/32"]["llm-mesh"]
+    asked = ("--cells", "13B/128", "--policy", "llm-mesh", "--duration", "10", "--check-refusals")
+    numbers = json.loads(paper(*asked, "-o", "json").out)["cells"]["13B/128"]["llm-mesh"]
     assert 0 <= numbers["refused_beside_free_link"] <= numbers["requests"] - numbers["met"]
-    assert numbers["refusal_reasons_drawn"] <= sum(numbers["refused"].values())
+    assert 0 < numbers["refusal_reasons_drawn"] <= sum(numbers["refused"].values())
     assert "Refusals, checked" in paper(*asked).out
 
 

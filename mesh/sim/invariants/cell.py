@@ -6,6 +6,7 @@ worked out anew. Before: whoever watches a cell. After: `memory`, for the books 
 """
 
 from collections.abc import Iterable
+from typing import assert_never
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.placement import Placed, find_room
@@ -130,15 +131,15 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
         hold(tried == sorted(tried), "{}: candidates out of order: {}", name, tried)
         known = sorted([instance_id for _, instance_id in tried])
         hold(known == sorted(entry.instances), "{}: candidates are {}", name, known)
+    _check_state(cell, entry)
+
+
+def _check_state(cell: Cell, entry: DeploymentEntry) -> None:
+    """It is ready, or it comes or goes, and somebody has asked for that."""
+    name = entry.spec.name
     if entry.state is DeploymentState.READY:
         hold(entry.deployment is not None, "{} is ready without a model", name)
-    else:
-        _check_changing(cell, entry)
-
-
-def _check_changing(cell: Cell, entry: DeploymentEntry) -> None:
-    """It comes or goes, and somebody has asked for that."""
-    name = entry.spec.name
+        return
     kinds = {o.kind for o in cell.operations.values() if o.name == name}
     match entry.state:
         case DeploymentState.IMPORTING | DeploymentState.SAVING:
@@ -157,6 +158,8 @@ def _check_changing(cell: Cell, entry: DeploymentEntry) -> None:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
         case DeploymentState.GONE:
             hold(False, "{} is gone, and in the books", name)
+        case _:
+            assert_never(entry.state)
 
 
 def _comes(cell: Cell, entry: DeploymentEntry) -> bool:

@@ -6,6 +6,7 @@ the next load if it died meanwhile. Before: `engine`, at a load. After: `remote`
 process that came of it.
 """
 
+import logging
 import os
 import select
 import signal
@@ -31,8 +32,9 @@ REAP_WAIT_S_MAX = 1.0
 END_S_MAX = 5.0
 """For the nursery to end, and for all that it has forked."""
 _POLL_S = 0.01
-
 _MODULE = "mesh_nodes.engines.vllm.nursery"
+
+log = logging.getLogger(__name__)
 
 
 def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> "Spawner":
@@ -199,8 +201,11 @@ class Spawner:
         if self._process is not None:
             # It has nothing to lose, and may be amid its imports.
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # as with those that it has forked
+            try:
                 self._process.wait(END_S_MAX)
+            except subprocess.TimeoutExpired:
+                # Amid a call that no signal ends; nobody speaks to it any more.
+                log.warning("process %d, which started vLLM's, outlives its kill", self.pid)
             self._process = None
             self._end_forked()
 

@@ -14,6 +14,7 @@ import pytest
 from mesh.domain.errors import ModelError, TornModel
 from mesh.domain.model import KvPrecision, ModelInfo
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import LoadTier
 from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect, stored_damages
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
@@ -23,6 +24,7 @@ from tests.support.tiny_model import write_tiny_llama
 
 SEEDS = int(os.environ.get("MESH_DAMAGE_SEEDS", "6"))
 PROMPT = (5, 6, 7, 8)
+IMPORTED = (LoadTier.PREPARED, LoadTier.CACHED)
 
 
 class Damaged:
@@ -34,11 +36,11 @@ class Damaged:
         self.path = root / "models" / info.model_id
         self.engine = self.another_engine()
 
-    def load(self, engine: OpenVinoEngine | None = None) -> None:
-        """As a node does it."""
+    def load(self, engine: OpenVinoEngine | None = None) -> LoadTier | None:
+        """As a node does it; from where it came."""
         engine = engine or self.engine
         engine.prepare(self.info, self.path, lambda *_: None)
-        load(engine, self.info, self.path)
+        return load(engine, self.info, self.path).tier
 
     def another_engine(self, *, imports: bool = True) -> OpenVinoEngine:
         blobs_path = self.store.root / "compiled" if imports else None
@@ -70,7 +72,7 @@ def damaged(whole: Damaged, tmp_path: Path) -> Iterator[Damaged]:
     """With an instance that was imported."""
     shutil.copytree(whole.store.root, tmp_path / "store")
     found = Damaged(tmp_path / "store", whole.info)
-    found.load()
+    assert found.load() in IMPORTED
     yield found
     found.engine.close()
 
@@ -94,7 +96,7 @@ def harm(path: Path, rng: random.Random) -> None:
 def test_whatever_is_damaged_is_named_and_never_computed_with(damaged: Damaged) -> None:
     """While two instances run on the very files that are damaged, one compiled and one imported."""
     compiled = damaged.another_engine(imports=False)
-    damaged.load(compiled)
+    assert damaged.load(compiled) is LoadTier.DISK
     expected = tokens(compiled)
     assert tokens(damaged.engine) == expected
     assert list(stored_damages(damaged.store)) == []

@@ -3,6 +3,7 @@
 Weights are f16 and the KV cache f32; `scripts/golden_families.py` made the expectation.
 """
 
+import shutil
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from mesh.domain.errors import UnsupportedModel
 from mesh.domain.model import KvPrecision, Mixture, WeightPrecision
 from mesh.domain.request import SamplingParams
+from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -108,6 +110,19 @@ def test_the_store_tells_what_of_a_mixture_a_token_takes(tmp_path: Path, name: s
     of_all = replace(info, mixture=None)
     taken, most = (activation_bytes(model, tokens=1, rows=0) for model in (info, of_all))
     assert taken < most, "activations of the experts that a token takes, not of all"
+
+
+def test_the_process_of_a_node_prepares_a_mixture_as_tests_do(tmp_path: Path) -> None:
+    weights = WeightPrecision.I4
+    stored = imported(tmp_path, families()["qwen3-moe"])
+    folder = stored.path / "prepared" / openvino_key(weights)
+    prepare_here(stored.path, weights)
+    here = {path.name: path.read_bytes() for path in folder.iterdir()}
+    shutil.rmtree(folder)
+    engine = OpenVinoEngine(threads=1, weights=weights)
+    engine.prepare(stored.info, stored.path, lambda *_: None)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == here
+    engine.close()
 
 
 @pytest.mark.parametrize("weights", list(WeightPrecision))

@@ -244,7 +244,7 @@ def test_a_preparation_that_is_stopped_or_killed_leaves_nothing_to_be_taken_for_
 
     def stop(phase: str, share: float) -> None:
         told.append(share)
-        if len(told) == 3:  # its process has been started by then
+        if len(told) == 2:  # its process has just been started
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
