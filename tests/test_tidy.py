@@ -1,9 +1,4 @@
-"""Style as a test: long files are on a ratchet, modules say what they do, printing has one place.
-
-`RATCHET` lists the files that are longer than FILE_LINES_MAX, with their length when they were
-listed. It may only shrink: a listed file may not grow, and one that no longer needs its place must
-leave the list.
-"""
+"""Style as a test: modules say what they do, no name is meaningless, printing has one place."""
 
 import ast
 import re
@@ -14,10 +9,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_FOLDERS = ("mesh", "nodes", "loader", "workloads", "load", "bench", "scripts", "tests")
-FILE_LINES_MAX = 450
-FUNCTION_LINES_MAX = 60
-RATCHET: dict[str, int] = {}
-FUNCTION_RATCHET: dict[str, int] = {}
 FORBIDDEN_NAMES = {"utils", "util", "common", "manager", "base", "helper", "helpers", "misc"}
 PRINTERS = ("mesh/cli/output.py", "bench/", "scripts/", "tests/")
 
@@ -39,34 +30,6 @@ def name(path: Path) -> str:
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
     return {name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sources()}
-
-
-def is_test(path: str) -> bool:
-    return path.startswith("tests/")
-
-
-def test_files_are_short_and_the_ratchet_only_shrinks() -> None:
-    long = {}
-    for path in sources():
-        lines = path.read_text(encoding="utf-8").count("\n")
-        if lines > FILE_LINES_MAX and not is_test(name(path)):
-            long[name(path)] = lines
-    grown = {p: n for p, n in long.items() if n > RATCHET.get(p, FILE_LINES_MAX)}
-    assert not grown, f"longer than allowed, split them: {grown}"
-    assert not set(RATCHET) - set(long), "these need their place in RATCHET no more"
-
-
-def test_functions_fit_on_a_screen(trees: dict[str, ast.Module]) -> None:
-    long = {}
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > FUNCTION_LINES_MAX and not is_test(path):
-                    long[f"{path}:{node.name}"] = lines
-    grown = {f: n for f, n in long.items() if n > FUNCTION_RATCHET.get(f, FUNCTION_LINES_MAX)}
-    assert not grown, f"longer than a screen, split them: {grown}"
-    assert not set(FUNCTION_RATCHET) - set(long), "these need their place no more"
 
 
 def test_every_module_says_what_it_does(trees: dict[str, ast.Module]) -> None:
