@@ -81,7 +81,7 @@ class Constraint:
                 if not matcher.is_error():
                     return bits
             said = matcher.get_error()
-        except Exception as error:
+        except BaseException as error:  # a library's panic is no Exception
             said = f"{type(error).__name__}: {error}"
         self.failed = True
         log.error("an answer cannot be kept to its grammar any more: %s", said)
