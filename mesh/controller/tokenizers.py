@@ -164,7 +164,7 @@ class Tokenizers:
         """Raises InvalidInput, with what of it cannot be kept to; Refused as `tokens` does."""
         if grammar not in self._grammars:
             key = sha256(f"{grammar.kind} {grammar.text}".encode(errors="replace")).digest()
-            owner = Owner(tenant=caller().tenant, name="the grammar", key=key)
+            owner = Owner(tenant=caller().tenant, name="grammar", key=key)
             await self._pool.call(owner, None, "check_grammar", grammar, chars=len(grammar.text))
             self._grammars[grammar] = None
             while len(self._grammars) > GRAMMARS_MAX:

@@ -55,6 +55,8 @@ TOKENIZER_BYTES_MAX = 64 << 20
 STRETCH_MAX = 3.0
 """Seconds that may pass for each second of processor time, on a busy machine."""
 START_S_MAX = 30.0
+GRAMMAR_CPU_S = 0.5
+"""What a node builds of it holds up the first tokens of other grammars there."""
 CALL_MEMORY_BYTES = 256 << 20
 CALL_MEMORY_BYTES_PER_CHAR = 256
 """Twice what tokenising takes."""
@@ -247,10 +249,11 @@ class TextPool:
         try:
             return await self._done(_Job(owner, assets, method, arguments, chars, _future()))
         except OverLimit as over:
+            if assets is None:
+                raise InvalidInput(f"{owner.name} {over}", field=owner.name) from None
             raise InvalidInput(
                 f"what the model {owner.name} makes of this text {over}",
-                hint="its tokenizer, its chat template or the grammar is at fault, if the text is "
-                "not; who does this again has to wait",
+                hint="a shorter text may do; else its tokenizer or its chat template is at fault",
             ) from None
 
     async def tried(self, owner: Owner, assets: TextAssets) -> Mapping[str, Any]:
@@ -513,7 +516,9 @@ def _nearness(job: _Job, place: _Place) -> int:
 
 
 def _cpu_s(job: _Job) -> float:
-    size = len(job.assets.tokenizer_json) if job.assets and job.method in _WHOLE else 0
+    if job.assets is None:
+        return GRAMMAR_CPU_S + CALL_CPU_S_PER_CHAR * job.chars
+    size = len(job.assets.tokenizer_json) if job.method in _WHOLE else 0
     return CALL_CPU_S + CALL_CPU_S_PER_CHAR * job.chars + BUILD_CPU_S_PER_BYTE * size
 
 

@@ -242,6 +242,15 @@ async def test_a_grammar_is_checked_in_a_process_and_known_from_then_on() -> Non
         with pytest.raises(InvalidInput, match="cannot be kept to") as caught:
             await shelf.tokenizers.check_grammar(bad)
         assert caught.value.field == "grammar"
+        endless = Grammar(
+            kind=GrammarKind.JSON_SCHEMA, text='{"type": "integer", "multipleOf": 99999999}'
+        )
+        with pytest.raises(InvalidInput, match=r"grammar took more than .* of processor time"):
+            await shelf.tokenizers.check_grammar(endless)
+        with pytest.raises(InvalidInput, match="cannot be kept to"):
+            await shelf.tokenizers.check_grammar(
+                Grammar(kind=GrammarKind.LARK, text="start: start")
+            )
         assert children(shelf.pool) == 1
         await shelf.tokenizers.close()
         await shelf.tokenizers.check_grammar(good)
