@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -59,8 +60,9 @@ class _Texts:
     """What is known of one model's texts."""
 
     name: ModelId
-    assets: TextAssets
     key: bytes
+    tokenizer_bytes: int
+    sampling: SamplingDefaults
     codec: TextCodec | None
     """Where its tokenizer is harmless; it renders chats only if `renders`."""
     renders: bool
@@ -74,7 +76,12 @@ class _Texts:
 
     @property
     def owner(self) -> Owner:
-        return Owner(tenant=caller().tenant, name=self.name, key=self.key)
+        return Owner(
+            tenant=caller().tenant,
+            name=self.name,
+            key=self.key,
+            tokenizer_bytes=self.tokenizer_bytes,
+        )
 
 
 class Tokenizers:
@@ -123,7 +130,7 @@ class Tokenizers:
         return tuple(tokens)
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
-        return (await self._texts(model_id)).assets.sampling
+        return (await self._texts(model_id)).sampling
 
     async def tool_format(self, model_id: ModelId) -> ToolFormat:
         """How the model calls tools, as its chat template tells."""
@@ -187,7 +194,17 @@ class Tokenizers:
         self._builder.shutdown()
 
     async def _called(self, texts: _Texts, method: str, *arguments: Any, chars: int = 0) -> Any:
-        return await self._pool.call(texts.owner, texts.assets, method, *arguments, chars=chars)
+        assets = partial(self._assets, texts.name)
+        return await self._pool.call(texts.owner, assets, method, *arguments, chars=chars)
+
+    def _assets(self, model_id: ModelId) -> TextAssets:
+        assets = self._find(model_id)
+        if assets is None:
+            raise StorageError(
+                f"the registry holds no tokenizer of model {model_id}",
+                hint="delete its deployment and deploy it again",
+            )
+        return assets
 
     async def _texts(self, model_id: ModelId) -> _Texts:
         task = self._building.get(model_id) or self._start(model_id)
@@ -223,12 +240,7 @@ class Tokenizers:
             raise
 
     async def _made(self, model_id: ModelId) -> _Texts:
-        assets = self._find(model_id)
-        if assets is None:
-            raise StorageError(
-                f"the registry holds no tokenizer of model {model_id}",
-                hint="delete its deployment and deploy it again",
-            )
+        assets = self._assets(model_id)
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(self._builder, codec_key, assets)
         for task in self._building.values():
@@ -246,21 +258,24 @@ class Tokenizers:
         if codec is not None and renders:
             return _Texts(
                 name=model_id,
-                assets=assets,
                 key=key,
+                tokenizer_bytes=len(assets.tokenizer_json),
+                sampling=assets.sampling,
                 codec=codec,
                 renders=True,
                 tool_format=codec.tool_format,
                 calls_by_tokens=codec.calls_by_tokens,
                 thinks=codec.thinks,
             )
-        owner = Owner(tenant="", name=model_id, key=key)
+        size = len(assets.tokenizer_json)
+        owner = Owner(tenant="", name=model_id, key=key, tokenizer_bytes=size)
         known = await self._pool.tried(owner, assets)
-        await self._pool.call(owner, assets, "ready")
+        await self._pool.call(owner, lambda: assets, "ready")
         return _Texts(
             name=model_id,
-            assets=assets,
             key=key,
+            tokenizer_bytes=len(assets.tokenizer_json),
+            sampling=assets.sampling,
             codec=codec,
             renders=renders,
             tool_format=ToolFormat(known["tool_format"]),

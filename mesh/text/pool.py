@@ -16,7 +16,7 @@ import sys
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -38,12 +38,16 @@ from mesh.text.child import ERROR, HEAD, OVER_MEMORY, TOKENS, TOKENS_MAX, Reques
 
 CHILDREN_MAX = 2
 """Beside the one for what has been killed or slow."""
-CODECS_MAX = 8
+CODECS_MAX = 16
 """Kept by each child."""
+CODECS_BYTES_MAX = 64 << 20
+"""Of the tokenizer.json of those; in memory they take some twenty times as much."""
 WAITING_MAX = 256
 WAITING_OF_ONE_MAX = 32
 """Requests of one tenant for one model that wait for its turn."""
 WAIT_S_MAX = 10.0
+TRIAL_WAIT_S_MAX = 300.0
+"""A controller that starts tries all of its models, one after the other."""
 CALL_CPU_S = 1.0
 CALL_CPU_S_PER_CHAR = 4e-6
 """Ten times what tokenising takes."""
@@ -70,7 +74,7 @@ APART_S = 600.0
 KILLS_MAX = 2
 """In a row; then the model is refused for `HOLD_S`."""
 HOLD_S = 60.0
-IDLE_S = 10.0
+IDLE_S = 5.0
 """Then the process for what is served apart ends."""
 RECORDS_MAX = 4096
 """Tenants' models of which it is known that they were killed or slow."""
@@ -94,6 +98,11 @@ class Owner:
     name: str
     key: bytes
     """Of the codec, or of the grammar."""
+    tokenizer_bytes: int = 0
+
+
+Assets = Callable[[], TextAssets]
+"""A model's, for a child that has to build its codec: they are too large to be kept at hand."""
 
 
 class _Kind(StrEnum):
@@ -112,7 +121,7 @@ class OverLimit(Exception):
 @dataclass(eq=False, slots=True)
 class _Job:
     owner: Owner
-    assets: TextAssets | None
+    assets: Assets | None
     method: str
     arguments: tuple[Any, ...]
     chars: int
@@ -136,8 +145,8 @@ class _Record:
 class _Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.codecs: OrderedDict[bytes, None] = OrderedDict()
-        """Those that it has built, the latest used last."""
+        self.codecs: OrderedDict[bytes, int] = OrderedDict()
+        """The size of tokenizer.json of those that it has built, the latest used last."""
 
     async def ask(self, request: Request) -> tuple[Any, float]:
         """The answer, and the processor time that it took. Raises MeshError as the child did,
@@ -159,24 +168,27 @@ class _Child:
             raise _error(json.loads(payload))
         return array("I", payload) if kind == TOKENS else json.loads(payload), cpu_s
 
-    async def build(self, key: bytes, assets: TextAssets) -> None:
+    async def build(self, key: bytes, assets: Assets) -> None:
         """A codec, unless it has that one. Raises as `ask` does."""
         if key not in self.codecs:
-            size = len(assets.tokenizer_json)
-            forgotten = tuple(list(self.codecs)[: max(0, len(self.codecs) - CODECS_MAX + 1)])
-            for old in forgotten:
-                del self.codecs[old]
+            made_of, forgotten = assets(), []
+            size = len(made_of.tokenizer_json)
+            while self.codecs and (
+                len(self.codecs) >= CODECS_MAX
+                or sum(self.codecs.values()) + size > CODECS_BYTES_MAX
+            ):
+                forgotten.append(self.codecs.popitem(last=False)[0])
             await self.ask(
                 Request(
                     method="build",
-                    arguments=(assets,),
+                    arguments=(made_of,),
                     codec=key,
-                    forgotten=forgotten,
+                    forgotten=tuple(forgotten),
                     cpu_s=BUILD_CPU_S + BUILD_CPU_S_PER_BYTE * size,
                     memory_bytes=BUILD_MEMORY_BYTES + BUILD_MEMORY_BYTES_PER_BYTE * size,
                 )
             )
-            self.codecs[key] = None
+            self.codecs[key] = size
         self.codecs.move_to_end(key)
 
     async def end(self) -> None:
@@ -235,7 +247,7 @@ class TextPool:
     async def call(
         self,
         owner: Owner,
-        assets: TextAssets | None,
+        assets: Assets | None,
         method: str,
         *arguments: Any,
         chars: int = 0,
@@ -268,7 +280,7 @@ class TextPool:
                 f"{TOKENIZER_BYTES_MAX} are taken"
             )
         try:
-            tried = await self._done(_Job(owner, assets, TRY, (assets,), 0, _future()))
+            tried = await self._done(_Job(owner, lambda: assets, TRY, (assets,), 0, _future()))
         except OverLimit as over:
             raise UnsupportedModel(
                 f"the tokenizer and the chat template of {owner.name} were tried on a few short "
@@ -305,7 +317,8 @@ class TextPool:
                 retry_after_s=1.0,
             )
         self._waiting.append(job)
-        expiry = asyncio.get_running_loop().call_later(WAIT_S_MAX, self._expire, job)
+        wait_s = TRIAL_WAIT_S_MAX if job.method == TRY else WAIT_S_MAX
+        expiry = asyncio.get_running_loop().call_later(wait_s, self._expire, job, wait_s)
         self._begin()
         try:
             return await job.answer
@@ -314,14 +327,14 @@ class TextPool:
             if job in self._waiting:
                 self._waiting.remove(job)
 
-    def _expire(self, job: _Job) -> None:
+    def _expire(self, job: _Job, wait_s: float) -> None:
         if job in self._waiting:
-            message = f"no process was free within {WAIT_S_MAX:.0f} s for {job.owner.name}"
+            message = f"no process was free within {wait_s:g} s for {job.owner.name}"
             _fail(job, Refused(message, reason=RefusalReason.QUEUE_TIMEOUT, retry_after_s=1.0))
 
     def _begin(self) -> None:
         """Serve what can be served now."""
-        for kind in _Kind:
+        for kind in _Kind if self._waiting else ():
             while (free := [p for p in self._places if p.kind is kind and p.job is None]) and (
                 job := self._next(kind)
             ):
@@ -407,10 +420,9 @@ class TextPool:
         place.last = job.whose
         child = place.child
         assert child is not None
-        build_bytes = 0
         if job.assets is not None:
             await child.build(job.owner.key, job.assets)
-            build_bytes = len(job.assets.tokenizer_json) if job.method in _WHOLE else 0
+        build_bytes = job.owner.tokenizer_bytes if job.method in _WHOLE else 0
         return await child.ask(
             Request(
                 method=job.method,
@@ -518,7 +530,7 @@ def _nearness(job: _Job, place: _Place) -> int:
 def _cpu_s(job: _Job) -> float:
     if job.assets is None:
         return GRAMMAR_CPU_S + CALL_CPU_S_PER_CHAR * job.chars
-    size = len(job.assets.tokenizer_json) if job.method in _WHOLE else 0
+    size = job.owner.tokenizer_bytes if job.method in _WHOLE else 0
     return CALL_CPU_S + CALL_CPU_S_PER_CHAR * job.chars + BUILD_CPU_S_PER_BYTE * size
 
 

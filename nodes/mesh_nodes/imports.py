@@ -79,9 +79,13 @@ class TriedImports:
 
 async def _try(source: str, assets: TextAssets, stop: threading.Event) -> None:
     pool = TextPool(children_max=0)
-    trial = asyncio.create_task(
-        pool.tried(Owner(tenant="", name=source, key=codec_key(assets)), assets)
+    owner = Owner(
+        tenant="",
+        name=source,
+        key=codec_key(assets),
+        tokenizer_bytes=len(assets.tokenizer_json),
     )
+    trial = asyncio.create_task(pool.tried(owner, assets))
     try:
         while not (await asyncio.wait([trial], timeout=STOP_POLL_S))[0]:
             if stop.is_set():
