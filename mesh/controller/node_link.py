@@ -18,8 +18,7 @@ from mesh.domain.messages import NodeCommand, NodeHello
 from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
-from mesh.wire.codec_command import command_to_wire, welcome
-from mesh.wire.codec_node import report_from_wire
+from mesh.wire.codec import command_to_wire, report_from_wire, welcome
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture
+from mesh.domain.ranges import Seconds
 from mesh.domain.reasons import DeviceKind
 
 
@@ -86,7 +87,7 @@ class Profile:
     decode: Grid
     scaled_from: str = ""
     """What an estimated profile was scaled from; empty for a measured one."""
-    measured_s: float = 0.0
+    measured_s: Seconds = 0.0
     """How long measuring took."""
     mixture: Mixture | None = None
     """The model's, as ModelInfo has it."""
@@ -108,7 +109,7 @@ class Stalls:
     """
 
     count: int = 0
-    longest_s: float = 0.0
+    longest_s: Seconds = 0.0
     """Lost in the longest: what it took above what was expected."""
-    ago_s: float = 0.0
+    ago_s: Seconds = 0.0
     """Since the last one ended."""

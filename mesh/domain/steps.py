@@ -9,6 +9,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.ranges import Rate, Seconds
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.values import dataclass
 
@@ -74,8 +75,8 @@ class LoadTier(StrEnum):
 class LoadRate:
     """Seconds of a load: a fixed part, and the weights at a rate."""
 
-    fixed_s: float
-    bytes_per_s: float
+    fixed_s: Seconds
+    bytes_per_s: Rate
 
     def load_s(self, weights_bytes: int) -> float:
         return self.fixed_s + weights_bytes / self.bytes_per_s

@@ -19,8 +19,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_command import command_from_wire, rule_of
-from mesh.wire.codec_node import report_to_wire
+from mesh.wire.codec import command_from_wire, report_to_wire, rule_of
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.handshake import why_refused

@@ -2,14 +2,14 @@
 
 One end may run a later version of mesh, with words that the other does not know: another precision,
 say. What is asked or told with such a word has failed, and who waits for it learns why. Before:
-`codec_command` and `codec_node`, which raise. After: the node's answer, or the controller's event.
+`codec`, which raises. After: the node's answer, or the controller's event.
 """
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import ImportFailed, LoadFailed, NodeReport, RequestReturned
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.codec_node import report_from_wire
+from mesh.wire.codec import report_from_wire
 
 
 def refused(command: pb.NodeCommand, error: InvalidInput) -> NodeReport | None:

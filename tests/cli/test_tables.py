@@ -6,9 +6,9 @@ import pytest
 
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.output import Format
-from mesh.v1 import control_pb2
-from mesh.wire.codec_model import spec_to_wire
-from mesh.wire.codec_views import deployment_from_wire
+from mesh.domain.views import DeploymentSnapshot
+from mesh.v1 import control_pb2, model_pb2
+from mesh.wire.codec import to_wire, view_from_wire
 from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY
 
 
@@ -49,12 +49,12 @@ def test_words_that_only_the_controller_knows_are_marked(
 ) -> None:
     there = control_pb2.Deployment(
         state="dreaming",
-        spec=spec_to_wire(replace(CHAT_SMALL.spec, devices=())),
+        spec=to_wire(replace(CHAT_SMALL.spec, devices=()), model_pb2.DeploymentSpec),
         instances=[control_pb2.Instance(instance_id="i1", state="frozen", tier="tape")],
     )
     there.spec.devices.append("npu")
     there.spec.weights = "i2"
-    found = deployment_from_wire(there)
+    found = view_from_wire(there, DeploymentSnapshot)
     output.table(tables.DEPLOYMENTS[:3], [found])
     output.table(tables.INSTANCES[2::5], found.instances)
     assert capsys.readouterr().out == (

@@ -38,7 +38,7 @@ from mesh.domain.text import ChatMessage
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_invoke import invocation_to_wire
+from mesh.wire.codec import invocation_to_wire
 from tests.controller.live import (
     MODEL,
     QUICK,

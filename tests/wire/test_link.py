@@ -24,8 +24,7 @@ from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
 from mesh.wire.channel import bind, server_options
-from mesh.wire.codec_command import command_to_wire, welcome
-from mesh.wire.codec_node import report_from_wire
+from mesh.wire.codec import command_to_wire, report_from_wire, welcome
 from mesh.wire.link import LinkLimits, NodeLink
 from mesh.wire.serving import Guard
 

@@ -32,16 +32,22 @@ from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import (
     CellStatus,
     DeploymentSnapshot,
+    InstanceSnapshot,
     NodeSnapshot,
     ProfileView,
     RequestSnapshot,
 )
 from mesh.v1 import control_pb2, inference_pb2, model_pb2
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.codec_command import command_from_wire, command_to_wire
-from mesh.wire.codec_invoke import event_from_wire
-from mesh.wire.codec_node import report_from_wire, report_to_wire
-from mesh.wire.codec_views import instance_from_wire, status_from_wire, status_to_wire
+from mesh.wire.codec import (
+    command_from_wire,
+    command_to_wire,
+    event_from_wire,
+    report_from_wire,
+    report_to_wire,
+    to_wire,
+    view_from_wire,
+)
 from mesh.wire.unread import refused, report_read
 from tests.wire.strategies import values
 from tests.wire.test_codec import CODECS
@@ -187,16 +193,16 @@ def test_views_keep_words_that_are_not_known_and_all_that_stands_beside(
 def test_refusals_for_a_reason_that_is_not_known_are_counted_by_its_word(
     status: CellStatus,
 ) -> None:
-    message = status_to_wire(status)
+    message = to_wire(status, control_pb2.Status)
     message.refused["too_loud"] = 7
-    found = status_from_wire(message)
+    found = view_from_wire(message, CellStatus)
     refused: dict[str, int] = dict(status.refused)
     assert dict(found.refused) == {**refused, "too_loud?": 7}
     assert plain_fields(found)["refused"] == {**refused, "too_loud": 7}
 
 
 def test_a_word_that_is_not_known_is_none_of_those_that_are_and_marked_for_people() -> None:
-    instance = instance_from_wire(control_pb2.Instance(state="frozen", tier="disk"))
+    instance = view_from_wire(control_pb2.Instance(state="frozen", tier="disk"), InstanceSnapshot)
     assert f"{instance.state}, {instance.tier}" == "frozen?, disk"
     assert isinstance(instance.state, InstanceState)
     assert instance.state not in list(InstanceState)
@@ -204,7 +210,7 @@ def test_a_word_that_is_not_known_is_none_of_those_that_are_and_marked_for_peopl
     with pytest.raises(ValueError, match="frozen"):
         InstanceState("frozen")
     with pytest.raises(InvalidInput, match="Instance lacks state"):
-        instance_from_wire(control_pb2.Instance())
+        view_from_wire(control_pb2.Instance(), InstanceSnapshot)
 
 
 def test_an_answer_that_ends_in_an_unknown_way_is_told_to_its_end() -> None:
