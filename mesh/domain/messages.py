@@ -1,7 +1,9 @@
 """What crosses the link between the controller and a node: commands down, reports up.
 
-Both cores speak in these values; the codecs of `mesh.wire` turn them into protobuf and back, the
-simulator's links carry them as they are. No field is a point in time: ages and spans only.
+Both cores speak in these values; the mapping of `mesh.wire` turns them into protobuf and back, the
+simulator's links carry them as they are. A verb (import, load, unload, resize) and its results are
+declared here once: the node core's actions and events are the same values. No field is a point in
+time: ages and spans only.
 """
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
@@ -263,7 +265,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGone:
-    """Unloaded as commanded, or broken (then `error` and `message` say why)."""
+    """Unloaded as commanded, or ended by itself (then `error` and `message` say why)."""
 
     instance_id: InstanceId
     error: str = ""
@@ -273,7 +275,8 @@ class InstanceGone:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvResized:
     """A ResizeKv has come to its end. `kv_blocks` are in force now: what they were if `error`, the
-    class name in mesh.domain.errors, is set, and more than wanted where a shrink met blocks in use.
+    class name in mesh.domain.errors, is set (the performer leaves that to the core and says 0), and
+    more than wanted where a shrink met blocks in use.
     """
 
     instance_id: InstanceId

@@ -11,20 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.actions import NodeAction
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
-from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.messages import ImportFailed, LoadInstance, NodeCommand, NodeHello, NodeReport
 from mesh.domain.model import WeightPrecision
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    ImportBroke,
-    LinkClosed,
-    LinkOpened,
-    NodeEvent,
-)
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import LoadOrder
 from mesh.runtime.clock import Clock
@@ -174,7 +167,7 @@ class VirtualAgent:
     ) -> None:
         """A virtual node has all the models that it will ever have."""
         self.lanes.post_soon(
-            ImportBroke(
+            ImportFailed(
                 operation_id=operation_id,
                 error="UnknownSource",
                 message=f"a virtual node imports nothing, so not {source} either",
@@ -185,7 +178,7 @@ class VirtualAgent:
     def stop_import(self, operation_id: OperationId) -> None:
         """There is none."""
 
-    def at_hand(self, action: StartLoad) -> LoadOrder:
+    def at_hand(self, action: LoadInstance) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -198,7 +191,7 @@ class VirtualAgent:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:

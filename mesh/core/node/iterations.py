@@ -8,9 +8,15 @@ from mesh.core.node.instances import drop
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import StartUnload
-from mesh.domain.messages import ComputedAhead, ProfileRefined, RequestReturned, TokensReport
-from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
+from mesh.domain.messages import (
+    ComputedAhead,
+    InstanceGone,
+    ProfileRefined,
+    RequestReturned,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
 
@@ -115,7 +121,7 @@ def broken(
     ctx: NodeEventContext,
     node: LocalNode,
     instance: LocalInstance,
-    broke: StepBroke | InstanceBroke,
+    broke: StepBroke | InstanceGone,
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.
@@ -134,7 +140,7 @@ def broken(
     for request in requests:
         ctx.report(_returned(request, broke.error, broke.message))
     measuring.stop(ctx, node, instance)
-    ctx.engine(StartUnload(instance_id=instance.instance_id))
+    ctx.engine(UnloadInstance(instance_id=instance.instance_id))
 
 
 def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBroke) -> None:

@@ -18,6 +18,7 @@ import openvino as ov
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import (
     ComputePrecision,
     Footprint,
@@ -34,10 +35,8 @@ from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     Progress,
-    ResizedKv,
     StepResult,
 )
 from mesh_loader.digests import Verify
@@ -194,7 +193,7 @@ class OpenVinoEngine:
     def tier_of(self, order: LoadOrder) -> LoadTier:
         return LoadTier.HOST if self._shares(order) else LoadTier.DISK
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
         self._check(order)
         shares = self._shares(order)
@@ -224,7 +223,8 @@ class OpenVinoEngine:
         compiled_tier = prepared_tier if found else LoadTier.DISK
         elapsed_s = time.perf_counter() - start_s
         self._wish_for_blob(order, graph, elapsed_s)
-        return LoadedInstance(
+        return InstanceLoaded(
+            instance_id=order.instance_id,
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=elapsed_s,
@@ -269,10 +269,11 @@ class OpenVinoEngine:
         with self._computes():
             return self._instance(instance_id).measure(shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()
         blocks = self._instance(instance_id).resize_kv(kv_blocks)
-        return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
+        elapsed_s = time.perf_counter() - start_s
+        return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         with self._lock:
