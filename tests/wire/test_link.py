@@ -21,11 +21,12 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.runtime.link_life import LinkLimits
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
 from mesh.wire.channel import bind, server_options
 from mesh.wire.codec import command_to_wire, report_from_wire, welcome
-from mesh.wire.link import LinkLimits, NodeLink
+from mesh.wire.link import NodeLink
 from mesh.wire.serving import Guard
 
 HELLO = NodeHello(
@@ -264,15 +265,6 @@ async def test_too_many_waiting_reports_break_the_link() -> None:
         await ends.until(lambda: ends.opened == 2)
         await ends.stop()
     assert "10 reports wait to be sent, which is the limit" in ends.closed[0]
-
-
-async def test_pauses_double_are_bounded_and_spread() -> None:
-    link = Ends("127.0.0.1:1", LinkLimits()).link
-    pauses = [[link._pause_s(failures) for _ in range(50)] for failures in range(12)]
-    assert all(0.05 <= pause <= 0.1 for pause in pauses[0])
-    assert all(2.5 <= pause <= 5.0 for pause in pauses[-1])
-    assert len(set(pauses[3])) > 40
-    link.stop()
 
 
 async def test_stopping_without_a_controller_is_prompt() -> None:
