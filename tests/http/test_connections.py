@@ -108,3 +108,8 @@ async def test_http_1_0_is_answered_without_chunks(http: Edge, stream: bool) -> 
         assert text.endswith(b"data: [DONE]\n\n")
     else:
         assert json.loads(text)["choices"][0]["message"]["content"] == "aa"
+
+
+async def test_a_method_that_is_not_allowed_is_told_with_those_that_are(http: Edge) -> None:
+    response = await http.get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
