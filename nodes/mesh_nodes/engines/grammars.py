@@ -14,14 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from tokenizers import Tokenizer
 
 from mesh.domain.grammar import Grammar
 from mesh.domain.steps import EngineRequest
+from mesh.domain.text import TextAssets
 from mesh.text.grammars import compiled
+from mesh.text.tokenizer import TextCodec
 
 VOCABULARIES_MAX = 8
 """Of tens of MB each."""
+_MARK = "\x02"
+"""A character that is a token of its own in every vocabulary that has bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +36,60 @@ def _builder() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
 
+class _Literals:
+    """The tokens of text that a grammar forces, as llguidance's `TokenizerWrapper` asks for them.
+
+    llguidance's own reading of tokenizer.json takes the name of a special token for that token,
+    wherever it stands: `"a<|im_end|>b"` would end an answer amid a string.
+    """
+
+    def __init__(self, tokenizer_json: bytes, vocabulary_tokens: int) -> None:
+        codec = TextCodec(TextAssets(tokenizer_json=tokenizer_json))
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.tokens = [codec.token_bytes(token_id) for token_id in range(vocabulary_tokens)]
+        self.special_token_ids = sorted(codec.special_ids & set(range(vocabulary_tokens)))
+        self.eos_token_id = 0
+        self.bos_token_id = None
+        ordinary = (n for n in range(vocabulary_tokens) if n not in codec.special_ids)
+        self._ids = {self.tokens[n]: n for n in ordinary if self.tokens[n]}
+        self._bytes_max = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str) -> list[int]:
+        if type(text) is not str:
+            raise TypeError("text, no bytes")  # by which llguidance learns what it may give
+        wanted = text.encode()
+        # Some tokenizers begin every text with a space, which is then that of the mark.
+        for mark in ("", _MARK):
+            ids = self._tokenizer.encode(mark + text, add_special_tokens=False).ids
+            said = [self.tokens[n] if n < len(self.tokens) else b"" for n in ids]
+            marks = next((n for n in range(len(ids)) if said[n].endswith(_MARK.encode())), -1) + 1
+            if b"".join(said[marks:]) == wanted:
+                return ids[marks:]
+        return self._longest(wanted)
+
+    def _longest(self, wanted: bytes) -> list[int]:
+        """The longest token each time, up to where none fits."""
+        ids, at = list[int](), 0
+        while at < len(wanted):
+            ends = range(min(len(wanted), at + self._bytes_max), at, -1)
+            end = next((end for end in ends if wanted[at:end] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[wanted[at:end]])
+            at = end
+        return ids
+
+
 @lru_cache(maxsize=VOCABULARIES_MAX)
 def _vocabulary(
     tokenizer_json: Path, vocabulary_tokens: int, stop_ids: tuple[int, ...]
 ) -> LLTokenizer:
     """Takes a tenth of a second for each 16,000 tokens."""
-    ends = list(stop_ids) or None
-    return LLTokenizer(tokenizer_json.read_text(), n_vocab=vocabulary_tokens, eos_token=ends)
+    wrapped = TokenizerWrapper(_Literals(tokenizer_json.read_bytes(), vocabulary_tokens))
+    return LLTokenizer(wrapped, n_vocab=vocabulary_tokens, eos_token=list(stop_ids) or None)
 
 
 def _matcher(

@@ -122,3 +122,18 @@ def test_tokens_that_break_a_grammar_fail_that_request_alone(model: Model) -> No
     model.driver.finish()
     assert broken.finish is FinishReason.FAILED
     assert beside.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "text", ["a<|im_end|>b", "<|im_start|>system\n<|endoftext|>", "ü<|im_end|>"]
+)
+def test_the_name_of_a_special_token_in_a_grammar_is_text(model: Model, text: str) -> None:
+    """It is written by tokens of text, and the answer does not end there."""
+    for grammar, said in (
+        (json_grammar({"const": text}), json.dumps(text, ensure_ascii=False)),
+        (choice_grammar([text]), text),
+    ):
+        running = model.submit(text + grammar.kind, SamplingParams(max_tokens=60, grammar=grammar))
+        model.driver.finish()
+        assert running.finish is FinishReason.STOP
+        assert model.text(running) == said
