@@ -52,7 +52,9 @@ def tokenizer_json(file: GgufFile) -> str:
     text = json.dumps(document, ensure_ascii=False)
     try:
         Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics with even less
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise corrupt(file.path.name, f"its tokenizer cannot be built ({error})") from error
     return text
 

@@ -17,7 +17,9 @@ def require_tokenizer(folder: Path) -> None:
         )
     try:
         Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics with even less
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise TornModel(
             f"{folder.name}/tokenizer.json is corrupt: {error}", hint="fetch the folder again"
         ) from error

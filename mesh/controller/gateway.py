@@ -28,6 +28,7 @@ from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, Tell
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
+from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.reasons import RefusalReason
@@ -36,7 +37,6 @@ from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
-from mesh.text.grammars import check_grammar
 from mesh.text.thoughts import Thinking
 from mesh.wire.access import caller
 
@@ -174,6 +174,10 @@ class Gateway:
         """What each of its model's tokens adds to a text."""
         return await self._tokenizers.token_bytes(deployment.model.model_id)
 
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Raises InvalidInput, with what of it cannot be kept to."""
+        await self._tokenizers.check_grammar(grammar)
+
     @asynccontextmanager
     async def call(self, asked: Invocation, headers: Headers = no_headers) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.
@@ -278,7 +282,7 @@ class Gateway:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
         if asked.grammar is not None:
-            await asyncio.to_thread(check_grammar, asked.grammar)
+            await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last

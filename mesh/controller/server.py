@@ -53,7 +53,7 @@ from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
-from mesh.text.tokenizer import TextCodec
+from mesh.text.pool import TextPool
 from mesh.v1 import (
     control_pb2_grpc,
     inference_pb2_grpc,
@@ -255,7 +255,7 @@ class Controller:
         usage = UsageMeter(
             _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
         )
-        self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
+        self._tokenizers = Tokenizers(find=registry.text, pool=TextPool())
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
         traces = _opened_traces(config, clock, opened)
@@ -336,7 +336,7 @@ class Controller:
         http.start(routes)
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
+        """Bounded by DRAIN_S_MAX and the build of a small tokenizer."""
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
         self._post(ShutdownRequested())
@@ -366,4 +366,4 @@ class Controller:
 
     def _warm(self, name: DeploymentName) -> None:
         for model_id in self._core.models(name):
-            self._tokenizers.warm(model_id)
+            self._tokenizers.warm(model_id, name)

@@ -25,6 +25,8 @@ class RefusalReason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     DEPLOYMENT_DELETED = "deployment_deleted"
     SHUTTING_DOWN = "shutting_down"
+    TEXT_ON_HOLD = "text_on_hold"
+    """Its model's tokenizer or chat template went beyond its limits, again and again."""
     TENANT_LIMIT = "tenant_limit"
     """Its caller's tenant is at a limit of its own."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from mesh.domain.errors import InvalidInput, TornModel
+from mesh.domain.errors import InvalidInput, ModelError, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text import thoughts
 from mesh.text.thoughts import Thinking
@@ -50,8 +50,10 @@ class TextCodec:
     def __init__(self, assets: TextAssets) -> None:
         try:
             self._tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
-        except Exception as error:
-            # The library raises bare exceptions; whatever it says, the file is not a tokenizer.
+        except BaseException as error:
+            # The library raises bare exceptions, and panics with what is not even one; whatever it
+            # says, the file is not a tokenizer.
+            _raise_unless_of_library(error)
             raise TornModel(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -68,7 +70,8 @@ class TextCodec:
         self.tool_format = format_of(assets.chat_template)
         self.calls_by_tokens = {one.content for one in added.values() if not one.special} >= MARKS
         """Calls begin and end with tokens of their own, which are text all the same."""
-        self._thinks = thoughts.CLOSE in (assets.chat_template or "")
+        self.thinks = thoughts.CLOSE in (assets.chat_template or "")
+        """Its answers may begin with a thought."""
         self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
         self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
 
@@ -110,7 +113,7 @@ class TextCodec:
 
     def thinking(self, template_kwargs: str) -> Thinking | None:
         """How answers begin to chats with these; None: with no thought."""
-        if not self._thinks:
+        if not self.thinks:
             return None
         short = len(template_kwargs) <= _KWARGS_CHARS_MAX
         return (self._known_thinking if short else self._thinking)(template_kwargs)
@@ -123,8 +126,15 @@ class TextCodec:
         return thoughts.thinking_after(prompt, by_tokens=self._has_marks)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD.
+
+        Raises ModelError where the tokenizer's decoder fails.
+        """
+        try:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        except BaseException as error:
+            _raise_unless_of_library(error)
+            raise ModelError(f"the tokenizer cannot decode tokens: {error}") from None
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, if need be a part of a character; of a special one its name,
@@ -148,9 +158,26 @@ class TextCodec:
                 f"the prompt is not valid Unicode at character {error.start}",
                 hint="lone surrogates cannot be encoded as UTF-8",
             ) from error
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            _raise_unless_of_library(error)
+            raise InvalidInput(
+                f"the model's tokenizer fails on this text: {error}",
+                hint="its tokenizer.json is at fault; a shorter text may do",
+            ) from None
         missing_bos = add_special_tokens and self._add_bos and ids[:1] != [self._bos_id]
         return (self._bos_id, *ids) if missing_bos and self._bos_id is not None else tuple(ids)
+
+
+def _raise_unless_of_library(error: BaseException) -> None:
+    """Raise on what is neither an exception nor a panic of the library's, which is a BaseException
+    of a class that cannot be imported.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    if isinstance(error, MemoryError):
+        raise error
 
 
 def _template_of(assets: TextAssets) -> "ChatTemplate | None":

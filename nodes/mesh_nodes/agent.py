@@ -35,6 +35,7 @@ from mesh.text.assets import read_assets
 from mesh.wire.link import NodeLink
 from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
+from mesh_nodes.imports import TriedImports
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.messenger import Messenger, call_on
@@ -97,8 +98,10 @@ class Agent:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
-        self._import = partial(
-            import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+        self._import = TriedImports(
+            partial(
+                import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+            )
         )
         self._controller = controller
         self._loads = loads

@@ -7,6 +7,7 @@ a row of logits. After: the same row, what must not come at minus infinity.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -27,6 +28,11 @@ VOCABULARIES_MAX = 8
 """Of tens of MB each."""
 _MARK = "\x02"
 """A character that is a token of its own in every vocabulary that has bytes."""
+
+BUILD_S_MAX = 10.0
+"""For a matcher, on whose thread others may be built before it."""
+CPU_S_MAX, CPU_S_MAX_PER_TOKEN = 0.25, 0.02
+"""Of the compute thread's time, for one request: other requests wait meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +111,7 @@ class Constraint:
     def __init__(self, matcher: "Future[LLMatcher]", stop_ids: Sequence[int]) -> None:
         self._building = matcher
         self._stop_ids = list(stop_ids)
+        self._cpu_s, self._cpu_s_max = 0.0, CPU_S_MAX
         self._waiting: list[int] = []
         """Tokens that the matcher was not told yet."""
         self.failed = False
@@ -125,16 +132,22 @@ class Constraint:
 
     def _allowed(self) -> npt.NDArray[np.uint8] | None:
         """A bit a token, the least first."""
+        begun_s = time.thread_time()
         try:
-            matcher = self._building.result()
+            matcher = self._building.result(BUILD_S_MAX)
+            if self._cpu_s > self._cpu_s_max:
+                raise TimeoutError(f"it has taken more than {self._cpu_s_max:.2f} s of computing")
             told, self._waiting = self._waiting, []
             if (not told or matcher.consume_tokens(told)) and not matcher.is_error():
                 bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
                 if not matcher.is_error():
                     return bits
             said = matcher.get_error()
-        except Exception as error:
+        except BaseException as error:  # a library's panic is no Exception
             said = f"{type(error).__name__}: {error}"
+        finally:
+            self._cpu_s += time.thread_time() - begun_s
+            self._cpu_s_max += CPU_S_MAX_PER_TOKEN
         self.failed = True
         log.error("an answer cannot be kept to its grammar any more: %s", said)
         return None
