@@ -145,6 +145,9 @@ class InstanceReport:
     stalls: Stalls = Stalls()
     kv_blocks_cached: int = 0
     """Kept for requests to come, beside those used."""
+    off_p50: float = 0.0
+    off_p95: float = 0.0
+    """By what share predictions of its last iterations were off; 0 where none was."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -349,7 +352,9 @@ class ProfileDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRefined:
-    """Iterations of an instance have told where its measured profile was off."""
+    """What predicts an instance's iterations is better known: they have told where its profile was
+    off, or some sizes were timed while its node had nothing else to do.
+    """
 
     instance_id: InstanceId
     profile: Profile

@@ -35,7 +35,12 @@ from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
-from mesh.wire.codec_profile import factor_from_wire, stalls_from_wire, stalls_to_wire
+from mesh.wire.codec_profile import (
+    factor_from_wire,
+    share_from_wire,
+    stalls_from_wire,
+    stalls_to_wire,
+)
 from mesh.wire.codec_profiling import profile_report_from_wire, profile_report_to_wire
 from mesh.wire.codec_request import tokens_from_wire, tokens_to_wire
 from mesh.wire.malformed import identifier, known, member, nothing_known, require
@@ -261,6 +266,8 @@ def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:
         correction_planned=report.correction_planned,
         stalls=stalls_to_wire(report.stalls),
         kv_blocks_cached=report.kv_blocks_cached,
+        off_p50=report.off_p50,
+        off_p95=report.off_p95,
         prefixes=report.prefixes,
     )
 
@@ -283,5 +290,7 @@ def _instance_from_wire(message: pb.InstanceReport) -> InstanceReport:
         ),
         stalls=stalls_from_wire(message.stalls),
         kv_blocks_cached=message.kv_blocks_cached,
+        off_p50=share_from_wire(message.off_p50, message, "off_p50"),
+        off_p95=share_from_wire(message.off_p95, message, "off_p95"),
         prefixes=tuple(message.prefixes),
     )

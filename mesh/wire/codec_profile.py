@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, Profile, Stalls
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, ProfileSource
 from mesh.v1 import profile_pb2 as pb
 from mesh.wire.codec_model import mixture_from_wire, mixture_to_wire
 from mesh.wire.malformed import Words, identifier, member, require
@@ -37,6 +37,9 @@ def profile_to_wire(profile: Profile) -> pb.Profile:
         scaled_from=profile.scaled_from,
         measured_s=profile.measured_s,
         mixture=mixture_to_wire(profile.mixture),
+        source=profile.source,
+        shape=profile.shape,
+        measured_as=profile.measured_as,
     )
 
 
@@ -56,6 +59,9 @@ def profile_from_wire(message: pb.Profile, words: Words = member) -> Profile:
         scaled_from=message.scaled_from,
         measured_s=_seconds(message.measured_s, "Profile.measured_s"),
         mixture=mixture_from_wire(message),
+        source=words(ProfileSource, message.source or ProfileSource.SURVEY, message, "source"),
+        shape=message.shape,
+        measured_as=message.measured_as,
     )
 
 
@@ -89,6 +95,11 @@ def factor_from_wire(value: float, message: Message, field: str) -> float:
             f"{message.DESCRIPTOR.name}.{field} is {value:g}; it must be above 0 and finite"
         )
     return value or 1.0
+
+
+def share_from_wire(value: float, message: Message, field: str) -> float:
+    """By what share something is off."""
+    return _seconds(value, f"{message.DESCRIPTOR.name}.{field}")
 
 
 def stalls_to_wire(stalls: Stalls) -> pb.Stalls:

@@ -11,7 +11,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
 from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 from mesh.domain.usage import Usage
@@ -44,6 +44,7 @@ from mesh.wire.codec_profile import (
     factor_from_wire,
     profile_from_wire,
     profile_to_wire,
+    share_from_wire,
     stalls_from_wire,
     stalls_to_wire,
 )
@@ -75,6 +76,9 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         correction_planned=instance.correction_planned,
         stalls=stalls_to_wire(instance.stalls),
         profile=instance.profile,
+        profile_source=instance.profile_source or "",
+        off_p50=instance.off_p50,
+        off_p95=instance.off_p95,
         tier=instance.tier or "",
         load_expected_s=instance.load_expected_s,
         load_planned_s=instance.load_planned_s,
@@ -109,6 +113,13 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         ),
         stalls=stalls_from_wire(message.stalls),
         profile=message.profile,
+        profile_source=(
+            shown(ProfileSource, message.profile_source, message, "profile_source")
+            if message.profile_source
+            else None
+        ),
+        off_p50=share_from_wire(message.off_p50, message, "off_p50"),
+        off_p95=share_from_wire(message.off_p95, message, "off_p95"),
         tier=shown(LoadTier, message.tier, message, "tier") if message.tier else None,
         load_expected_s=message.load_expected_s,
         load_planned_s=message.load_planned_s,
