@@ -10,7 +10,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Operati
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.ranges import Count, Factor, Name, Seconds
+from mesh.domain.ranges import Count, Factor, Name, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
@@ -148,6 +148,9 @@ class InstanceReport:
     stalls: Stalls = Stalls()
     kv_blocks_cached: int = 0
     """Kept for requests to come, beside those used."""
+    off_p50: Share = 0.0
+    off_p95: Share = 0.0
+    """By what share predictions of its last iterations were off; 0 where none was."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -353,7 +356,9 @@ class ProfileDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRefined:
-    """Iterations of an instance have told where its measured profile was off."""
+    """What predicts an instance's iterations is better known: they have told where its profile was
+    off, or some sizes were timed while its node had nothing else to do.
+    """
 
     instance_id: InstanceId
     profile: Profile

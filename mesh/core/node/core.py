@@ -87,6 +87,8 @@ class NodeCore:
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
+        if isinstance(event, _DISTURBING):
+            self._node.note_disturbed(now_s)
         self._dispatch(ctx, event)
         self._grant(ctx, primes=_is_calm(event))
         return ctx.ordered()
@@ -165,7 +167,8 @@ class NodeCore:
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
-                    loaded.prime(shapes)
+                    most = self._limits.prefill_tokens_max if shapes else 0
+                    loaded.prime(shapes, surveyed_chunk=most)
             case KvResized():
                 instances.resized(ctx, self._node, event)
             case ImportProgress() | ImportDone() | ImportFailed():
@@ -273,6 +276,10 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+_DISTURBING = CommandReceived | StepFinished | StepBroke | InstanceLoaded | LinkOpened
+"""After these a request is likelier than after others: a survey that nobody asked for waits."""
 
 
 def _tell_changed(ctx: NodeEventContext, instance: LocalInstance) -> None:

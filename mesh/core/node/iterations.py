@@ -11,7 +11,6 @@ from mesh.core.node.state import LocalNode
 from mesh.domain.messages import (
     ComputedAhead,
     InstanceGone,
-    ProfileRefined,
     RequestReturned,
     TokensReport,
     UnloadInstance,
@@ -44,7 +43,10 @@ def learn(
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
         shape, each_s = result.shape, measured_s / result.iterations
-        instance.refinement.note(shape, each_s, correction.factor(now_s - measured_s))
+        factor = correction.factor(now_s - measured_s)
+        if not on_trial:
+            instance.note_error(measured_s, predicted_s * factor)
+            instance.refinement.note(shape, each_s, factor)
         correction.observe(measured_s, predicted_s, now_s, shape)
         if on_trial and not correction.trial_left:
             share_trials(node.instances.values(), now_s)
@@ -53,17 +55,15 @@ def learn(
 def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:
     """Predict by what iterations have told of profiles, and have the cell do so."""
     for instance in node.instances.values():
-        profile = instance.refinement.refined(ctx.now_s)
-        if profile is not None and instance.state is LocalState.READY:
+        factor = instance.correction.factor(ctx.now_s)
+        profile = instance.refinement.refined(ctx.now_s, factor)
+        if profile is None or instance.state is not LocalState.READY:
+            continue
+        if instance.profile.measured:
             instance.refine_profile(profile)
-            ctx.report(
-                ProfileRefined(
-                    instance_id=instance.instance_id,
-                    profile=profile,
-                    correction=instance.correction.factor(ctx.now_s),
-                    correction_planned=instance.correction.planned(ctx.now_s),
-                )
-            )
+        else:
+            instance.use_profile(profile)
+        ctx.report(instance.tell_profile(ctx.now_s))
 
 
 def step_finished(
