@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError
+from mesh_loader.bounded_child import end_first
 from mesh_loader.protocol import Reporter, error_line, model_line, write_line
 from mesh_loader.store import ModelStore
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     if options.parent is not None:
         _die_with(options.parent)
     os.nice(NICE)
+    end_first()
     signal.signal(signal.SIGTERM, _stop)
     try:
         store = ModelStore(
