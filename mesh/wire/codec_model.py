@@ -133,6 +133,7 @@ def assets_to_wire(assets: TextAssets) -> pb.TextAssets:
             top_p=assets.sampling.top_p,
             top_k=assets.sampling.top_k,
             repetition_penalty=assets.sampling.repetition_penalty,
+            min_p=assets.sampling.min_p,
         ),
     )
 
@@ -155,6 +156,7 @@ def _sampling_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
         top_p=message.top_p if message.HasField("top_p") else None,
         top_k=message.top_k if message.HasField("top_k") else None,
         repetition_penalty=penalty,
+        min_p=message.min_p if message.HasField("min_p") else None,
     )
 
 
