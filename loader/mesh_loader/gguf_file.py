@@ -47,7 +47,7 @@ TEXT_BYTES_MAX = 4 << 20
 TOKEN_CHARS_MAX = 4096
 DEFAULT_ALIGNMENT_BYTES = 32
 
-_SCALARS: dict[int, struct.Struct] = {
+SCALARS: dict[int, struct.Struct] = {
     GGUFValueType.UINT8: struct.Struct("<B"),
     GGUFValueType.INT8: struct.Struct("<b"),
     GGUFValueType.UINT16: struct.Struct("<H"),
@@ -168,7 +168,7 @@ class _Cursor:
         return data
 
     def scalar(self, kind: int) -> int | float | bool:
-        layout = _SCALARS[kind]
+        layout = SCALARS[kind]
         value: int | float | bool = layout.unpack(self.take(layout.size))[0]
         return value
 
@@ -230,7 +230,7 @@ def _read(cursor: _Cursor, path: Path) -> GgufFile:
 
 
 def _value(cursor: _Cursor, kind: int, nesting: int) -> MetadataValue:
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return cursor.scalar(kind)
     if kind == GGUFValueType.STRING:
         return cursor.text()
@@ -243,8 +243,8 @@ def _value(cursor: _Cursor, kind: int, nesting: int) -> MetadataValue:
     if cursor.items > ARRAY_ITEMS_MAX:
         what = f"its arrays hold {cursor.items} items or more, more than {ARRAY_ITEMS_MAX}"
         raise corrupt(cursor.name, what)
-    if item_kind in _SCALARS:
-        layout = _SCALARS[item_kind]
+    if item_kind in SCALARS:
+        layout = SCALARS[item_kind]
         data = cursor.take(length * layout.size)
         numbers: list[MetadataValue] = np.frombuffer(data, layout.format).tolist()
         return numbers
