@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
             options.store,
             download_bytes_per_s=options.download_rate,
             as_is=options.as_is.split(",") if options.as_is else (),
+            plain=options.plain,
         )
         stored = store.import_model(options.source, Reporter().report)
     except MeshError as error:
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb.add_argument(
         "--as-is", metavar="A,B", help="architectures that may be taken without mesh's knowing them"
+    )
+    verb.add_argument(
+        "--plain", action="store_true", help="refuse what its makers quantised, before it is read"
     )
     verb.add_argument("--parent", type=int, help="end when the process with this id ends")
     return parser

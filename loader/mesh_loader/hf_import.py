@@ -79,10 +79,12 @@ class HfPlan:
         return self.parameters
 
 
-def plan_hf(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> HfPlan | ConvertPlan:
+def plan_hf(
+    path: Path, *, own_files: bool, as_is: Collection[str] = (), plain: bool = False
+) -> HfPlan | ConvertPlan:
     """The plan for a folder with a config.json, after its weights' headers have been checked.
     `as_is`: architectures, by transformers' classes, that the importing node's engine reads without
-    mesh's knowing them.
+    mesh's knowing them. `plain`: it computes no weights that their makers quantised.
 
     Raises TornModel or UnsupportedModel with the name of the file that is to blame.
     """
@@ -91,7 +93,7 @@ def plan_hf(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> HfPl
     companions(path)
     require_tokenizer(path)
     method = quantisation_of(path, config)
-    check_served(method, path.name)
+    check_served(method, path.name, plain=plain)
     weights = _weight_files(path)
     native = config.get("model_type") in NATIVE_ARCHITECTURES
     if not weights or not (native or as_is or method):

@@ -23,7 +23,7 @@ from mesh_loader.config_keys import (
     check_config,
 )
 from mesh_loader.model_files import opened
-from mesh_loader.quantisation import quantisation_of
+from mesh_loader.quantisation import check_served, quantisation_of
 
 CONFIG_BYTES_MAX = 16 << 20
 """Of a configuration; indexes of shards, the longest in use, take some 5 MB."""
@@ -109,6 +109,15 @@ def companions(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         read.append(config)
     generation, tokenizer = read
     return generation, tokenizer
+
+
+def check_quantised(folder: Path, *, plain: bool) -> None:
+    """As `check_served`, of a folder that may have nothing but its configurations yet. Raises
+    TornModel for one that cannot be read.
+    """
+    if (folder / "config.json").is_file():
+        config = read_json(folder / "config.json")
+        check_served(quantisation_of(folder, config), folder.name, plain=plain)
 
 
 def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:

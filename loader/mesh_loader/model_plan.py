@@ -36,9 +36,11 @@ class Plan(Protocol):
         ...
 
 
-def plan_import(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> Plan:
+def plan_import(
+    path: Path, *, own_files: bool, as_is: Collection[str] = (), plain: bool = False
+) -> Plan:
     """The plan for a file or folder; with `own_files` its files may be linked instead of copied.
-    `as_is`: see `plan_hf`.
+    `as_is`, `plain`: see `plan_hf`.
 
     Raises TornModel or UnsupportedModel, with the name of the file that is to blame.
     """
@@ -56,7 +58,7 @@ def plan_import(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> 
     if (path / IR_XML).is_file():
         return plan_ir(path, own_files=own_files)
     if (path / "config.json").is_file():
-        return plan_hf(path, own_files=own_files, as_is=as_is)
+        return plan_hf(path, own_files=own_files, as_is=as_is, plain=plain)
     ggufs = sorted(file.name for file in path.glob("*.gguf"))
     if ggufs:
         raise UnsupportedModel(
