@@ -142,14 +142,19 @@ def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None 
     return int(value)
 
 
-def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
-    if shape.heads % shape.kv_heads:
-        raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
-    rotary = int(shape.head_size * config.get("partial_rotary_factor", 1.0))
+def check_rotary(shape: Shape, partial: float | None, name: str) -> None:
+    """Raises TornModel where the rotated part of a head, by default all of it, is no pairs."""
+    rotary = int(shape.head_size * (1.0 if partial is None else partial))
     if rotary < 2 or rotary % 2 or shape.head_size % 2:
         raise TornModel(
             f"{name}: of heads of {shape.head_size} elements {rotary} are to be rotated, in pairs"
         )
+
+
+def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
+    if shape.heads % shape.kv_heads:
+        raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    check_rotary(shape, config.get("partial_rotary_factor"), name)
     types = config.get("layer_types")
     if types is not None and len(types) < shape.layers:
         raise TornModel(f"{name}: {len(types)} layer_types for {shape.layers} layers")
@@ -160,7 +165,7 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
         "use_bidirectional_attention": config.get("use_bidirectional_attention") is True,
         "mlp_bias": config.get("mlp_bias") is True,
         activation: config.get(activation, activations[0]) not in activations,
-        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0
+        "partial_rotary_factor": config.get("partial_rotary_factor") not in (None, 1.0)
         and shape.architecture != "phi3",
     }
     for key, found in unusual.items():

@@ -26,6 +26,7 @@ from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import (
     CONFIG_BYTES_MAX,
+    INDEX_BYTES_MAX,
     TEMPLATE_BYTES_MAX,
     TOKENIZER_BYTES_MAX,
     companions,
@@ -192,7 +193,7 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
     A whole file comes before an index, which may be left over from shards: so does transformers.
     """
     if (path / INDEX).is_file() and not (path / WEIGHTS).is_file():
-        weight_map = read_json(path / INDEX).get("weight_map")
+        weight_map = read_json(path / INDEX, INDEX_BYTES_MAX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise TornModel(f"{path.name}/{INDEX} has no weight_map")
         shards = sorted({str(shard) for shard in weight_map.values()})

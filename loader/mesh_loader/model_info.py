@@ -25,8 +25,12 @@ from mesh_loader.config_keys import (
 from mesh_loader.model_files import opened
 from mesh_loader.quantisation import check_served, quantisation_of
 
-CONFIG_BYTES_MAX = 16 << 20
-"""Of a configuration; indexes of shards, the longest in use, take some 5 MB."""
+CONFIG_BYTES_MAX = 4 << 20
+"""Of a configuration; the longest in use take about 1 MB."""
+INDEX_BYTES_MAX = 32 << 20
+"""Of an index of shards; the longest in use take some 10 MB."""
+CONTAINER_BYTES_LEAST = 16
+"""In the mean over a file as long as it may be: reading millions of empty lists takes a minute."""
 TOKENIZER_BYTES_MAX = 56 << 20
 """Of a tokenizer.json, which goes to the controller in one message; the largest take 35 MB."""
 TEMPLATE_BYTES_MAX = TEMPLATE_CHARS_MAX
@@ -122,8 +126,14 @@ def check_quantised(folder: Path, *, plain: bool) -> None:
 
 def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     """A JSON object from a file. Raises TornModel, with the file's name, for anything else."""
+    data = read_bounded(path, bytes_max)
+    containers = data.count(b"[") + data.count(b"{")
+    if containers > bytes_max // CONTAINER_BYTES_LEAST:
+        raise TornModel(
+            f"{path.name} holds {containers} lists and objects, more than any such file"
+        )
     try:
-        value = json.loads(read_bounded(path, bytes_max))
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise TornModel(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

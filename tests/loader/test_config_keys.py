@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelInfo
 from mesh_loader.config_keys import CONFIG, ROPE, shown
-from mesh_loader.hf_import import plan_hf
+from mesh_loader.hf_import import HfPlan, plan_hf
 from mesh_loader.model_info import read_json, stop_token_ids
 from mesh_loader.model_plan import plan_import
 from mesh_loader.safetensors_file import read_whole
@@ -105,6 +106,7 @@ def test_what_a_rotary_scaling_holds_is_checked_wherever_it_stands(
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "do not divide into 2 KV heads"),
         ({"head_dim": 7}, "in pairs"),
         ({"partial_rotary_factor": 0.01}, "0 are to be rotated"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "3 are to be rotated"),
         ({"eos_token_id": 2**70}, "eos_token_id should be an integer"),
         ({"eos_token_id": [0] * 10**6}, "eos_token_id should be an integer"),
         ({"eos_token_id": "</s>"}, "eos_token_id should be an integer"),
@@ -163,6 +165,14 @@ def test_a_configuration_of_gigabytes_is_not_read(folder: Path) -> None:
         read_json(folder / "config.json")
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_configuration_of_a_million_lists_is_not_read(folder: Path, file: str) -> None:
+    (folder / file).write_text('{"a": [' + "[]," * 1_000_000 + "1]}")
+    with pytest.raises(TornModel, match=f"{file} holds 1000002 lists and objects"):
+        plan_hf(folder, own_files=False)
+
+
 def test_a_model_within_all_ranges_is_imported_and_its_numbers_fit_a_message(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +190,16 @@ def test_the_engine_checks_what_was_stored_before(folder: Path) -> None:
         parse_architecture({**said, "rope_theta": float("nan")})
     with pytest.raises(TornModel, match="tie_word_embeddings should be true or false"):
         parse_architecture({**said, "tie_word_embeddings": "false"})
+
+
+@pytest.mark.parametrize("key", [*CONFIG, "torch_dtype", "quantization_config"])
+def test_null_is_as_absent_or_refused_by_name(folder: Path, key: str) -> None:
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, key: None}))
+    with suppress(ModelError):
+        plan = plan_hf(folder, own_files=False)
+        assert isinstance(plan, HfPlan)
+        parse_architecture(plan.config)
 
 
 def test_added_tokens_of_null_are_none(tmp_path: Path) -> None:
