@@ -11,6 +11,7 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import Mixture
+from mesh_loader.config_keys import CONFIG, SIZE, check_config, shown
 
 GEMMAS = ("gemma2", "gemma3_text")
 MIXTURES = ("qwen2_moe", "qwen3_moe")
@@ -20,7 +21,6 @@ GGUF_ARCHITECTURES = {
 }
 """By llama.cpp's names."""
 NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", *GEMMAS, *MIXTURES)
-LAYERS_MAX = 1024
 
 ARCHITECTURE_HINT = (
     f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; other Hugging Face folders are exported "
@@ -80,13 +80,12 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         raise UnsupportedModel(
             f"{name}: architecture {architecture} is not one that mesh runs", hint=ARCHITECTURE_HINT
         )
+    check_config(config, name)
     hidden, heads = (
         size_in(config, "hidden_size", name),
         size_in(config, "num_attention_heads", name),
     )
     layers = size_in(config, "num_hidden_layers", name)
-    if layers > LAYERS_MAX:
-        raise TornModel(f"{name}: {layers} layers, more than {LAYERS_MAX}")
     mixture, gemma = architecture in MIXTURES, architecture in GEMMAS
     shape = Shape(
         architecture=architecture,
@@ -134,17 +133,31 @@ def mixture_of(config: Mapping[str, Any], name: str) -> Mixture | None:
 
 
 def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
-    """A positive integer of a config. Raises TornModel, with the file's name, for anything else."""
-    value = config.get(key)
+    """A size of a config. Raises TornModel, with the file's name, for anything else."""
+    value: Any = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TornModel(f"{name}: {key} should be a positive integer, it is {value!r}")
-    return value
+    kind = CONFIG.get(key, SIZE)
+    if not kind.takes(value):
+        raise TornModel(f"{name}: {key} should be {kind}, it is {shown(value)}")
+    return int(value)
+
+
+def check_rotary(shape: Shape, partial: float | None, name: str) -> None:
+    """Raises TornModel where the rotated part of a head, by default all of it, is no pairs."""
+    rotary = int(shape.head_size * (1.0 if partial is None else partial))
+    if rotary < 2 or rotary % 2 or shape.head_size % 2:
+        raise TornModel(
+            f"{name}: of heads of {shape.head_size} elements {rotary} are to be rotated, in pairs"
+        )
 
 
 def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
     if shape.heads % shape.kv_heads:
         raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    check_rotary(shape, config.get("partial_rotary_factor"), name)
+    types = config.get("layer_types")
+    if types is not None and len(types) < shape.layers:
+        raise TornModel(f"{name}: {len(types)} layer_types for {shape.layers} layers")
     gemma = shape.architecture in GEMMAS
     activation = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
     activations = ("gelu_pytorch_tanh",) if gemma else ("silu", "swish")
@@ -152,7 +165,7 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
         "use_bidirectional_attention": config.get("use_bidirectional_attention") is True,
         "mlp_bias": config.get("mlp_bias") is True,
         activation: config.get(activation, activations[0]) not in activations,
-        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0
+        "partial_rotary_factor": config.get("partial_rotary_factor") not in (None, 1.0)
         and shape.architecture != "phi3",
     }
     for key, found in unusual.items():

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
 from mesh_loader.architectures import GGUF_ARCHITECTURES
+from mesh_loader.config_keys import check_config
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -47,6 +48,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if heads < 1 or hidden_size < 1:
         raise corrupt(name, f"{heads} heads over an embedding of {hidden_size}")
     head_size = _head_size(file, architecture, hidden_size // heads)
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_size}
+    check_config(sizes, name)
     return {
         "model_type": GGUF_ARCHITECTURES[architecture],
         "architectures": [f"{architecture.capitalize()}ForCausalLM"],
@@ -137,6 +140,8 @@ def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str
 def _llama3_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str, Any] | None:
     """The parameters behind a tensor of frequency factors; the largest of them is `factor`."""
     stored = read_small(file, "rope_freqs.weight")
+    if stored.size != head_size // 2 or not np.isfinite(stored).all() or stored.min() <= 0.0:
+        raise UnsupportedModel(f"{file.path.name}: rope_freqs.weight is not Llama 3's scaling")
     factor = round(float(stored.max()), 4)
     if factor == 1.0 and float(stored.min()) == 1.0:
         return None

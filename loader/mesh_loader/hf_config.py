@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh_loader.architectures import Shape
+from mesh_loader.architectures import Shape, check_rotary
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -20,7 +20,8 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
     Raises UnsupportedModel for a rotary scaling that transformers does not name either.
     """
     rope, local = _rope(config, name)
-    partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    check_rotary(shape, partial, name)
     kind = rope.get("rope_type", "default")
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:

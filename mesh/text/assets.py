@@ -1,13 +1,16 @@
 """Reads a model's tokenizer and chat template from its folder in the store."""
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel
 from mesh.domain.text import SamplingDefaults, TextAssets
+
+TOP_K_MAX = 2**32 - 1
+"""What the message that carries it can hold."""
 
 
 def read_assets(model_path: Path) -> TextAssets:
@@ -46,7 +49,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TornModel(f"{path.parent.name}/{path.name} is no JSON") from error
     return config if isinstance(config, dict) else {}
 
@@ -70,18 +73,18 @@ def _sampling(config: Mapping[str, Any]) -> SamplingDefaults:
     """What is out of its range says nothing. `do_sample` is left unread, as vLLM leaves it: it is
     no recommendation, but the state of a switch.
     """
-    top_k = _number(config, "top_k", 0)
-    top_p = _number(config, "top_p", 0)
+    top_k = _number(config, "top_k", TOP_K_MAX)
     return SamplingDefaults(
-        temperature=_number(config, "temperature", 0),
-        top_p=top_p if top_p is not None and 0 < top_p <= 1 else None,
+        temperature=_number(config, "temperature"),
+        top_p=_number(config, "top_p", 1.0) or None,
         top_k=None if top_k is None else int(top_k),
-        repetition_penalty=_number(config, "repetition_penalty", 0) or None,
+        repetition_penalty=_number(config, "repetition_penalty") or None,
+        min_p=_number(config, "min_p", 1.0),
     )
 
 
-def _number(config: Mapping[str, Any], name: str, least: float) -> float | None:
+def _number(config: Mapping[str, Any], name: str, most: float = sys.float_info.max) -> float | None:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) and value >= least else None
+    return value if 0 <= value <= most else None

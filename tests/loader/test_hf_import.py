@@ -287,3 +287,73 @@ def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folde
     path.write_text(json.dumps(said))
     stored = store.import_model(f"file://{folder}")
     assert (stored.path / "chat_template.jinja").read_text() == "D"
+
+
+def test_a_whole_file_comes_before_an_index_that_is_left_over(
+    store: ModelStore, folder: Path
+) -> None:
+    """As in transformers: the shards that the index names may be gone."""
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    stored = store.import_model(f"file://{folder}")
+    assert (stored.path / "model.safetensors").is_file()
+    assert not (stored.path / "model.safetensors.index.json").exists()
+
+
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_named_with_what_fetches_the_file(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    (folder / name).write_text(POINTER)
+    error = refusal(store, folder)
+    assert f"{name} is a pointer of Git LFS" in error.message
+    assert "git lfs pull" in error.hint
+
+
+def test_a_gguf_file_that_is_a_pointer_of_git_lfs_is_named(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").write_text(POINTER)
+    assert "m.gguf is a pointer of Git LFS" in refusal(store, tmp_path / "m.gguf").message
+
+
+@pytest.mark.parametrize("beside_a_config", [True, False])
+def test_a_lora_adapter_is_named_with_its_base(
+    store: ModelStore, folder: Path, beside_a_config: bool
+) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    if not beside_a_config:
+        (folder / "config.json").unlink()
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert "tiny is a LoRA adapter of 'org/base', not a whole model" in error.message
+    assert "merge" in error.hint
+
+
+def test_a_whole_model_beside_an_adapter_is_imported(store: ModelStore, folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert store.import_model(f"file://{folder}").info.layers == 2
+
+
+def test_a_hugging_face_cache_is_answered_with_the_snapshot_to_name(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "hub" / "models--org--tiny"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    (repository / "snapshots" / ("b" * 40)).mkdir()  # of a fetch that was broken off
+    folder.rename(snapshot)
+    assert f"file://{snapshot}" in refusal(store, repository).hint
+    assert "hf://org/tiny" in refusal(store, tmp_path / "hub").hint
+
+
+def test_files_beyond_any_such_file_are_refused(store: ModelStore, folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("x" * ((1 << 20) + 1))
+    assert "chat_template.jinja holds 1048577 bytes" in refusal(store, folder).message

@@ -119,3 +119,17 @@ def test_without_a_network_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert error["type"] == "Unavailable"
     assert error["message"] == "the Hugging Face hub cannot be reached for org/tiny"
     assert "check the network" in error["hint"]
+
+
+def test_weights_that_the_node_does_not_compute_are_not_even_fetched(
+    machine: Machine, tmp_path: Path
+) -> None:
+    config = tmp_path / "repository" / "config.json"
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **quantised}))
+    lines = machine.imports("hf://org/tiny", "store", "--plain")
+    assert lines[-1]["error"]["type"] == "UnsupportedModel"
+    assert "quantised by 'fp8'" in lines[-1]["error"]["message"]
+    assert "vLLM nodes" in lines[-1]["error"]["hint"]
+    assert list((tmp_path / "hf").rglob("config.json"))
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))

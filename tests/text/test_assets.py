@@ -1,6 +1,7 @@
 """A model's text assets: read as they are written by different tools, damage named."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,19 @@ def test_recommended_sampling_is_what_the_makers_wrote_as_far_as_it_can_be_meant
 ) -> None:
     path = write(tmp_path)
     assert read_assets(path).sampling == SamplingDefaults()
-    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}
+    given = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "min_p": 0.1,
+    }
     (path / "generation_config.json").write_text(json.dumps({**given, "do_sample": False}))
     assert read_assets(path).sampling == SamplingDefaults(**given)  # type: ignore[arg-type]
-    wrong = {"temperature": True, "top_p": 0, "top_k": -1, "repetition_penalty": "high"}
-    (path / "generation_config.json").write_text(json.dumps(wrong))
-    assert read_assets(path).sampling == SamplingDefaults()
+    wrong = {"temperature": True, "top_p": 0, "top_k": -1, "repetition_penalty": "high", "min_p": 2}
+    huge = dict.fromkeys(wrong, 10**400)
+    for said in (wrong, huge, dict.fromkeys(wrong, math.nan), dict.fromkeys(wrong, math.inf)):
+        (path / "generation_config.json").write_text(json.dumps(said))
+        assert read_assets(path).sampling == SamplingDefaults()
+    (path / "generation_config.json").write_text('{"top_k": 4294967296, "min_p": 1}')
+    assert read_assets(path).sampling == SamplingDefaults(min_p=1)

@@ -4,7 +4,6 @@
 it comes the store's folder, after it `weights` (which tensors there must be) and `graph`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log, sqrt
@@ -13,6 +12,8 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh_loader.architectures import GEMMAS, MIXTURES, NATIVE_ARCHITECTURES, sparse_layers
+from mesh_loader.config_keys import check_config
+from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 
 SUPPORTED_KINDS = NATIVE_ARCHITECTURES
@@ -107,12 +108,7 @@ def read_architecture(model_path: Path) -> Architecture:
     for something that the graph does not have.
     """
     path = model_path / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TornModel(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise TornModel(f"{path} holds no JSON object")
+    config = read_json(path)
     method = quantisation_of(model_path, config)
     if method:
         raise _unsupported(
@@ -124,6 +120,7 @@ def read_architecture(model_path: Path) -> Architecture:
 
 def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """The same from the parsed config. Raises as `read_architecture` does."""
+    check_config(config, "config.json")
     kind = str(config.get("model_type", "missing"))
     if kind not in SUPPORTED_KINDS:
         raise _unsupported(f"model_type {kind!r}", f"supported: {', '.join(SUPPORTED_KINDS)}")
@@ -180,7 +177,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         raise TornModel(f"config.json has a field of a wrong kind: {error}") from error
 
 

@@ -54,6 +54,7 @@ from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
+from mesh_nodes.engines.openvino.rope import tables_bytes
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
@@ -330,6 +331,8 @@ class OpenVinoEngine:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         check_bounds(order)
         wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
+        if not self._shares(order):
+            wanted_bytes += tables_bytes(order.model.head_size, order.context_tokens_max)
         if wanted_bytes > available_bytes:
             raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
 
