@@ -38,7 +38,7 @@ from mesh.domain.text import ChatMessage
 from mesh.text.assets import read_assets
 from mesh.text.tokenizer import TextCodec
 from mesh.wire.client import MeshClient
-from mesh.wire.codec_node import report_from_wire
+from mesh.wire.codec import report_from_wire
 from mesh.wire.unread import reports_written
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.architecture import read_architecture
