@@ -55,30 +55,33 @@ def info_of_folder(
         head_size=size_in(sizes, "head_dim", name, hidden_size // heads),
         parameters=parameters,
         disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
-        stop_token_ids=stop_token_ids(folder, config),
+        stop_token_ids=stop_token_ids(folder, config, size_in(sizes, "vocab_size", name)),
         # An IR's config.json may still say what it was exported from.
         quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
         mixture=mixture_of(sizes, name),
     )
 
 
-def stop_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted."""
+def stop_token_ids(
+    folder: Path, config: Mapping[str, Any], vocabulary_tokens: int
+) -> tuple[int, ...]:
+    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted.
+    One that the model has no embedding of never comes, and is left out.
+    """
     found: set[int] = set()
     generation = folder / "generation_config.json"
     for given in (config, read_json(generation) if generation.is_file() else {}):
         eos = given.get("eos_token_id")
-        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
+        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if type(i) is int}
     named = set(STOP_TOKENS)
-    tokenizer_config = folder / "tokenizer_config.json"
-    if tokenizer_config.is_file():
-        eos_token = read_json(tokenizer_config).get("eos_token")
+    for file in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        eos_token = read_json(file).get("eos_token") if file.is_file() else None
         eos_text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
         named |= {eos_text} if isinstance(eos_text, str) else set()
     for token in read_json(folder / "tokenizer.json").get("added_tokens", []):
         if isinstance(token, dict) and token.get("content") in named:
             found.add(int(token["id"]))
-    return tuple(sorted(found))
+    return tuple(sorted(i for i in found if 0 <= i < vocabulary_tokens))
 
 
 def read_json(path: Path) -> dict[str, Any]:

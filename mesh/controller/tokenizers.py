@@ -8,6 +8,7 @@ is quicker than going to a thread and back.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -29,12 +30,22 @@ class PromptCodec(Protocol):
     sampling: SamplingDefaults
     tool_format: ToolFormat
     calls_by_tokens: bool
+    last_mark_id: int
 
     def encode(self, text: str) -> Sequence[int]: ...
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
+        self,
+        messages: Sequence[ChatMessage],
+        template_kwargs: str,
+        tools: str,
+        *,
+        special_tokens_in_content: bool,
     ) -> Sequence[int]: ...
+
+    def may_forge(
+        self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
+    ) -> bool: ...
 
     def thinking(self, template_kwargs: str) -> Thinking | None: ...
 
@@ -67,15 +78,30 @@ class Tokenizers:
         self._codecs_max = codecs_max
         self._building: OrderedDict[ModelId, asyncio.Task[PromptCodec]] = OrderedDict()
 
-    async def tokens(self, model_id: ModelId, prompt: TextPrompt | ChatPrompt) -> tuple[int, ...]:
-        """The prompt's tokens. Raises InvalidInput where the chat template does, or for none."""
+    async def tokens(
+        self,
+        model_id: ModelId,
+        prompt: TextPrompt | ChatPrompt,
+        *,
+        special_tokens_in_content: bool = False,
+    ) -> tuple[int, ...]:
+        """The prompt's tokens; those of a chat as `TextCodec.encode_chat` has it. Raises
+        InvalidInput where the chat template does, or for none.
+        """
         codec = await self._codec(model_id)
+        inline = chars_of(prompt) <= INLINE_CHARS_MAX
         match prompt:
             case TextPrompt(text=text):
                 encode = partial(codec.encode, text)
             case ChatPrompt(messages=messages, template_kwargs=kwargs, tools=tools):
-                encode = partial(codec.encode_chat, messages, kwargs, tools)
-        inline = chars_of(prompt) <= INLINE_CHARS_MAX
+                encode = partial(
+                    codec.encode_chat,
+                    messages,
+                    kwargs,
+                    tools,
+                    special_tokens_in_content=special_tokens_in_content,
+                )
+                inline = inline and not codec.may_forge(messages, kwargs, tools)
         tokens = tuple(encode() if inline else await asyncio.to_thread(encode))
         if not tokens:
             raise InvalidInput("the prompt comes to no tokens", hint="give it some text")
@@ -88,16 +114,25 @@ class Tokenizers:
         """How the model calls tools, as its chat template tells."""
         return (await self._codec(model_id)).tool_format
 
-    async def calls_by_tokens(self, model_id: ModelId) -> bool:
-        """Whether the model has tokens for the marks of its calls."""
-        return (await self._codec(model_id)).calls_by_tokens
+    async def calls_by_tokens(self, model_id: ModelId, vocabulary_tokens: int) -> bool:
+        """Whether the model has tokens for the marks of its calls, and can give them out: a
+        tokenizer may know more tokens than the model.
+        """
+        codec = await self._codec(model_id)
+        return codec.calls_by_tokens and codec.last_mark_id < vocabulary_tokens
 
-    async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:
+    async def thinking(
+        self, model_id: ModelId, template_kwargs: str, vocabulary_tokens: int
+    ) -> Thinking | None:
         """How its answers to chats begin; None: with no thought."""
         codec = await self._codec(model_id)
         if len(template_kwargs) <= INLINE_CHARS_MAX:
-            return codec.thinking(template_kwargs)
-        return await asyncio.to_thread(codec.thinking, template_kwargs)
+            thinking = codec.thinking(template_kwargs)
+        else:
+            thinking = await asyncio.to_thread(codec.thinking, template_kwargs)
+        if thinking is None or codec.last_mark_id < vocabulary_tokens:
+            return thinking
+        return replace(thinking, by_tokens=False)
 
     async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
         """What each token of the model adds to a text."""

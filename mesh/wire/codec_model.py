@@ -125,8 +125,10 @@ def assets_to_wire(assets: TextAssets) -> pb.TextAssets:
     return pb.TextAssets(
         tokenizer_json=assets.tokenizer_json,
         chat_template=assets.chat_template,
+        tool_template=assets.tool_template,
         bos_token=assets.bos_token,
         eos_token=assets.eos_token,
+        special_tokens=assets.special_tokens,
         add_bos=assets.add_bos,
         sampling=pb.SamplingDefaults(
             temperature=assets.sampling.temperature,
@@ -141,8 +143,10 @@ def assets_from_wire(message: pb.TextAssets) -> TextAssets:
     return TextAssets(
         tokenizer_json=message.tokenizer_json,
         chat_template=message.chat_template if message.HasField("chat_template") else None,
+        tool_template=message.tool_template if message.HasField("tool_template") else None,
         bos_token=message.bos_token if message.HasField("bos_token") else None,
         eos_token=message.eos_token if message.HasField("eos_token") else None,
+        special_tokens=message.special_tokens,
         add_bos=message.add_bos,
         sampling=_sampling_defaults(message.sampling),
     )
@@ -197,6 +201,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         tenant=spec.tenant,
         prefix_cache=None if spec.prefix_cache else False,
         tool_format=spec.tool_format or "",
+        special_tokens_in_content=spec.special_tokens_in_content,
     )
 
 
@@ -221,4 +226,5 @@ def spec_from_wire(message: pb.DeploymentSpec, words: Words = member) -> Deploym
         tenant=message.tenant,
         prefix_cache=message.prefix_cache or not message.HasField("prefix_cache"),
         tool_format=_tool_format_from_wire(message.tool_format, message, words),
+        special_tokens_in_content=message.special_tokens_in_content,
     )

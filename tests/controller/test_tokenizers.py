@@ -26,20 +26,29 @@ class Codec:
         self.threads = []
         self.sampling = SamplingDefaults()
         self.tool_format = ToolFormat.NONE
-        self.calls_by_tokens = False
+        self.calls_by_tokens = True
+        self.last_mark_id = 7
 
     def encode(self, text: str) -> Sequence[int]:
         self.threads.append(threading.get_ident())
         return [ord(char) for char in text]
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
+        self,
+        messages: Sequence[ChatMessage],
+        template_kwargs: str,
+        tools: str,
+        *,
+        special_tokens_in_content: bool,
     ) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
 
+    def may_forge(self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str) -> bool:
+        return any("<" in message.content for message in messages)
+
     def thinking(self, template_kwargs: str) -> Thinking | None:
         self.threads.append(threading.get_ident())
-        return None
+        return Thinking(amid=False, by_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
@@ -115,10 +124,21 @@ async def test_so_is_what_a_template_is_given_besides() -> None:
     """The template renders it, whatever the messages are."""
     shelf, here, hi = Shelf(ONE), threading.get_ident(), ChatMessage(role="user", content="hi")
     long = f'{{"documents": "{"x" * INLINE_CHARS_MAX}"}}'
-    await shelf.tokenizers.thinking(ONE, "")
-    await shelf.tokenizers.thinking(ONE, long)
+    await shelf.tokenizers.thinking(ONE, "", 8)
+    await shelf.tokenizers.thinking(ONE, long, 8)
     await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(hi,), template_kwargs=long))
-    assert [thread == here for thread in shelf.codec.threads] == [True, False, False]
+    mark = ChatMessage(role="user", content="<")
+    await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(mark,)))
+    assert [thread == here for thread in shelf.codec.threads] == [True, False, False, False]
+
+
+async def test_marks_that_the_model_cannot_give_out_are_none() -> None:
+    """The tokenizer's last one is 7."""
+    shelf = Shelf(ONE)
+    for vocabulary_tokens, known in ((8, True), (7, False)):
+        assert await shelf.tokenizers.calls_by_tokens(ONE, vocabulary_tokens) is known
+        thinking = await shelf.tokenizers.thinking(ONE, "", vocabulary_tokens)
+        assert thinking == Thinking(amid=False, by_tokens=known)
 
 
 async def test_a_prompt_without_tokens_is_invalid() -> None:

@@ -6,11 +6,13 @@ their own beside the request's prefill; only a first token waits for them. Befor
 a row of logits. After: the same row, what must not come at minus infinity.
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +37,30 @@ def _builder() -> ThreadPoolExecutor:
 def _vocabulary(
     tokenizer_json: Path, vocabulary_tokens: int, stop_ids: tuple[int, ...]
 ) -> LLTokenizer:
-    """Takes a tenth of a second for each 16,000 tokens."""
-    ends = list(stop_ids) or None
-    return LLTokenizer(tokenizer_json.read_text(), n_vocab=vocabulary_tokens, eos_token=ends)
+    """Takes a tenth of a second for each 16,000 tokens. Tokens that the model has no row of logits
+    for, as those of images in a text model, can never come and are left out.
+    """
+    ends = [one for one in stop_ids if one < vocabulary_tokens] or None
+    text = tokenizer_json.read_text(encoding="utf-8")
+    try:
+        return LLTokenizer(text, n_vocab=vocabulary_tokens, eos_token=ends)
+    except ValueError:
+        document = json.loads(text)
+        _leave_out(document, vocabulary_tokens)
+        return LLTokenizer(json.dumps(document), n_vocab=vocabulary_tokens, eos_token=ends)
+
+
+def _leave_out(document: dict[str, Any], vocabulary_tokens: int) -> None:
+    """All tokens of a tokenizer.json from this id on."""
+    model, added = document["model"], document["added_tokens"]
+    document["added_tokens"] = [one for one in added if one["id"] < vocabulary_tokens]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = model["vocab"][:vocabulary_tokens]
+        return
+    gone = {text for text, token_id in model["vocab"].items() if token_id >= vocabulary_tokens}
+    model["vocab"] = {text: one for text, one in model["vocab"].items() if text not in gone}
+    pairs = [one if isinstance(one, list) else one.split(" ") for one in model.get("merges", ())]
+    model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & gone]
 
 
 def _matcher(
@@ -52,7 +75,7 @@ class Constraint:
 
     def __init__(self, matcher: "Future[LLMatcher]", stop_ids: Sequence[int]) -> None:
         self._building = matcher
-        self._stop_ids = list(stop_ids)
+        self._stop_ids = np.array(stop_ids, np.int64)
         self._waiting: list[int] = []
         """Tokens that the matcher was not told yet."""
         self.failed = False
@@ -66,7 +89,7 @@ class Constraint:
         bits = self._allowed()
         if bits is None:
             forbidden = np.ones(row.size, np.bool_)
-            forbidden[self._stop_ids] = False
+            forbidden[self._stop_ids[self._stop_ids < row.size]] = False
         else:
             forbidden = np.unpackbits(~bits, count=row.size, bitorder="little").view(np.bool_)
         np.copyto(row, -np.inf, where=forbidden)
