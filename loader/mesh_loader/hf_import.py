@@ -36,7 +36,7 @@ from mesh_loader.model_info import (
 from mesh_loader.placement import place
 from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
-from mesh_loader.tokenizer_file import require_tokenizer
+from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -169,6 +169,7 @@ def place_small_files(path: Path, folder: Path) -> None:
     template = chat_template(path)
     if template and not (folder / "chat_template.jinja").exists():
         write_synced(folder / "chat_template.jinja", template.encode())
+    complete_tokenizer(path, folder)
 
 
 def chat_template(path: Path) -> str:

@@ -16,7 +16,7 @@ from mesh_loader.config_keys import shown
 from mesh_loader.model_files import opened
 from mesh_loader.model_info import companions, read_json
 from mesh_loader.placement import place
-from mesh_loader.tokenizer_file import require_tokenizer
+from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 IR_XML = "openvino_model.xml"
 IR_BIN = "openvino_model.bin"
@@ -46,6 +46,7 @@ class IrPlan:
         names = (*NEEDED_FILES, *OPTIONAL_FILES)
         files = [(self.path / name, name) for name in names if (self.path / name).is_file()]
         place(files, folder, own_files=self.own_files, progress=progress)
+        complete_tokenizer(self.path, folder)
         return self.parameters
 
 

@@ -20,8 +20,10 @@ FOLDER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".xml", 
 """What of a folder can matter to a model; a README may change without making another model."""
 WANTED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
 """What is fetched of a model's folder somewhere else."""
+TEMPLATES = "additional_chat_templates"
+"""The folder in which transformers writes chat templates with names, a file each."""
 FOLDER_FILES_MAX = 4096
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Part of every model id: raised when an importer comes to write other files from the same source,
 so that models imported earlier are imported anew."""
 HASH_PIECE_BYTES = 1 << 20
@@ -79,7 +81,7 @@ def files_of(path: Path) -> list[Path]:
             return [path]
         files = [
             file
-            for file in sorted(path.iterdir())
+            for file in (*sorted(path.iterdir()), *sorted((path / TEMPLATES).glob("*.jinja")))
             if file.suffix in FOLDER_SUFFIXES and not file.is_dir()
         ]
     except OSError as error:

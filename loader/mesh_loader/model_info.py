@@ -76,29 +76,35 @@ def info_of_folder(
         head_size=size_in(sizes, "head_dim", name, hidden_size // heads),
         parameters=parameters,
         disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
-        stop_token_ids=stop_token_ids(folder, config),
+        stop_token_ids=stop_token_ids(folder, config, size_in(sizes, "vocab_size", name)),
         # An IR's config.json may still say what it was exported from.
         quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
         mixture=mixture_of(sizes, name),
     )
 
 
-def stop_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted."""
+def stop_token_ids(
+    folder: Path, config: Mapping[str, Any], vocabulary_tokens: int
+) -> tuple[int, ...]:
+    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted.
+    One that the model has no embedding of never comes, and is left out.
+    """
     found: set[int] = set()
     generation, tokenizer = companions(folder)
     for given in (config, generation):
         eos = given.get("eos_token_id")
-        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if i is not None and i >= 0}
+        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if type(i) is int}
     named = set(STOP_TOKENS)
-    eos_token = tokenizer.get("eos_token")
-    eos_text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
-    named |= {eos_text} if isinstance(eos_text, str) else set()
+    map_file = folder / "special_tokens_map.json"
+    for given in (tokenizer, read_json(map_file) if map_file.is_file() else {}):
+        eos_token = given.get("eos_token")
+        eos_text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
+        named |= {eos_text} if isinstance(eos_text, str) else set()
     added = read_json(folder / "tokenizer.json", TOKENIZER_BYTES_MAX).get("added_tokens") or []
     for token in added:
-        if token["content"] in named:
-            found.add(token["id"])
-    return tuple(sorted(found))
+        if isinstance(token, dict) and token.get("content") in named:
+            found.add(int(token["id"]))
+    return tuple(sorted(i for i in found if 0 <= i < vocabulary_tokens))
 
 
 def companions(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

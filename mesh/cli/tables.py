@@ -127,6 +127,10 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         ("prefix_cache", _prefix_cache(deployment)),
         ("tool_format", spec.tool_format or "by the chat template"),
+        (
+            "special_tokens",
+            "read in content" if spec.special_tokens_in_content else "not in content",
+        ),
         ("running", str(deployment.running)),
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),

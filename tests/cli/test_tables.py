@@ -180,6 +180,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "keep_alive_s        1\n"
         "prefix_cache        on\n"
         "tool_format         by the chat template\n"
+        "special_tokens      not in content\n"
         "running             3\n"
         "queued              1\n"
         "served              1234\n"

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh.text.assets import read_assets
 from mesh_loader import convert_import
 from mesh_loader.store import ModelStore, StoredModel
 from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
@@ -32,6 +34,13 @@ def refusal(store: ModelStore, folder: Path) -> MeshError:
         store.import_model(f"file://{folder}")
     assert store.models() == []
     assert "\n" not in caught.value.message + caught.value.hint
+    return caught.value
+
+
+def refusal_beside(store: ModelStore, folder: Path) -> MeshError:
+    """Where other models are in the store."""
+    with pytest.raises(ModelError) as caught:
+        store.import_model(f"file://{folder}")
     return caught.value
 
 
@@ -275,6 +284,70 @@ def test_stop_tokens_come_from_every_place_that_names_them(store: ModelStore, fo
     change_config(folder, lambda c: c.update(eos_token_id=[5]))
     # 1 is the tokenizer's own </s>.
     assert store.import_model(f"file://{folder}").info.stop_token_ids == (1, 5, 7, 9)
+
+
+def test_templates_in_a_folder_of_their_own_are_taken_and_make_another_model(
+    store: ModelStore, folder: Path
+) -> None:
+    without = store.import_model(f"file://{folder}")
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("T")
+    (templates / "rag.jinja").write_text("R")
+    given = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    stored = store.import_model(f"file://{folder}")
+    assert stored.info.model_id != without.info.model_id
+    assets = read_assets(stored.path)
+    assert (assets.chat_template, assets.tool_template) == (given, "T")
+    (templates / "tool_use.jinja").write_bytes(b"\xff")
+    assert "additional_chat_templates cannot be read" in refusal_beside(store, folder).message
+
+
+def added_token(content: str, **flags: bool) -> dict[str, object]:
+    return {"content": content, "special": True, **flags}
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "ids"),
+    [
+        # An id that is free, one beyond others, and one that a vocabulary gives to something else.
+        ({"258": added_token("<|new|>")}, "b<|new|>", [67, 258]),
+        ({"300": added_token("<|new|>")}, "<|new|>b", [300, 67]),
+        ({"66": added_token("<|new|>")}, "b<|new|>b", [67, 66, 67]),
+        ({"1": added_token("<|eot|>")}, "<|eot|></s>", [1, *[29, 16, 84, 31]]),
+        ({"0": added_token("<s>"), "258": added_token("<x>", special=False)}, "<x><s>", [258, 0]),
+        # What is no token is none: spelled out, as before.
+        (
+            {"-1": added_token("a"), "x": added_token("a"), "9999999999": added_token("a")},
+            "a",
+            [66],
+        ),
+        ({"258": "a", "259": {"content": 7}, "260": {}}, "a", [66]),
+    ],
+)
+def test_added_tokens_that_tokenizer_json_lacks_are_tokens(
+    store: ModelStore, folder: Path, files: dict[str, object], text: str, ids: list[int]
+) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": files}))
+    tokenizer = Tokenizer.from_file(
+        str(store.import_model(f"file://{folder}").path / "tokenizer.json")
+    )
+    assert tokenizer.encode(text).ids == ids
+
+
+def test_older_files_name_added_and_special_tokens_too(store: ModelStore, folder: Path) -> None:
+    """added_tokens.json, and special tokens which only the vocabulary holds."""
+    (folder / "added_tokens.json").write_text(json.dumps({"<|a|>": 258, "<|b|>": 259}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"additional_special_tokens": ["<|a|>"], "pad_token": "b", "eos_token": "<|b|>"})
+    )
+    stored = store.import_model(f"file://{folder}")
+    tokenizer = Tokenizer.from_file(str(stored.path / "tokenizer.json"))
+    assert tokenizer.encode("<|a|><|b|>ab").ids == [258, 259, 66, 67]
+    special = {n for n, one in tokenizer.get_added_tokens_decoder().items() if one.special}
+    assert special == {0, 1, 67, 258, 259}
+    assert stored.info.stop_token_ids == (1,), "the model has no row for <|b|>"
 
 
 def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folder: Path) -> None:

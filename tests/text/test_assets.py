@@ -24,6 +24,48 @@ def test_tokens_and_templates_may_be_text_or_tables(tmp_path: Path) -> None:
     assert (assets.bos_token, assets.eos_token, assets.chat_template) == ("<s>", "</s>", "yes")
 
 
+def test_the_template_for_tools_has_a_name_in_a_list_or_a_table(tmp_path: Path) -> None:
+    table = {"default": "D", "tool_use": "T"}
+    for given in (table, [{"name": name, "template": text} for name, text in table.items()]):
+        assets = read_assets(write(tmp_path, chat_template=given))
+        assert (assets.chat_template, assets.tool_template) == ("D", "T")
+    assert read_assets(write(tmp_path, chat_template="D")).tool_template is None
+
+
+@pytest.mark.parametrize(
+    ("config", "mapped", "bos", "told"),
+    [
+        ({}, {"bos_token": "<s>", "pad_token": {"content": "<p>"}}, "<s>", {"pad_token": "<p>"}),
+        ({"unk_token": "<u>"}, {"bos_token": "<s>"}, "<s>", {"unk_token": "<u>"}),
+        # transformers has the map go first, and reads none beside a list of added tokens.
+        ({"bos_token": "a"}, {"bos_token": "b"}, "b", {}),
+        ({"bos_token": "a", "added_tokens_decoder": {}}, {"bos_token": "b"}, "a", {}),
+        ({"bos_token": None, "added_tokens_decoder": {}}, {"bos_token": "b"}, None, {}),
+        ({"added_tokens_decoder": {}}, {"bos_token": "b"}, "b", {}),
+        (
+            {"add_bos_token": True, "extra_special_tokens": {"image_token": "<i>"}},
+            {"additional_special_tokens": ["<a>", {"content": "<b>"}]},
+            None,
+            {"image_token": "<i>", "additional_special_tokens": ["<a>", "<b>"]},
+        ),
+        ({"extra_special_tokens": ["<e>"]}, {}, None, {"additional_special_tokens": ["<e>"]}),
+        ({"pad_token": 7, "model_specific_special_tokens": {"x": "<x>"}}, {}, None, {"x": "<x>"}),
+    ],
+)
+def test_special_tokens_come_from_both_files(
+    tmp_path: Path,
+    config: dict[str, object],
+    mapped: dict[str, object],
+    bos: str | None,
+    told: dict[str, object],
+) -> None:
+    path = write(tmp_path, **config)
+    (path / "special_tokens_map.json").write_text(json.dumps(mapped))
+    assets = read_assets(path)
+    assert assets.bos_token == bos
+    assert json.loads(assets.special_tokens or "{}") == told
+
+
 def test_a_template_in_a_file_of_its_own_goes_first(tmp_path: Path) -> None:
     path = write(tmp_path, chat_template="config")
     (path / "chat_template.jinja").write_text("file")
