@@ -204,7 +204,7 @@ def test_null_is_as_absent_or_refused_by_name(folder: Path, key: str) -> None:
 
 def test_added_tokens_of_null_are_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"added_tokens": null}')
-    assert stop_token_ids(tmp_path, {"eos_token_id": [3, None]}) == (3,)
+    assert stop_token_ids(tmp_path, {"eos_token_id": [3, None]}, 8) == (3,)
 
 
 def header(entries: str, data: bytes = b"\0" * 8) -> bytes:
