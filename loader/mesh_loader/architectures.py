@@ -22,6 +22,72 @@ GGUF_ARCHITECTURES = {
 """By llama.cpp's names."""
 NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", *GEMMAS, *MIXTURES)
 
+_WINDOW = {"use_sliding_window": False, "sliding_window": 4096}
+_QWEN = {**_WINDOW, "max_window_layers": 28}
+_GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_MIXTURE = {"decoder_sparse_step": 1, "norm_topk_prob": False}
+_COMMON = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"hidden_act": "silu", "mlp_bias": False},
+    "mistral": {"hidden_act": "silu", "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"hidden_act": "silu", "num_key_value_heads": 32, **_QWEN},
+    "qwen3": {"hidden_act": "silu", "num_key_value_heads": 32, "head_dim": 128, **_QWEN},
+    "phi3": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": None,
+    },
+    "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {
+        **_GEMMA,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "use_bidirectional_attention": False,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    },
+    "qwen2_moe": {
+        "hidden_act": "silu",
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "qkv_bias": True,
+        **_QWEN,
+        **_MIXTURE,
+    },
+    "qwen3_moe": {
+        "hidden_act": "silu",
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        **_WINDOW,
+        **_MIXTURE,
+    },
+}
+"""What a key that config.json leaves out means: transformers' default for the model type.
+
+`tests/data/defaults.json` has transformers' own values, which a test compares with these. A head's
+size that is not here is the hidden size divided by the heads, and KV heads are as many as heads.
+"""
+
 ARCHITECTURE_HINT = (
     f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; other Hugging Face folders are exported "
     "to OpenVINO after: pip install 'mesh-serve[convert]'"
@@ -69,6 +135,18 @@ class Shape:
     """Layers with experts."""
 
 
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the keys that it leaves out; what it says, null included, stays."""
+    kind = config.get("model_type")
+    family = DEFAULTS.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        return dict(config)
+    filled = {**_COMMON, **family, **config}
+    if "num_local_experts" in config and "num_experts" not in config:
+        filled["num_experts"] = config["num_local_experts"]
+    return filled
+
+
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     """The sizes in the config of a native architecture; `name` is the file for error messages.
 
@@ -81,12 +159,13 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
             f"{name}: architecture {architecture} is not one that mesh runs", hint=ARCHITECTURE_HINT
         )
     check_config(config, name)
+    config = with_defaults(config)
     hidden, heads = (
         size_in(config, "hidden_size", name),
         size_in(config, "num_attention_heads", name),
     )
     layers = size_in(config, "num_hidden_layers", name)
-    mixture, gemma = architecture in MIXTURES, architecture in GEMMAS
+    mixture = architecture in MIXTURES
     shape = Shape(
         architecture=architecture,
         layers=layers,
@@ -96,13 +175,9 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         kv_heads=size_in(config, "num_key_value_heads", name, heads),
         head_size=size_in(config, "head_dim", name, hidden // heads),
         vocabulary=size_in(config, "vocab_size", name),
-        tied=bool(config.get("tie_word_embeddings", gemma)),
-        attention_bias=architecture == "qwen2"
-        or bool(config.get("qkv_bias", True) if architecture == "qwen2_moe" else False)
-        or bool(config.get("attention_bias", False)),
-        experts=size_in(config, "num_experts", name, config.get("num_local_experts"))
-        if mixture
-        else 0,
+        tied=bool(config["tie_word_embeddings"]),
+        attention_bias=_has_bias(config, architecture),
+        experts=size_in(config, "num_experts", name) if mixture else 0,
         expert_intermediate=size_in(config, "moe_intermediate_size", name) if mixture else 0,
         shared_intermediate=size_in(config, "shared_expert_intermediate_size", name)
         if architecture == "qwen2_moe"
@@ -111,6 +186,13 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     )
     _refuse_unusual(config, shape, name)
     return shape
+
+
+def _has_bias(config: Mapping[str, Any], architecture: str) -> bool:
+    """Whether the attention's projections have biases: Qwen2's always."""
+    if architecture == "qwen2_moe":
+        return bool(config["qkv_bias"])
+    return architecture == "qwen2" or bool(config["attention_bias"])
 
 
 def sparse_layers(config: Mapping[str, Any], layers: int, name: str) -> tuple[int, ...]:
@@ -124,7 +206,8 @@ def mixture_of(config: Mapping[str, Any], name: str) -> Mixture | None:
     """The experts that the config of a mixture states. Raises TornModel for what is none."""
     if config.get("model_type") not in MIXTURES:
         return None
-    experts = size_in(config, "num_experts", name, config.get("num_local_experts"))
+    config = with_defaults(config)
+    experts = size_in(config, "num_experts", name)
     layers = len(sparse_layers(config, size_in(config, "num_hidden_layers", name), name))
     size = size_in(config, "moe_intermediate_size", name)
     parameters = layers * experts * 3 * size * size_in(config, "hidden_size", name)

@@ -112,6 +112,7 @@ def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(
         ({"split.count": 3}, "one part of 3"),
         ({"llama.rope.dimension_count": 8}, "rotary part of 8"),
         ({"llama.rope.scaling.type": "su"}, "rotary scaling su"),
+        ({"llama.rope.scaling.attn_factor": 1.5}, "attn_factor = 1.5"),
     ],
 )
 def test_features_that_would_be_left_out_are_unsupported(
