@@ -25,6 +25,7 @@ from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
+from mesh_loader.reach import NOWHERE_PRIVATE, Reach
 from mesh_loader.safetensors_file import sync_folder, write_json
 from mesh_loader.source_index import SourceIndex, source_key
 from mesh_loader.sources import REMOTE, check_source, fetch
@@ -67,11 +68,14 @@ class ModelStore:
         *,
         download_bytes_per_s: float | None = None,
         as_is: Collection[str] = (),
+        reach: Reach = NOWHERE_PRIVATE,
     ) -> None:
         """`download_bytes_per_s` bounds all downloads together of those that give it. `as_is`: what
-        an import may take without mesh's knowing it; see `plan_hf`.
+        an import may take without mesh's knowing it; see `plan_hf`. `reach`: where downloads may
+        go.
         """
         self._root = root
+        self._reach = reach
         self._as_is = as_is
         self._downloads = root / "downloads"
         self._rate = DownloadRate(root / "locks" / "download-rate", download_bytes_per_s)
@@ -250,7 +254,7 @@ class ModelStore:
         # Only here: a node has its imports made by a child, and starts without what makes them.
         from mesh_loader.model_plan import plan_import
 
-        path = fetch(source, downloads, progress, self._rate)
+        path = fetch(source, downloads, progress, self._rate, self._reach)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
         own_files = source.startswith(("hf://", *REMOTE))

@@ -92,13 +92,18 @@ class Agent:
         loads: KeptLoads | None = None,
         download_bytes_per_s: int | None = None,
         as_is: Collection[str] = (),
+        reach: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
         self._import = partial(
-            import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+            import_until,
+            store_path,
+            download_bytes_per_s=download_bytes_per_s,
+            as_is=as_is,
+            reach=reach,
         )
         self._controller = controller
         self._loads = loads

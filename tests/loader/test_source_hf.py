@@ -119,3 +119,19 @@ def test_without_a_network_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert error["type"] == "Unavailable"
     assert error["message"] == "the Hugging Face hub cannot be reached for org/tiny"
     assert "check the network" in error["hint"]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_hub_redirects_to_private_addresses_only_where_the_operator_named_them(
+    tmp_path: Path, allowed: bool
+) -> None:
+    folder = write_tiny_llama(tmp_path / "repository")
+    with hub({"org/tiny": folder}) as files, hub({"org/tiny": folder}, files) as endpoint:
+        machine = Machine(tmp_path, endpoint.replace("127.0.0.1", "localhost"))
+        options = ("--reach", "127.0.0.1") if allowed else ()
+        last = machine.imports("hf://org/tiny", "store", *options)[-1]
+    if allowed:
+        assert "model" in last
+    else:
+        assert last["error"]["type"] == "InvalidInput"
+        assert "127.0.0.1 is at an address that is not public" in last["error"]["message"]
