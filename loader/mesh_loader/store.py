@@ -23,6 +23,7 @@ from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
+from mesh_loader.links import require_contained
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
 from mesh_loader.reach import NOWHERE_PRIVATE, Reach
@@ -255,6 +256,7 @@ class ModelStore:
         from mesh_loader.model_plan import plan_import
 
         path = fetch(source, downloads, progress, self._rate, self._reach)
+        require_contained(path)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
         own_files = source.startswith(("hf://", *REMOTE))
@@ -263,6 +265,7 @@ class ModelStore:
         stored = self.get(model_id)
         if stored is None:
             self._write(plan, source, model_id, staged, progress)
+            require_contained(path)
             if stamps_of(path) != before:
                 raise TornModel(
                     f"{path.name} changed while it was imported",
