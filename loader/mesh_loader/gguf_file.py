@@ -194,7 +194,8 @@ def _read(cursor: _Cursor, path: Path) -> GgufFile:
     magic = cursor.take(min(4, cursor.size_bytes))
     if magic != MAGIC:
         raise TornModel(
-            f"{cursor.name} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}",
+            # Not what it begins with: it may be an answer that was not meant for who reads this.
+            f"{cursor.name} is not a GGUF file: it does not begin with {MAGIC!r}",
             hint="check that the download is the model and not an error page or a pointer file",
         )
     version = cursor.count(GGUFValueType.UINT32)

@@ -35,9 +35,11 @@ async def import_in_child(
     download_bytes_per_s: float | None = None,
     as_is: Collection[str] = (),
     plain: bool = False,
+    reach: Collection[str] = (),
 ) -> StoredModel:
     """The model of a source, imported by a child process into the store; see ModelStore for the
-    bound on downloads, `as_is` and `plain`.
+    bound on downloads, `as_is` and `plain`. `reach`: hosts that may have private addresses; see
+    `Reach`.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -50,6 +52,8 @@ async def import_in_child(
         bound += ["--as-is", ",".join(sorted(as_is))]
     if plain:
         bound.append("--plain")
+    for host in reach:
+        bound += ["--reach", host]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
         "--store", str(store_root), "--parent", str(os.getpid()), *bound,
@@ -90,6 +94,7 @@ def import_until(
     download_bytes_per_s: float | None = None,
     as_is: Collection[str] = (),
     plain: bool = False,
+    reach: Collection[str] = (),
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
@@ -103,6 +108,7 @@ def import_until(
                 download_bytes_per_s=download_bytes_per_s,
                 as_is=as_is,
                 plain=plain,
+                reach=reach,
             )
         )
         while not stop.is_set():

@@ -94,6 +94,7 @@ class Agent:
         download_bytes_per_s: int | None = None,
         as_is: Collection[str] = (),
         plain: bool = False,
+        reach: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
@@ -106,6 +107,7 @@ class Agent:
                 download_bytes_per_s=download_bytes_per_s,
                 as_is=as_is,
                 plain=plain,
+                reach=reach,
             )
         )
         self._controller = controller

@@ -110,6 +110,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             nearer=built.nearer,
             as_is=built.as_is,
             plain=built.plain,
+            reach=options.sources.named_hosts(),
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.

@@ -85,7 +85,7 @@ def test_something_else_is_no_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"<!DOCTYPE html><html>not found</html>")
     error = refusal(tmp_path)
     assert isinstance(error, TornModel)
-    assert "m.gguf is not a GGUF file: it begins with b'<!DO'" in error.message
+    assert "m.gguf is not a GGUF file: it does not begin with b'GGUF'" in error.message
 
 
 def test_a_version_from_the_future_is_unsupported(tmp_path: Path) -> None:

@@ -133,3 +133,19 @@ def test_weights_that_the_node_does_not_compute_are_not_even_fetched(
     assert "vLLM nodes" in lines[-1]["error"]["hint"]
     assert list((tmp_path / "hf").rglob("config.json"))
     assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_hub_redirects_to_private_addresses_only_where_the_operator_named_them(
+    tmp_path: Path, allowed: bool
+) -> None:
+    folder = write_tiny_llama(tmp_path / "repository")
+    with hub({"org/tiny": folder}) as files, hub({"org/tiny": folder}, files) as endpoint:
+        machine = Machine(tmp_path, endpoint.replace("127.0.0.1", "localhost"))
+        options = ("--reach", "127.0.0.1") if allowed else ()
+        last = machine.imports("hf://org/tiny", "store", *options)[-1]
+    if allowed:
+        assert "model" in last
+    else:
+        assert last["error"]["type"] == "InvalidInput"
+        assert "127.0.0.1 is at an address that is not public" in last["error"]["message"]
