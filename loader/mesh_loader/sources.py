@@ -61,7 +61,7 @@ def fetch(
 ) -> Path:
     """The file or folder that the source stands for; downloads go into `scratch`, an earlier
     one of a REMOTE source into the same goes on there, within the rate and the reach. `look` is
-    called with a folder that has the configurations, before the weights of a repository are fetched.
+    called with a folder that has the configurations, before a repository's weights are fetched.
 
     Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
     """
