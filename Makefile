@@ -283,7 +283,7 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 	touch $@
 
 # ARGS="--cases 500 --seed 2"
-fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC; nothing undocumented
+fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
 	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench.fuzz $(ARGS)
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak

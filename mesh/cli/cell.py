@@ -8,11 +8,12 @@ each of them.
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from mesh.cli import children
+from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
 from mesh.cli.options import AUTO
+from mesh.cli.pulse import Pulse
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
@@ -43,6 +44,8 @@ class LocalCell:
         self._listen = plan.listen
         self._http = plan.http
         self._kept: list[KeptChild] = []
+        self._pulse: Pulse | None = None
+        """Of the controller while it serves."""
 
     @property
     def address(self) -> str:
@@ -71,19 +74,20 @@ class LocalCell:
         http = ["--http", self._http] if self._http else []
         for host in self._plan.http_hosts:
             http += ["--http-host-allowed", host]
+        sources = [part for rules in self._plan.sources for part in ("--sources", rules)]
         tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
         wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
         http += [option for option, given in wanted if given]
         self._keep(
             "the controller",
             "mesh.controller",
-            ["--listen", self._listen, *http, *tls, *home, *join, *policy, *journal],
+            ["--listen", self._listen, *http, *tls, *home, *sources, *join, *policy, *journal],
         )
         for node in self._plan.nodes:
             self._keep(
                 f"node {node.name}",
                 "mesh_nodes",
-                [*self._node_arguments(node), *tls, *home],
+                [*self._node_arguments(node), *tls, *home, *sources],
                 node.name,
             )
 
@@ -183,6 +187,20 @@ class LocalCell:
             for kept in amiss:
                 answers = joined is not None and (kept.node is None or kept.node in joined)
                 kept.follow(now_s, answers=answers)
+        self._feel_pulse(now_s)
+
+    def _feel_pulse(self, now_s: float) -> None:
+        if not self._kept[0].serving:
+            self._forget_pulse()
+        elif self._pulse is None:
+            self._pulse = Pulse(self.address, now_s, output.message)
+        else:
+            self._pulse.look(now_s)
+
+    def _forget_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
+            self._pulse = None
 
     def _joined(self) -> set[str] | None:
         """The nodes that the cell has, or None while the controller does not serve. Raises
@@ -202,6 +220,7 @@ class LocalCell:
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """End all children; bounded. May be called twice."""
+        self._forget_pulse()
         processes, self._kept = self.children, []
         children.stop(processes, hurry)
 

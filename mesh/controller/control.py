@@ -32,6 +32,7 @@ from mesh.domain.events import (
     UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.source_rules import SourceRules
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import CellSnapshot, ProfileView, RequestSnapshot
@@ -66,7 +67,8 @@ class OpenCalls(Protocol):
 
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
-    `deployed` is called with the name of each deployment that was acknowledged.
+    `deployed` is called with the name of each deployment that was acknowledged; `sources` says
+    what each role may deploy from.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class Control(ControlServicer):
         state_path: str,
         limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
         deployed: Callable[[DeploymentName], None],
+        sources: SourceRules | None = None,
     ) -> None:
         self._cell = cell
+        self._sources = sources or SourceRules()
         self._calls = calls
         self._clock = clock
         self._operations = operations
@@ -100,6 +104,7 @@ class Control(ControlServicer):
             raise InvalidInput("the request holds no spec")
         spec = self._owned(from_wire(request.spec, DeploymentSpec))
         check_spec(spec)
+        self._sources.check(caller().role, spec.source)
         await self._run(
             lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
         )

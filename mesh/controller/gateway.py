@@ -28,6 +28,7 @@ from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, Tell
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
+from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.reasons import RefusalReason
@@ -36,7 +37,6 @@ from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
-from mesh.text.grammars import check_grammar
 from mesh.text.thoughts import Thinking
 from mesh.wire.access import caller
 
@@ -164,15 +164,24 @@ class Gateway:
 
     async def calls_by_tokens(self, deployment: Deployment) -> bool:
         """Whether its model has tokens for the marks of its calls."""
-        return await self._tokenizers.calls_by_tokens(deployment.model.model_id)
+        return await self._tokenizers.calls_by_tokens(
+            deployment.model.model_id, deployment.model.vocabulary_tokens
+        )
 
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None:
         """How its model's answers to chats begin; None: with no thought."""
-        return await self._tokenizers.thinking(deployment.model.model_id, template_kwargs)
+        model = deployment.model
+        return await self._tokenizers.thinking(
+            model.model_id, template_kwargs, model.vocabulary_tokens
+        )
 
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]:
         """What each of its model's tokens adds to a text."""
         return await self._tokenizers.token_bytes(deployment.model.model_id)
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Raises InvalidInput, with what of it cannot be kept to."""
+        await self._tokenizers.check_grammar(grammar)
 
     @asynccontextmanager
     async def call(self, asked: Invocation, headers: Headers = no_headers) -> AsyncIterator[Call]:
@@ -278,7 +287,7 @@ class Gateway:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
         if asked.grammar is not None:
-            await asyncio.to_thread(check_grammar, asked.grammar)
+            await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
@@ -333,7 +342,16 @@ class Gateway:
                 f"{context_tokens} tokens, of at most {CHARS_PER_TOKEN_MAX} characters each",
                 reason=RefusalReason.PROMPT_TOO_LONG,
             )
-        return await self._tokenizers.tokens(deployment.model.model_id, prompt)
+        model = deployment.model
+        prompt_tokens = await self._tokenizers.tokens(
+            model.model_id,
+            prompt,
+            special_tokens_in_content=deployment.spec.special_tokens_in_content,
+        )
+        if max(prompt_tokens) >= model.vocabulary_tokens:
+            named = await self._tokenizers.token_bytes(model.model_id)
+            check_token_ids(prompt_tokens, model.vocabulary_tokens, named)
+        return prompt_tokens
 
     @contextmanager
     def _asked(self, stream: ClientStream) -> Iterator[None]:

@@ -44,6 +44,7 @@ from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
+from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
@@ -53,7 +54,7 @@ from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
-from mesh.text.tokenizer import TextCodec
+from mesh.text.pool import TextPool
 from mesh.v1 import (
     control_pb2_grpc,
     inference_pb2_grpc,
@@ -99,6 +100,8 @@ class ControllerConfig:
     """Whether each call needs one."""
     tls: Tls | None = None
     """Its certificate, and whose it trusts."""
+    sources: SourceRules = field(default_factory=SourceRules)
+    """What each role may deploy from."""
     traces: bool = False
     """Whether calls are traced, as the environment's OTEL_* say."""
 
@@ -255,7 +258,7 @@ class Controller:
         usage = UsageMeter(
             _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
         )
-        self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
+        self._tokenizers = Tokenizers(find=registry.text, pool=TextPool())
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
         traces = _opened_traces(config, clock, opened)
@@ -281,6 +284,7 @@ class Controller:
             state_path=str(registry.path.parent),
             limits=access.limits,
             deployed=self._warm,
+            sources=config.sources,
         )
         self._health = health.HealthServicer()
         performer = ControllerPerformer(
@@ -336,7 +340,7 @@ class Controller:
         http.start(routes)
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
+        """Bounded by DRAIN_S_MAX and the build of a small tokenizer."""
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
         self._post(ShutdownRequested())
@@ -366,4 +370,4 @@ class Controller:
 
     def _warm(self, name: DeploymentName) -> None:
         for model_id in self._core.models(name):
-            self._tokenizers.warm(model_id)
+            self._tokenizers.warm(model_id, name)

@@ -40,6 +40,8 @@ class DeploymentSpec:
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None
     """None: as the model's chat template tells."""
+    special_tokens_in_content: bool = False
+    """Whether the texts of special tokens in what a chat's messages say are read as such tokens."""
     tenant: str = ""
     """Whose it is; nobody's where it was deployed without a tenant's key."""
 

@@ -1,14 +1,16 @@
 """What crosses the link between the controller and a node: commands down, reports up.
 
-Both cores speak in these values; the codecs of `mesh.wire` turn them into protobuf and back, the
-simulator's links carry them as they are. No field is a point in time: ages and spans only.
+Both cores speak in these values; the mapping of `mesh.wire` turns them into protobuf and back, the
+simulator's links carry them as they are. A verb (import, load, unload, resize) and its results are
+declared here once: the node core's actions and events are the same values. No field is a point in
+time: ages and spans only.
 """
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.ranges import Count, Factor, Name, Seconds
+from mesh.domain.ranges import Count, Factor, Name, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
@@ -146,6 +148,9 @@ class InstanceReport:
     stalls: Stalls = Stalls()
     kv_blocks_cached: int = 0
     """Kept for requests to come, beside those used."""
+    off_p50: Share = 0.0
+    off_p95: Share = 0.0
+    """By what share predictions of its last iterations were off; 0 where none was."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -263,7 +268,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGone:
-    """Unloaded as commanded, or broken (then `error` and `message` say why)."""
+    """Unloaded as commanded, or ended by itself (then `error` and `message` say why)."""
 
     instance_id: InstanceId
     error: str = ""
@@ -273,7 +278,8 @@ class InstanceGone:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvResized:
     """A ResizeKv has come to its end. `kv_blocks` are in force now: what they were if `error`, the
-    class name in mesh.domain.errors, is set, and more than wanted where a shrink met blocks in use.
+    class name in mesh.domain.errors, is set (the performer leaves that to the core and says 0), and
+    more than wanted where a shrink met blocks in use.
     """
 
     instance_id: InstanceId
@@ -350,7 +356,9 @@ class ProfileDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRefined:
-    """Iterations of an instance have told where its measured profile was off."""
+    """What predicts an instance's iterations is better known: they have told where its profile was
+    off, or some sizes were timed while its node had nothing else to do.
+    """
 
     instance_id: InstanceId
     profile: Profile

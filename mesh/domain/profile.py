@@ -6,12 +6,12 @@ proportion to the size. What a prediction makes of a profile is in `mesh.compute
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture
 from mesh.domain.ranges import Seconds
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, ProfileSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,30 @@ class Profile:
     """How long measuring took."""
     mixture: Mixture | None = None
     """The model's, as ModelInfo has it."""
+    source: ProfileSource = ProfileSource.SURVEY
+    """How the times of a measured one are known; see `origin`."""
+    shape: str = ""
+    """The model's, as ModelInfo has it; empty for a profile of an earlier version."""
+    measured_as: str = ""
+    """The model of the same shape that was measured; empty where it was this one."""
 
     @property
     def measured(self) -> bool:
         return not self.scaled_from
+
+    @property
+    def origin(self) -> ProfileSource:
+        """How its times are known."""
+        return self.source if self.measured else ProfileSource.ESTIMATE
+
+    def taken_for(self, model_id: ModelId) -> "Profile":
+        """The same times for another model of the same shape, or for this one."""
+        if model_id == self.model_id:
+            return self
+        measured = self.measured_as or self.model_id
+        return replace(
+            self, model_id=model_id, measured_as="" if measured == model_id else measured
+        )
 
     def estimates_the_same_as(self, other: "Profile") -> bool:
         """Whether both are estimates, and of the same times."""

@@ -25,6 +25,8 @@ class RefusalReason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     DEPLOYMENT_DELETED = "deployment_deleted"
     SHUTTING_DOWN = "shutting_down"
+    TEXT_ON_HOLD = "text_on_hold"
+    """Its model's tokenizer or chat template went beyond its limits, again and again."""
     TENANT_LIMIT = "tenant_limit"
     """Its caller's tenant is at a limit of its own."""
 
@@ -39,6 +41,26 @@ class Verdict(StrEnum):
     """2: a token of another request would come after its deadline, on account of this one."""
     TPOT_EXCEEDED = "tpot_exceeded"
     """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
+
+
+class ProfileSource(StrEnum):
+    """How the iteration times of a model on a device are known, the least reliable way first."""
+
+    ESTIMATE = "estimate"
+    """Scaled from another profile."""
+    ITERATIONS = "iterations"
+    """An estimate, as the iterations of requests have shown it to be."""
+    PRIMING = "priming"
+    """A few sizes were timed after a load."""
+    REST = "rest"
+    """Surveyed in pieces while its node had nothing to do."""
+    SURVEY = "survey"
+    """Surveyed whole: `mesh profile`, or tables that were given."""
+
+    @property
+    def rank(self) -> int:
+        """Greater where the times are better known."""
+        return tuple(ProfileSource).index(self)
 
 
 class PolicyFaultKind(StrEnum):

@@ -31,6 +31,8 @@ _REMEDIES: Mapping[RefusalReason, str] = {
     "of it",
     RefusalReason.ENGINE_FAILED: "`mesh logs` shows what happened on its node",
     RefusalReason.DEPLOYMENT_DELETED: "`mesh deploy` brings it back",
+    RefusalReason.TEXT_ON_HOLD: "its tokenizer or its chat template is at fault: mend it, and "
+    "deploy it again",
     RefusalReason.TENANT_LIMIT: "whoever operates the cell may raise it: `mesh key limit`",
     RefusalReason.SHUTTING_DOWN: "call again once the controller has started",
 }

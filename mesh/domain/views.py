@@ -8,8 +8,8 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Request
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.ranges import Factor, Instant
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.ranges import Factor, Instant, Share
+from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
 from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 
@@ -62,7 +62,16 @@ class InstanceSnapshot:
     stalls: Stalls = field(default_factory=Stalls)
     """As of its node's last heartbeat."""
     profile: str = ""
-    """`measured`, or what its iteration times are scaled from."""
+    """`measured`, `measured as` another model of its shape, or what its iteration times are scaled
+    from.
+    """
+    profile_source: ProfileSource | None = None
+    """How its iteration times are known; None where nothing predicts them."""
+    off_p50: Share = 0.0
+    off_p95: Share = 0.0
+    """By what share predictions of its last iterations were off, as its node told; 0 where there
+    was none.
+    """
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
     load_expected_s: float = 0.0

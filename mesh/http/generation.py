@@ -4,7 +4,6 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools
 from mesh.text.answer_reader import Reading
-from mesh.text.grammars import after_thought, check_grammar
+from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[str], Writer]
 """Of an answer, by the id of its call."""
@@ -91,7 +90,7 @@ class Generation:
             by_tokens = await self._gateway.calls_by_tokens(deployment)
             asked = with_tools(asked, body, form, by_tokens=by_tokens)
         if thinking is not None and asked.grammar is not None:
-            await asyncio.to_thread(check_grammar, asked.grammar)  # as it was asked for
+            await self._gateway.check_grammar(asked.grammar)  # as it was asked for
             asked = replace(asked, grammar=after_thought(asked.grammar, thinking))
         return Reading(thinking, form), asked
 

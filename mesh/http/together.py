@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from mesh.domain.deployment import Deployment
+from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent
 from mesh.domain.text import SamplingDefaults, ToolFormat
@@ -47,6 +48,8 @@ class Gateway(Protocol):
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None: ...
 
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]: ...
+
+    async def check_grammar(self, grammar: Grammar) -> None: ...
 
     def call(self, asked: Invocation, headers: Headers) -> AbstractAsyncContextManager[Call]: ...
 

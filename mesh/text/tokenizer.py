@@ -6,14 +6,16 @@ built from `TextAssets` alone, so both sides agree. Safe to use from several thr
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from mesh.domain.errors import InvalidInput, TornModel
+from mesh.domain.errors import InvalidInput, MeshError, ModelError, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text import thoughts
+from mesh.text.content_guard import ContentGuard, Conversation
 from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import MARKS, format_of
 
@@ -48,13 +50,7 @@ class TextCodec:
     """Raises TornModel when the tokenizer cannot be read."""
 
     def __init__(self, assets: TextAssets) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
-        except Exception as error:
-            # The library raises bare exceptions; whatever it says, the file is not a tokenizer.
-            raise TornModel(f"tokenizer.json cannot be read: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _built(assets.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -63,12 +59,19 @@ class TextCodec:
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
-        self._template = _template_of(assets)
+        self._assets = replace(assets, tokenizer_json=b"")
+        self._compiled: dict[str, ChatTemplate | MeshError] = {}
+        """By their text. They are compiled when a chat needs them: nodes render none."""
         self.sampling = assets.sampling
-        self.tool_format = format_of(assets.chat_template)
+        self.tool_format = format_of(assets.tool_template or assets.chat_template)
         self.calls_by_tokens = {one.content for one in added.values() if not one.special} >= MARKS
         """Calls begin and end with tokens of their own, which are text all the same."""
-        self._thinks = thoughts.CLOSE in (assets.chat_template or "")
+        templates = [one for one in (assets.chat_template, assets.tool_template) if one]
+        marks = {thoughts.OPEN, thoughts.CLOSE, *MARKS}
+        self.last_mark_id = max((i for i, one in added.items() if one.content in marks), default=-1)
+        """The largest id of a token that marks calls or thoughts; -1 where there is none."""
+        self.thinks = any(thoughts.CLOSE in one for one in templates)
+        """Its answers may begin with a thought."""
         self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
         self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
 
@@ -89,28 +92,70 @@ class TextCodec:
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+        self,
+        messages: Sequence[ChatMessage],
+        template_kwargs: str = "",
+        tools: str = "",
+        special_tokens_in_content: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation, rendered by the model's template, ready for the answer."""
-        text = self.render_chat(messages, template_kwargs, tools)
-        return self._encode(text, add_special_tokens=False)
+        """Token ids of a conversation, rendered by the model's template, ready for the answer.
+
+        Special tokens are those that the template writes; texts of such in what a client sends are
+        characters like others, unless `special_tokens_in_content`.
+        """
+        conversation = Conversation(messages, template_kwargs, tools)
+        token_ids = self._encode(self.render_chat(*conversation), add_special_tokens=False)
+        if special_tokens_in_content or not self._guard.suspects(conversation):
+            return token_ids
+        return tuple(self._guard.encode(conversation, self.render_chat, token_ids))
 
     def render_chat(
         self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
     ) -> str:
         """The prompt text of a conversation; `template_kwargs`, `tools`: see ChatPrompt.
 
-        Raises InvalidInput when the model has no template, or the template refuses the messages.
+        Raises InvalidInput when the model has no template, its template cannot be compiled, or the
+        template refuses the messages.
         """
-        if self._template is None:
+        assets = self._assets
+        named = assets.tool_template if tools and assets.tool_template else assets.chat_template
+        if not named:
+            other = " for chats without tools" if assets.tool_template else ""
             raise InvalidInput(
-                "the model has no chat template", hint="send a plain prompt (`--raw`)"
+                f"the model has no chat template{other}", hint="send a plain prompt (`--raw`)"
             )
-        return self._template.render(messages, template_kwargs, tools)
+        return self._template(named).render(messages, template_kwargs, tools)
+
+    def _template(self, named: str) -> "ChatTemplate":
+        """Raises InvalidInput for one that cannot be compiled: other prompts do without."""
+        known = self._compiled.get(named)
+        if known is None:
+            from mesh.text.template import ChatTemplate  # Jinja takes 30 ms of CPU
+
+            try:
+                known = ChatTemplate(named, self._assets)
+            except MeshError as error:
+                known = error
+            self._compiled[named] = known
+        if isinstance(known, MeshError):
+            raise InvalidInput(known.message, hint=known.hint, field="messages")
+        return known
+
+    def may_forge(
+        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+    ) -> bool:
+        """Whether the conversation has to be looked at for special tokens, which may take long."""
+        return self._guard.suspects(Conversation(messages, template_kwargs, tools))
+
+    @cached_property
+    def _guard(self) -> ContentGuard:
+        """Nodes, which encode no chats, do without."""
+        templates = (self._assets.chat_template, self._assets.tool_template)
+        return ContentGuard(self._tokenizer, [one for one in templates if one])
 
     def thinking(self, template_kwargs: str) -> Thinking | None:
         """How answers begin to chats with these; None: with no thought."""
-        if not self._thinks:
+        if not self.thinks:
             return None
         short = len(template_kwargs) <= _KWARGS_CHARS_MAX
         return (self._known_thinking if short else self._thinking)(template_kwargs)
@@ -123,8 +168,15 @@ class TextCodec:
         return thoughts.thinking_after(prompt, by_tokens=self._has_marks)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD.
+
+        Raises ModelError where the tokenizer's decoder fails.
+        """
+        try:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        except BaseException as error:
+            _raise_unless_of_library(error)
+            raise ModelError(f"the tokenizer cannot decode tokens: {error}") from None
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, if need be a part of a character; of a special one its name,
@@ -148,14 +200,37 @@ class TextCodec:
                 f"the prompt is not valid Unicode at character {error.start}",
                 hint="lone surrogates cannot be encoded as UTF-8",
             ) from error
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            _raise_unless_of_library(error)
+            raise InvalidInput(
+                f"the model's tokenizer fails on this text: {error}",
+                hint="its tokenizer.json is at fault; a shorter text may do",
+            ) from None
         missing_bos = add_special_tokens and self._add_bos and ids[:1] != [self._bos_id]
         return (self._bos_id, *ids) if missing_bos and self._bos_id is not None else tuple(ids)
 
 
-def _template_of(assets: TextAssets) -> "ChatTemplate | None":
-    if not assets.chat_template:
-        return None
-    from mesh.text.template import ChatTemplate  # Jinja takes 30 ms of CPU, and many want none
+def _raise_unless_of_library(error: BaseException) -> None:
+    """Raise on what is neither an exception nor a panic of the library's, which is a BaseException
+    of a class that cannot be imported.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    if isinstance(error, MemoryError):
+        raise error
 
-    return ChatTemplate(assets)
+
+def _built(tokenizer_json: bytes) -> Tokenizer:
+    """Raises TornModel."""
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except BaseException as error:
+        # The library raises bare exceptions, and panics with what is not even one; whatever it
+        # says, the file is not a tokenizer.
+        _raise_unless_of_library(error)
+        raise TornModel(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -24,7 +24,7 @@ from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
-from mesh.wire.unread import refused
+from mesh.wire.unread import refused, reports_written
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,11 @@ class Connection:
 
     async def _greet(self, hello: NodeHello) -> NodeRule:
         try:
-            await self._call.write(report_to_wire(hello))
+            greeting = report_to_wire(hello)
+        except (TypeError, ValueError) as error:
+            raise Unavailable(f"the hello cannot be sent: {error}") from error
+        try:
+            await self._call.write(greeting)
             answer = await anext(self._commands, None)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DecodeError) as error:
             raise await self._ended(error) from error
@@ -125,7 +129,8 @@ class Connection:
         try:
             while reports := await self._reports.take():
                 for report in reports:
-                    await self._call.write(report_to_wire(report))
+                    for message in reports_written(report):
+                        await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._ended(error) from error
 

@@ -35,6 +35,7 @@ from mesh.text.assets import read_assets
 from mesh.wire.link import NodeLink
 from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
+from mesh_nodes.imports import TriedImports
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.messenger import Messenger, call_on
@@ -76,7 +77,7 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
     store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `as_is`: see `ModelStore`.
+    `as_is`, `plain`: see `ModelStore`.
     """
 
     def __init__(
@@ -92,13 +93,22 @@ class Agent:
         loads: KeptLoads | None = None,
         download_bytes_per_s: int | None = None,
         as_is: Collection[str] = (),
+        plain: bool = False,
+        reach: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
-        self._import = partial(
-            import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+        self._import = TriedImports(
+            partial(
+                import_until,
+                store_path,
+                download_bytes_per_s=download_bytes_per_s,
+                as_is=as_is,
+                plain=plain,
+                reach=reach,
+            )
         )
         self._controller = controller
         self._loads = loads

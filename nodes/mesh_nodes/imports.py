@@ -5,6 +5,7 @@ the same job; it stops when the last of them has left. Owns the import threads; 
 runs in a child process (mesh_loader). `models` comes before it on the path.
 """
 
+import asyncio
 import logging
 import threading
 import time
@@ -16,12 +17,19 @@ from pathlib import Path
 from typing import Protocol
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
+from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo
+from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress, same_phase
+from mesh.text.assets import read_assets
+from mesh.text.pool import Owner, TextPool, codec_key
 
 IMPORTS_AT_ONCE_MAX = 2
 """Each takes a core and the memory of its largest tensors."""
 IMPORTS_WAITING_MAX = 32
+TRIED_MAX = 4096
+"""Models whose texts are known to have passed their trial."""
+STOP_POLL_S = 0.05
 PROGRESS_EVERY_S = 1.0
 """Within one phase, the listeners are told no more often: it all goes to the journal."""
 
@@ -40,6 +48,52 @@ class Stored(Protocol):
 
 ImportSource = Callable[[str, Progress, threading.Event], Stored]
 """Import a source; blocking. Ends soon, with Cancelled, once the event is set."""
+
+
+class TriedImports:
+    """An ImportSource, of another one: a model is refused whose tokenizer or chat template goes
+    beyond its limits when it is tried, in a process of its own. Owns what is known to have passed.
+    """
+
+    def __init__(self, import_source: ImportSource) -> None:
+        self._import_source = import_source
+        self._passed: dict[ModelId, None] = {}
+
+    def __call__(self, source: str, progress: Progress, stop: threading.Event) -> Stored:
+        """Raises UnsupportedModel where a trial fails, and what the import raises."""
+        stored = self._import_source(source, progress, stop)
+        model_id = stored.info.model_id
+        if model_id not in self._passed:
+            assets = read_assets(stored.path)
+            # With Jinja, which takes 30 ms of CPU; a node that imports nothing needs none.
+            from mesh.text.recognised import is_harmless
+
+            if not is_harmless(assets):
+                progress("trying its texts", 0.0)
+                asyncio.run(_try(source, assets, stop))
+            self._passed[model_id] = None
+            while len(self._passed) > TRIED_MAX:
+                del self._passed[next(iter(self._passed))]
+        return stored
+
+
+async def _try(source: str, assets: TextAssets, stop: threading.Event) -> None:
+    pool = TextPool(children_max=0)
+    owner = Owner(
+        tenant="",
+        name=source,
+        key=codec_key(assets),
+        tokenizer_bytes=len(assets.tokenizer_json),
+    )
+    trial = asyncio.create_task(pool.tried(owner, assets))
+    try:
+        while not (await asyncio.wait([trial], timeout=STOP_POLL_S))[0]:
+            if stop.is_set():
+                raise Cancelled(f"the import of {source} was stopped")
+        await trial
+    finally:
+        await pool.close()
+        await asyncio.gather(trial, return_exceptions=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -164,7 +218,7 @@ class Imports:
             )
         except MeshError as error:
             return error
-        except Exception as error:
+        except BaseException as error:  # a library's panic is no Exception
             log.exception("the import of %s failed unexpectedly", job.source)
             return ModelError(f"the import of {job.source} failed: {type(error).__name__}: {error}")
 

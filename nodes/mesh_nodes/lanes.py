@@ -155,7 +155,7 @@ def _outcome(call: Callable[[], R]) -> R | MeshError:
         return error
     except MemoryError as error:
         return OutOfMemory(f"out of memory in an engine call: {error}")
-    except Exception as error:
+    except BaseException as error:  # a library's panic is no Exception
         log.exception("an engine call failed unexpectedly")
         return EngineError(f"{type(error).__name__}: {error}")
 
@@ -164,7 +164,7 @@ def _guarded(call: Callable[[], None]) -> None:
     """A lane's thread must outlive whatever is called on it."""
     try:
         call()
-    except Exception:
+    except BaseException:
         log.exception("a call on an engine's lane failed")
 
 

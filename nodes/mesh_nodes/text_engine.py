@@ -4,6 +4,7 @@ It wraps an engine and is one, so that stopping means the same with every engine
 ends its request before the next step. Text runs in the compute thread, between steps.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
@@ -22,11 +24,9 @@ from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     LoadTier,
     PrefixChange,
-    ResizedKv,
     StepResult,
 )
 from mesh.domain.text import TextAssets
@@ -36,13 +36,15 @@ from mesh.text.detokenize import Detokenizer
 from mesh.text.stops import StopMatcher
 from mesh.text.tokenizer import TextCodec
 
+log = logging.getLogger(__name__)
+
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
 
 CODECS_MAX = 8
 """Codecs kept for models loaded before: each takes tens of MiB, and tens to hundreds of
 milliseconds to build, during which no iteration of another instance can begin. Models with the same
-tokenizer and template, as fine-tunes have them, share one."""
+tokenizer, as fine-tunes have it, share one."""
 FOLDERS_MAX = 1024
 """Models of which it is known which codec is theirs."""
 
@@ -127,7 +129,7 @@ class TextEngine:
     def tier_of(self, order: LoadOrder) -> LoadTier:
         return self._inner.tier_of(order)
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
         codec = self._codec(order.model_path)
         codec_s = time.perf_counter() - start_s
@@ -169,9 +171,15 @@ class TextEngine:
         return replace(result, outputs=outputs, kv_blocks_used=books.kv_blocks_used)
 
     def _worded(self, instance_id: InstanceId, output: RequestTokens) -> RequestTokens:
-        """The tokens with their text, up to the one that brings a stop string."""
+        """The tokens with their text, up to the one that brings a stop string. A request ends
+        where the model's own tokenizer fails on its tokens.
+        """
         texts = self._texts[instance_id]
-        worded = texts[output.request_id].push(output)
+        try:
+            worded = texts[output.request_id].push(output)
+        except MeshError as error:
+            log.error("%s of %s ends: %s", output.request_id, instance_id, error.message)
+            worded = replace(output, finish=FinishReason.FAILED)
         if worded.finish is not None:
             del texts[output.request_id]
             if output.finish is None:
@@ -181,7 +189,7 @@ class TextEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         return self._inner.resize_kv(instance_id, kv_blocks)
 
     def bound_memory(self, memory_bytes: int) -> None:
@@ -206,7 +214,8 @@ class TextEngine:
             key = self._assets.get(model_path)
             codec = None if key is None else self._recent.get(key)
         if key is None or codec is None:
-            assets = read_assets(model_path)
+            # Chats are rendered elsewhere: no template of a tenant's is compiled in a node.
+            assets = replace(read_assets(model_path), chat_template=None)
             key = replace(assets, tokenizer_json=sha256(assets.tokenizer_json).digest())
             with self._choosing:
                 codec = self._recent.get(key)

@@ -84,15 +84,15 @@ def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = replace(LOADING, iteration_s=0.0, profile="")
+    unknown = replace(LOADING, iteration_s=0.0, profile="", profile_source=None)
     output.table(tables.PACE, [READY, LOADING, unknown])
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  HEADROOM_LEAST_S  HEADROOM_P50_S  ITERATION_MS"
         "  CORRECTION  PROFILE\n"
         "chat-small-1  cpu0  ready        3             -0.12            1.50         34.56"
-        "        1.08  measured\n"
+        "        1.08  survey\n"
         "chat-small-2  cpu1  loading      0                 -               -         20.00"
-        "        1.00  scaled\n"
+        "        1.00  estimate\n"
         "chat-small-2  cpu1  loading      0                 -               -             -"
         "        1.00  -\n"
     )
@@ -101,9 +101,12 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_by_what_predictions_are_lengthened(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.CORRECTIONS, [READY, LOADING])
     assert capsys.readouterr().out == (
-        "INSTANCE      CORRECTION  PLANNED  STALLS  LONGEST_S  LAST_AGO_S\n"
-        "chat-small-1        1.08     1.50       2       1.02          73\n"
-        "chat-small-2        1.00     1.00       0          -           -\n"
+        "INSTANCE      CORRECTION  PLANNED  STALLS  LONGEST_S  LAST_AGO_S  OFF_P50"
+        "  OFF_P95\n"
+        "chat-small-1        1.08     1.50       2       1.02          73       4%"
+        "      15%\n"
+        "chat-small-2        1.00     1.00       0          -           -        -"
+        "        -\n"
     )
 
 
@@ -177,6 +180,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "keep_alive_s        1\n"
         "prefix_cache        on\n"
         "tool_format         by the chat template\n"
+        "special_tokens      not in content\n"
         "running             3\n"
         "queued              1\n"
         "served              1234\n"

@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from mesh.domain.reasons import RefusalReason
 from mesh.http.exchange import BODY_BYTES_MAX, Bodies
 from mesh.http.refusals import body_of, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
-from tests.controller.live import QUICK, WAIT_S_MAX
+from tests.controller.live import QUICK, SPEC, WAIT_S_MAX
 from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
 
 GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
@@ -381,3 +384,36 @@ async def test_endless_headers_and_no_http_are_cut_short(http: Edge) -> None:
     answer = await asyncio.to_thread(said, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
+    tmp_path: Path,
+) -> None:
+    """Healthy when it is tried. Two of its calls are killed, the others are refused at once."""
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    async with edge(tmp_path) as http:
+        node = await http.cell.node()
+        node.text = replace(
+            node.text, chat_template="{% if messages[0].content == 'x' %}" + loop + "{% endif %}ok"
+        )
+        assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+        assert (await http.chat(max_tokens=1)).status_code == 200
+        bad = {"model": "chat", "messages": [{"role": "user", "content": "x"}]}
+        ask = partial(
+            requests.post, http.url + "/v1/chat/completions", json=bad, timeout=WAIT_S_MAX
+        )
+        threads = ThreadPoolExecutor(8)  # the loop's own are those of the controller
+        calls = [asyncio.get_running_loop().run_in_executor(threads, ask) for _ in range(8)]
+        took_s: list[float] = []
+        while not all(call.done() for call in calls):
+            began_s = time.monotonic()
+            for path in ("/healthz", "/metrics"):
+                assert (await http.get(path)).status_code == 200
+            took_s.append(time.monotonic() - began_s)
+        assert len(took_s) > 10
+        assert max(took_s) < 0.5, "neither the loop nor the threads of /metrics were held up"
+        errors = sorted([(await call).json()["error"]["code"] for call in calls])
+        assert errors == ["invalid_request"] * 2 + ["text_on_hold"] * 6
+        refused = next(call.result() for call in calls if call.result().status_code == 429)
+        assert 0 < float(refused.headers["Retry-After"]) <= 60
+        threads.shutdown()

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable
+from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_nodes import imports as imports_module
-from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports
+from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports, TriedImports
+from tests.text.conftest import tiny_assets
 
 WAIT_S = 5.0
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
 def model_info(model_id: str = "sha256-0123456789abcdef", source: str = "file:///m") -> ModelInfo:
@@ -183,3 +185,27 @@ def test_close_ends_what_runs_and_what_waits(importer: Importer) -> None:
             ticket.outcome.result(WAIT_S)
     with pytest.raises(Unavailable, match="stopping"):
         imports.join("late", silent)
+
+
+def test_a_model_whose_texts_fail_their_trial_is_not_imported(tmp_path: Path) -> None:
+    """The reason says which limit; a trial that is stopped ends soon."""
+    (tmp_path / "tokenizer.json").write_bytes(tiny_assets().tokenizer_json)
+    calls: list[str] = []
+
+    def import_source(source: str, progress: Progress, stop: threading.Event) -> StoredHere:
+        calls.append(source)
+        return StoredHere(tmp_path, model_info())
+
+    tried, go_on = TriedImports(import_source), threading.Event()
+    (tmp_path / "chat_template.jinja").write_text(LOOP)
+    with pytest.raises(UnsupportedModel, match="s of processor time, which is the limit"):
+        tried("file:///m", lambda phase, share: None, go_on)
+    stop = threading.Event()
+    with pytest.raises(Cancelled):
+        tried("file:///m", lambda phase, share: stop.set(), stop)
+    (tmp_path / "chat_template.jinja").write_text("{% set x = 1 %}{{ messages[0].content }}")
+    phases: list[str] = []
+    for _ in range(2):
+        tried("file:///m", lambda phase, share: phases.append(phase), go_on)
+    assert phases == ["trying its texts"], "what has passed is not tried again"
+    assert calls == ["file:///m"] * 4

@@ -1,5 +1,6 @@
 """Text around an engine: whole characters, stop strings, and the engine's own manners unchanged."""
 
+import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import EngineError, TornModel
+from mesh.domain.errors import EngineError, ModelError, TornModel
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape
@@ -253,8 +254,8 @@ def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
     for number, path in enumerate(paths):
         path.mkdir()
         shutil.copy(model[1] / "tokenizer.json", path)
-        template = "one for all" if alike else f"of model {number}"
-        (path / "chat_template.jinja").write_text(template)
+        config = {"chat_template": f"of {number}", "bos_token": "<s>" if alike else f"<{number}>"}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
         assert load_again(path)
         (path / "tokenizer.json").unlink()
     assert [load_again(path) for path in paths] == [first_is_kept] + [True] * CODECS_MAX
@@ -263,10 +264,35 @@ def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
 def test_a_request_whose_tokens_cannot_be_read_leaves_the_others_alone(engine: TextEngine) -> None:
     submit(engine, "unreadable", output=[40])
     engine.abort(INSTANCE, RequestId("unreadable"))
-    with pytest.raises(OverflowError):
+    with pytest.raises(ModelError, match="cannot decode tokens"):
         submit(engine, "unreadable", output=[-1])
     submit(engine, "other", max_tokens=2)
     assert {token.request_id for token in run(engine)} == {"other"}
+
+
+def test_a_decoder_that_panics_ends_the_request_whose_tokens_it_cannot_decode(
+    engine: TextEngine, model: tuple[ModelInfo, Path], codec: TextCodec, tmp_path: Path
+) -> None:
+    """Stripping one letter from either side of a text that has but that one: a Rust slice ends
+    before it begins, which raises what is no Exception.
+    """
+    submit(engine, "free")
+    free = ids(run(engine))
+    fatal = next(n for n, token in enumerate(free) if n > 2 and token not in PROMPT[-10:])
+    parts = json.loads((model[1] / "tokenizer.json").read_bytes())
+    letter = next(
+        piece for piece, number in parts["model"]["vocab"].items() if number == free[fatal]
+    )
+    parts["decoder"] = {"type": "Strip", "content": letter, "start": 1, "stop": 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    other = TextEngine(ScriptedEngine())
+    other.load(load_order((model[0], tmp_path)), lambda phase, share: None)
+    submit(other, "bad")
+    tokens = run(other)
+    assert tokens[-1].finish is FinishReason.FAILED
+    assert len(tokens) <= fatal + 1
+    submit(other, "good", max_tokens=2)
+    assert [token.finish for token in run(other)] == [None, FinishReason.LENGTH]
 
 
 def test_a_request_for_an_instance_that_is_not_loaded_is_refused(engine: TextEngine) -> None:

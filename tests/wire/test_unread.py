@@ -1,6 +1,7 @@
 """Words of a later version: what they are said of has failed or is left out, and the rest holds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from mesh.cli.plain import plain, plain_fields
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import OperationId
 from mesh.domain.invocation import Finished
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
+    AbortRequest,
     ImportDone,
     ImportFailed,
     ImportModel,
@@ -48,7 +51,7 @@ from mesh.wire.codec import (
     to_wire,
     view_from_wire,
 )
-from mesh.wire.unread import refused, report_read
+from mesh.wire.unread import command_written, refused, report_read, reports_written
 from tests.wire.strategies import values
 from tests.wire.test_codec import CODECS
 
@@ -218,3 +221,65 @@ def test_an_answer_that_ends_in_an_unknown_way_is_told_to_its_end() -> None:
     finished = event_from_wire(inference_pb2.InvokeResponse(finished=end))
     assert isinstance(finished, Finished)
     assert (finished.reason.value, finished.output_tokens) == ("bored", 7)
+
+
+HUGE = (
+    {"context_tokens_max": 10**18},
+    {"stop_token_ids": (1, 2**70)},
+    {"kv_heads": -1},
+    {"parameters": 1.5},
+    {"source": "caf\udce9"},
+)
+
+
+@pytest.mark.parametrize("beyond", HUGE)
+@given(done=values(ImportDone), load=values(LoadInstance))
+@settings(max_examples=5, deadline=None)
+def test_what_does_not_fit_its_message_has_failed(
+    beyond: dict[str, Any], done: ImportDone, load: LoadInstance
+) -> None:
+    (message,) = reports_written(replace(done, model=replace(done.model, **beyond)))
+    failed = report_from_wire(message)
+    assert isinstance(failed, ImportFailed)
+    assert (failed.operation_id, failed.error) == (done.operation_id, "ModelError")
+    assert "does not fit" in failed.message
+    assert "again" not in failed.hint
+
+    answer = command_written(replace(load, model=replace(load.model, **beyond)))
+    assert isinstance(answer, LoadFailed)
+    assert answer.instance_id == load.instance_id
+
+
+@given(values(SubmitRequest), values(AbortRequest))
+def test_a_request_that_does_not_fit_is_returned_and_an_abort_cannot_be(
+    submit: SubmitRequest, abort: AbortRequest
+) -> None:
+    sampling = replace(submit.order.request.sampling, max_tokens=2**40)
+    request = replace(submit.order.request, sampling=sampling)
+    answer = command_written(replace(submit, order=replace(submit.order, request=request)))
+    assert isinstance(answer, RequestReturned)
+    assert answer.request_id == submit.order.request.request_id
+    with pytest.raises(InvalidInput, match="AbortRequest"):
+        command_written(replace(abort, attempt=2**40))
+
+
+def test_a_failure_whose_words_utf8_cannot_hold_is_told_in_others() -> None:
+    failed = ImportFailed(operation_id=OperationId("o"), error="TornModel", message="no \ud800")
+    (message,) = reports_written(failed)
+    assert report_from_wire(message) == replace(failed, message="no ?")
+
+
+@given(values(TokensReport))
+def test_requests_whose_tokens_cannot_be_told_are_returned(told: TokensReport) -> None:
+    outputs = tuple(replace(output, token_ids=(2**70,)) for output in told.outputs)
+    returned = [report_from_wire(m) for m in reports_written(replace(told, outputs=outputs))]
+    ids = [(one.request_id, one.attempt) for one in returned if isinstance(one, RequestReturned)]
+    assert ids == [(output.request_id, output.attempt) for output in outputs]
+
+
+def test_a_message_that_the_other_end_would_not_take_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mesh.wire.unread.MESSAGE_BYTES_MAX", 1000)
+    failed = ImportFailed(operation_id=OperationId("o"), error="TornModel", message="x" * 2000)
+    assert reports_written(failed) == []
