@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz soak clean
+.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak clean
 .PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-conversations bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-leaving bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-prefixes bench-profile bench-replay
@@ -283,8 +283,12 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 	touch $@
 
 # ARGS="--cases 500 --seed 2"
-fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC; nothing undocumented
+fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
 	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench.fuzz $(ARGS)
+
+# Five minutes; the last line says what the others noticed.
+attack: $(VENV)/.installed-dev ## what a tenant with a key can do to a cell: a hundred attempts beside another tenant's calls
+	@$(HOME_HERE) $(BIN)/python -m bench.attack
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

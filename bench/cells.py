@@ -42,6 +42,7 @@ def local_cell(
     http: str | None = None,
     join_ms: float = 0.0,
     keys: bool = False,
+    sources: Sequence[str] = (),
     policy: str | None = None,
     memory_bytes: int | None = None,
     prefetch_bytes: int | None = None,
@@ -55,9 +56,10 @@ def local_cell(
     folder of their own, and their models in `store`, or in the usual one. A node computes on
     `threads` cores in `memory_bytes`, its part of the machine unless given, of which
     `prefetch_bytes` are for what nobody has called yet, and `page_cache_bytes` beside it for files
-    that loads will read. The controller decides by `policy`, or by
-    its default, serves `http` where that is given, joins tokens of `join_ms`, and wants `keys`: see
-    `keys_shown`. They write their decisions to `journal` and into the folder `node_journals`.
+    that loads will read. The controller decides by `policy`, or by its default, serves `http` where
+    that is given, joins tokens of `join_ms`, and wants `keys`: see `keys_shown`; `sources` say who
+    may deploy from where. They write their decisions to `journal` and into the folder
+    `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -75,6 +77,7 @@ def local_cell(
             http=http,
             join_ms=join_ms,
             keys=keys,
+            sources=tuple(sources),
             policy=policy,
             memory_bytes=memory_bytes,
             prefetch_bytes=prefetch_bytes,

@@ -49,9 +49,11 @@ def exit_by(targets: Mapping[str, bool]) -> NoReturn:
     sys.exit(1 if missed else 0)
 
 
-def last_line(figures: Mapping[str, object]) -> None:
-    """One JSON object."""
-    print(json.dumps(figures))
+def last_line(figures: Mapping[str, object], *, surveyed: bool = False) -> None:
+    """One JSON object. `surveyed`: whether `mesh profile` has measured a model of a cell of it; a
+    cell as `mesh up` starts it has what comes by itself.
+    """
+    print(json.dumps({**figures, "surveyed": surveyed}))
 
 
 def rounded(figure: float | None) -> float | None:

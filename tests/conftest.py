@@ -6,6 +6,7 @@ Hypothesis takes its own profile of that name, which has none either and is dete
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ if "CI" not in os.environ:
     settings.load_profile("mesh")
 
 _ROOT = Path(__file__).resolve().parent.parent
+
+# A shell without job control has what it starts in the background ignore SIGINT, which the
+# processes that tests start and interrupt would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,9 +6,9 @@ Before: a node's journal. After: `__main__`, which prints the ratios.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mesh.domain.actions import StartLoad
 from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.node_events import LoadFinished, StepFinished
+from mesh.domain.messages import InstanceLoaded, LoadInstance
+from mesh.domain.node_events import StepFinished
 from mesh.domain.steps import LoadTier
 from mesh.runtime.journal import Decision
 
@@ -43,14 +43,14 @@ def loads_of(decisions: Iterable[Decision]) -> list[Load]:
     begun: dict[InstanceId, tuple[DeploymentName, float]] = {}
     found = []
     for decision in decisions:
-        if isinstance(decision.event, LoadFinished) and decision.event.instance_id in begun:
+        if isinstance(decision.event, InstanceLoaded) and decision.event.instance_id in begun:
             deployment, begin_s = begun.pop(decision.event.instance_id)
-            tier = decision.event.loaded.tier
+            tier = decision.event.tier
             found.append(
                 Load(deployment=deployment, tier=tier, begin_s=begin_s, end_s=decision.now_s)
             )
         for action in decision.actions:
-            if isinstance(action, StartLoad):
+            if isinstance(action, LoadInstance):
                 begun[action.instance_id] = action.deployment, decision.now_s
     return found
 

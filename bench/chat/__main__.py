@@ -134,7 +134,8 @@ def report(found: Seconds, missing: list[str], made_up: list[str]) -> None:
             ],
             "missing": missing,
             "made_up_answers": made_up,
-        }
+        },
+        surveyed=True,
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from bench.cold_start.starts import Called, Part
 from mesh.domain.actions import StartStep
 from mesh.domain.ids import InstanceId
-from mesh.domain.messages import LoadInstance, SubmitRequest
-from mesh.domain.node_events import CommandReceived, LoadFinished, LoadProgressed, StepFinished
+from mesh.domain.messages import InstanceLoaded, LoadInstance, LoadProgress, SubmitRequest
+from mesh.domain.node_events import CommandReceived, StepFinished
 from mesh.runtime.journal import Decision
 
 _GRAPH_PHASES = ("import compiled", "compile")
@@ -29,11 +29,11 @@ def parts_s(call: Called, decisions: Iterable[Decision]) -> dict[Part, float]:
             case CommandReceived(command=LoadInstance(deployment=call.deployment) as command):
                 instance_id = command.instance_id
                 marks[Part.QUEUE] = decision.now_s
-            case LoadProgressed(instance_id=i, phase=phase) if i == instance_id:
+            case LoadProgress(instance_id=i, phase=phase) if i == instance_id:
                 if phase in (*_GRAPH_PHASES, _FIRST_RUN_PHASE):
                     part = Part.GRAPH if Part.READ in marks else Part.READ
                     marks.setdefault(part, decision.now_s)
-            case LoadFinished(instance_id=i) if i == instance_id:
+            case InstanceLoaded(instance_id=i) if i == instance_id:
                 marks[Part.FIRST_RUN] = decision.now_s
             case CommandReceived(command=SubmitRequest() as command):
                 if command.order.request.deployment == call.deployment:

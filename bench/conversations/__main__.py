@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
+from bench.cells import LOADED_S_MAX, local_cell, wait_calm
 from bench.conversations.capacity import Trial, most
 from bench.conversations.live import play
 from bench.demo_model import SOURCE, stored_model
@@ -83,8 +83,8 @@ class Bench:
         report(rows, found, expected)
 
     def _probed(self) -> Calibrated:
-        """What a first run, tells of the machine; the model's profile stays in the
-        cell's registry.
+        """What a first run tells of the machine; what it has found out of the model's times stays
+        in the cell's registry. Nothing is surveyed, but by the cell itself.
         """
         specs = [
             DeploymentSpec(
@@ -104,11 +104,12 @@ class Bench:
         ):
             for spec in specs:
                 client.deploy(spec)
-            profile = measured_profile(cell.address, ON, show_status)
             self._ready(cell)
             show_status(f"live, {PROBE_USERS} users, to calibrate")
             played = play(cell.address, ON, SLO, self._trace(PROBE_USERS), "probe")
             (node,) = client.nodes()
+            views = client.profiles(ON)
+        profile = next(v.profile for v in views if v.profile.fingerprint == node.fingerprint)
         run = live_run(
             self._home,
             self._journals / f"{node.node_id}.journal",
@@ -195,7 +196,8 @@ def report(
                 name: one and round(one.calls_per_s, 3) for name, one in expected.items()
             },
             "users": {name: one and one.users for name, one in found.items()},
-        }
+        },
+        surveyed=False,
     )
 
 

@@ -88,11 +88,11 @@ class Bench:
         return Played(scene=scene, ours=tuple(ours), peer=tuple(peer))
 
     def _deployed(self, scene: Scene) -> Path:
-        """The state of a cell with the scene's deployments and their profile."""
+        """The state of a cell with the scene's deployments, and their profile with `--survey`."""
         weights = scene.weights or "default"
         name = scene.name if scene.prefix_cache else f"{scene.name}-without"
         profiled, deployed = (self._folder / f"{n}-{weights}" for n in ("profiled", name))
-        if not profiled.exists():
+        if self._options.survey and not profiled.exists():
             profiled.mkdir()
             profiled_home(profiled, self._store, scene.weights, show_status)
         deployed_home(profiled, deployed, self._store, scene, show_status)
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="mesh alone")
     parser.add_argument("--no-sim", dest="sim", action="store_false", help="nothing simulated")
+    parser.add_argument("--survey", action="store_true", help="survey the model first")
     options = parser.parse_args()
     wanted = [scene for scene in SCENES if options.scene in (None, scene.name)]
     if options.weights is not None:
@@ -157,7 +158,7 @@ def main() -> None:
         bench = Bench(Path(folder), options)
         with errors_told():
             played = [bench.play(scene) for scene in wanted]
-    report(played)
+    report(played, surveyed=options.survey)
 
 
 def _rate(text: str) -> float:

@@ -1,5 +1,6 @@
-"""mesh's side of a scene: a cell that begins anew at each rate, knowing its deployments and a
-profile of their model, but nothing of earlier answers; and the same calls on a virtual cell.
+"""mesh's side of a scene: a cell that begins anew at each rate, knowing its deployments, and a
+profile of their model where one was surveyed, but nothing of earlier answers; and the same calls on
+a virtual cell.
 
 Before: `workload`. After: `report`.
 """
@@ -23,6 +24,7 @@ from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import WeightPrecision
+from mesh.domain.reasons import ProfileSource
 from mesh.domain.slo import Slo
 from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
@@ -39,7 +41,7 @@ Told = Callable[[str], None]
 
 
 def profiled_home(home: Path, store: Path, weights: WeightPrecision | None, told: Told) -> None:
-    """A state folder whose registry has a measured profile of the shape, and nothing else."""
+    """A state folder whose registry has a surveyed profile of the shape, and nothing else."""
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         client.deploy(_spec(PROFILED, Slo(), Scaling(), weights=weights))
         measured_profile(cell.address, PROFILED, told)
@@ -47,8 +49,9 @@ def profiled_home(home: Path, store: Path, weights: WeightPrecision | None, told
 
 
 def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: Told) -> None:
-    """The same with the scene's deployments, each with that profile."""
-    _copy(profiled, home)
+    """The same with the scene's deployments, each with that profile if there is one."""
+    if (profiled / "controller").exists():
+        _copy(profiled, home)
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         for name in scene.names():
             told(f"deploy {name}")
@@ -60,9 +63,10 @@ def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: T
                 )
             )
     with closing(SqliteRegistry(home / "controller")) as registry:
-        (profile,) = registry.profiles()
-        for deployment in registry.deployments():
-            registry.store_profile(replace(profile, model_id=deployment.model.model_id))
+        surveyed = [p for p in registry.profiles() if p.source is ProfileSource.SURVEY]
+        for profile in surveyed[:1]:
+            for deployment in registry.deployments():
+                registry.store_profile(replace(profile, model_id=deployment.model.model_id))
 
 
 def memory_bytes(scene: Scene, deployed: Path) -> int | None:
@@ -110,8 +114,8 @@ def measured(
                     wait_for(client, name, Goal.READY, LOADED_S_MAX)
                 wait_calm(cell)
             (node,) = client.nodes()
-            views = client.profiles(scene.names()[0])
             answers = offer(cell.address, calls, call_s_max=call_s_max)
+            views = client.profiles(scene.names()[0])
             cell.check_alive()
         run = live_run(
             home,

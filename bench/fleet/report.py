@@ -89,7 +89,7 @@ class Played:
     peer: tuple[Measured, ...] = ()
 
 
-def report(played: Sequence[Played]) -> None:
+def report(played: Sequence[Played], *, surveyed: bool) -> None:
     text(LEGEND)
     for each in played:
         scene, slo = each.scene, each.scene.slo
@@ -104,7 +104,8 @@ def report(played: Sequence[Played]) -> None:
             if reasons := one.judged.refused_by_reason:
                 words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 text(f"refused at {one.rate:g} calls/s: {words}")
-    last_line(figures(played))
+    text(f"The cells are {'surveyed' if surveyed else 'as `mesh up` starts them'}.")
+    last_line(figures(played), surveyed=surveyed)
 
 
 def _row(name: str, one: Measured) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""Fuzzes a cell by both protocols: the schema that HTTP serves, and the descriptors of gRPC.
+"""Fuzzes a cell by both protocols, the schema that HTTP serves and the descriptors of gRPC, and by
+the files of models: configurations, tokenizers, templates, GGUF metadata, safetensors headers.
 
 One deployment of the demo model, with a context so short that each answer ends soon. Afterwards the
 cell's processes must be those that were started, with no request, KV block or descriptor held. The
-last line is one JSON object (`cases`, `undocumented`, `hangs` of both together, `leaks`); exit code
+last line is one JSON object (`cases`, `undocumented`, `hangs` of all together, `leaks`); exit code
 1 when any but the first is not 0.
 """
 
@@ -14,6 +15,7 @@ from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.fuzz.findings import Findings
 from bench.fuzz.http import fuzz_http
+from bench.fuzz.importing import fuzz_files
 from bench.fuzz.rpc import fuzz_grpc
 from bench.printing import errors_told, exit_by, last_line, show_table
 from bench.soak.watching import FDS_GROWTH_MAX, leftovers
@@ -33,11 +35,12 @@ def fuzzed(cell: LocalCell, cases: int, seeded: int) -> dict[str, Findings]:
     return {
         "HTTP": fuzz_http(url, NAME, cases=cases, seeded=seeded),
         "gRPC": fuzz_grpc(cell.address, [NAME], cases=cases, seeded=seeded),
+        "files": fuzz_files(cell.address, cases_max=cases, seeded=seeded),
     }
 
 
 def fuzz(cases: int, seeded: int) -> tuple[dict[str, Findings], list[str]]:
-    """Both protocols' findings, and what is left or lost afterwards."""
+    """The findings of both protocols and of files, and what is left or lost afterwards."""
     with local_cell(http="127.0.0.1:0") as cell:
         deployed(
             cell.address,
@@ -59,14 +62,14 @@ def fuzz(cases: int, seeded: int) -> tuple[dict[str, Findings], list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=CASES, help="of each protocol")
+    parser.add_argument("--cases", type=int, default=CASES, help="of each protocol, and of files")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with errors_told():
         stored_model()
         findings, leaks = fuzz(options.cases, options.seed)
         rows = [(of, str(f.cases), str(f.undocumented), str(f.hangs)) for of, f in findings.items()]
-        show_table(("protocol", "cases", "undocumented", "hangs"), rows)
+        show_table(("by", "cases", "undocumented", "hangs"), rows)
         for line in [*(line for f in findings.values() for line in f.shown), *leaks]:
             print(line)
         figures = {

@@ -10,7 +10,7 @@ CALL_S_MAX = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """Of one protocol. `outcomes`: calls by how they ended."""
+    """Of one protocol, or of files. `outcomes`: calls by how they ended."""
 
     cases: int = 0
     hangs: int = 0

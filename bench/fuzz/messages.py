@@ -38,7 +38,7 @@ def raw_messages(
     message = GetMessageClass(descriptor)()
     _fill(draw, message, names, 0)
     raw = message.SerializeToString()
-    return bytes(_mutated(draw, bytearray(raw))) if damaged else raw
+    return bytes(mutated(draw, bytearray(raw))) if damaged else raw
 
 
 def _fill(draw: Callable[[Any], Any], message: Message, names: Sequence[str], depth: int) -> None:
@@ -77,7 +77,7 @@ def _scalars(field: Any, names: Sequence[str]) -> st.SearchStrategy[Any]:
     return st.sampled_from(list(names)) | text if names else text
 
 
-def _mutated(draw: Callable[[Any], Any], raw: bytearray) -> bytearray:
+def mutated(draw: Callable[[Any], Any], raw: bytearray) -> bytearray:
     for _ in range(draw(st.integers(1, MUTATIONS_MAX))):
         at = draw(st.integers(0, len(raw)))
         match draw(st.sampled_from(["insert", "change", "cut"])):

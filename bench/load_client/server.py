@@ -28,8 +28,7 @@ from mesh.domain.views import CellStatus, DeploymentSnapshot
 from mesh.v1 import control_pb2, model_pb2
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from mesh.wire.codec_model import assets_to_wire
-from mesh.wire.codec_views import deployment_to_wire, status_to_wire
+from mesh.wire.codec import to_wire
 
 NAME = DeploymentName("scripted")
 FIRST_S = 0.2
@@ -93,7 +92,9 @@ class Control(ControlServicer):
             refused=0,
             instances=(),
         )
-        return control_pb2.ListDeploymentsResponse(deployments=[deployment_to_wire(snapshot)])
+        return control_pb2.ListDeploymentsResponse(
+            deployments=[to_wire(snapshot, control_pb2.Deployment)]
+        )
 
     async def GetTokenizer(  # noqa: N802
         self, request: control_pb2.GetTokenizerRequest, context: Any
@@ -102,12 +103,12 @@ class Control(ControlServicer):
         vocabulary = {char: n for n, char in enumerate(alphabet)}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return assets_to_wire(TextAssets(tokenizer_json=tokenizer.to_str().encode()))
+        return to_wire(TextAssets(tokenizer_json=tokenizer.to_str().encode()), model_pb2.TextAssets)
 
     async def GetStatus(  # noqa: N802
         self, request: control_pb2.GetStatusRequest, context: Any
     ) -> control_pb2.Status:
-        return status_to_wire(
+        return to_wire(
             CellStatus(
                 version="scripted",
                 uptime_s=time.monotonic() - self._begun_s,
@@ -120,7 +121,8 @@ class Control(ControlServicer):
                 served=len(self._log.came_s),
                 refused=(),
                 state_path="",
-            )
+            ),
+            control_pb2.Status,
         )
 
 

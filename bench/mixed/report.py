@@ -26,7 +26,7 @@ def report(made: Run) -> None:
         f"{judged.spare_s_least:.2f} s to spare; {made.spilled} requests spilled over; "
         f"{made.returned} of {made.phases[QUIET_AFTER].requests} came back"
     )
-    last_line(figures(made))
+    last_line(figures(made), surveyed=True)
 
 
 def rows(made: Run) -> list[tuple[str, ...]]:

@@ -111,7 +111,7 @@ def report(measured: Measured) -> None:
         f"within {100 * TOLERANCE:.0f} % {_seconds(noisy.noticed_s)} after the neighbour came "
         f"and {_seconds(noisy.recovered_s)} after it went"
     )
-    last_line(figures(measured))
+    last_line(figures(measured), surveyed=True)
 
 
 def figures(measured: Measured) -> dict[str, float | None]:

@@ -2,7 +2,9 @@
 
 Under two policies, one after the other: `llm-mesh` admits what shadow validation lets pass and
 computes by headroom; `fcfs` takes everything, in the order of arrival. Both get the same calls.
-Then llm-mesh gets bursts of calls at once to one deployment; who is refused comes again when told.
+Both cells survey the model first, since its times say how much there is to do. Then llm-mesh gets
+bursts of calls at once to one deployment of a cell as `mesh up` starts it; who is refused comes
+again when told. `--bursts` is these alone, `--survey` has their cell surveyed as well.
 The last line is one JSON object: `met_of_admitted` (those promised to be in time of which every
 token was; `…_in_the_mean`: TTFT and mean TPOT) and all that has no prefix is llm-mesh's,
 `met_ratio_to_fcfs` says in how many more calls it met the SLO, `offered_over_capacity` how much
@@ -43,9 +45,10 @@ class Compared:
     batch: int
     """Of every deployment, at capacity."""
     bursts: tuple[Burst, ...]
+    bursts_surveyed: bool
 
 
-def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
+def compare(seconds: float, rounds: int, seed: int, load: float, *, survey: bool) -> Compared:
     """Round by round, so that whatever else the machine does meets both policies."""
     ours = baseline = Judgement(())
     costs: Costs | None = None
@@ -65,7 +68,8 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
         baseline=baseline,
         offered_over_capacity=offered_s / (rounds * seconds),
         batch=costs.batch,
-        bursts=tuple(bursts.offered(OURS, seed, show_status)),
+        bursts=tuple(bursts.offered(OURS, seed, show_status, survey=survey)),
+        bursts_surveyed=survey,
     )
 
 
@@ -88,9 +92,15 @@ def report(compared: Compared) -> None:
         f"{ours.met_of_admitted_in_the_mean:.1%} in the mean (≥ {TARGET:.1%}), "
         f"{_ratio(compared):.1f} times as many calls as under {BASELINE}"
     )
+    output.text("The model was surveyed for both policies.")
+    report_bursts(compared.bursts, surveyed=compared.bursts_surveyed)
+    last_line(figures(compared), surveyed=True)
+
+
+def report_bursts(found: Sequence[Burst], *, surveyed: bool) -> None:
     output.text(bursts.LEGEND)
-    show_table(bursts.HEADINGS, bursts.rows(compared.bursts))
-    last_line(figures(compared))
+    output.text(f"The cell is {'surveyed' if surveyed else 'as `mesh up` starts it'}.")
+    show_table(bursts.HEADINGS, bursts.rows(found))
 
 
 def _rows(judged: Judgement, reasons: Sequence[str]) -> list[tuple[str, str]]:
@@ -142,6 +152,7 @@ def figures(compared: Compared) -> dict[str, object]:
         "fcfs_refused_by_reason": baseline.refused_by_reason,
         "fcfs_failed": baseline.failed,
         **bursts.figures(compared.bursts),
+        "burst_surveyed": compared.bursts_surveyed,
     }
 
 
@@ -166,11 +177,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--load", type=float, default=LOAD, help="offered over capacity")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    parser.add_argument("--survey", action="store_true", help="survey before the bursts, too")
+    parser.add_argument("--bursts", action="store_true", help="nothing but the bursts")
     options = parser.parse_args()
     seconds = QUICK_SECONDS if options.quick else options.seconds
     with errors_told():
         stored_model()
-        compared = compare(seconds, options.rounds, options.seed, options.load)
+        if options.bursts:
+            found = bursts.offered(OURS, options.seed, show_status, survey=options.survey)
+            report_bursts(found, surveyed=options.survey)
+            last_line(bursts.figures(found), surveyed=options.survey)
+            exit_by(bursts.targets(found))
+        compared = compare(
+            seconds, options.rounds, options.seed, options.load, survey=options.survey
+        )
     report(compared)
     exit_by(targets(compared))
 

@@ -20,7 +20,7 @@ from mesh.evaluation.load_client import Call, offer_again
 
 NAME = DeploymentName("burst")
 SLO = Slo(ttft_s=2.0, tpot_s=0.15)
-MET_MIN = {16: 16, 64: 32, 256: 32}
+MET_MIN = {16: 16, 64: 64, 256: 32}
 """By the calls of a burst."""
 PROMPT_TOKENS = (20, 34)
 OUTPUT_TOKENS = (32, 64)
@@ -80,11 +80,14 @@ def calls(size: int, seed: int) -> list[Call]:
     ]
 
 
-def offered(policy: str, seed: int, told: Callable[[str], None]) -> list[Burst]:
-    """To a cell of their own that has measured the model. Raises MeshError."""
+def offered(
+    policy: str, seed: int, told: Callable[[str], None], *, survey: bool = False
+) -> list[Burst]:
+    """To a cell of their own as `mesh up` starts it, or after a `survey`. Raises MeshError."""
     found = []
     with loaded_cell(policy, {NAME: SLO}) as cell:
-        measured_profile(cell.address, NAME, told)
+        if survey:
+            measured_profile(cell.address, NAME, told)
         for size in MET_MIN:
             wait_calm(cell)
             told(f"{policy}: {size} calls at once")

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError
+from mesh_loader.bounded_child import end_first
 from mesh_loader.protocol import Reporter, error_line, model_line, write_line
+from mesh_loader.reach import Reach
 from mesh_loader.store import ModelStore
 
 STOP_GRACE_S = 3.0
@@ -29,12 +31,15 @@ def main(arguments: list[str]) -> int:
     if options.parent is not None:
         _die_with(options.parent)
     os.nice(NICE)
+    end_first()
     signal.signal(signal.SIGTERM, _stop)
     try:
         store = ModelStore(
             options.store,
             download_bytes_per_s=options.download_rate,
             as_is=options.as_is.split(",") if options.as_is else (),
+            plain=options.plain,
+            reach=Reach(named=tuple(options.reach)),
         )
         stored = store.import_model(options.source, Reporter().report)
     except MeshError as error:
@@ -59,6 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb.add_argument(
         "--as-is", metavar="A,B", help="architectures that may be taken without mesh's knowing them"
+    )
+    verb.add_argument(
+        "--plain", action="store_true", help="refuse what its makers quantised, before it is read"
+    )
+    verb.add_argument(
+        "--reach",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a host that may have a private address: HOST, HOST:PORT or a network; repeatable",
     )
     verb.add_argument("--parent", type=int, help="end when the process with this id ends")
     return parser

@@ -11,6 +11,7 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import Mixture
+from mesh_loader.config_keys import CONFIG, SIZE, check_config, shown
 
 GEMMAS = ("gemma2", "gemma3_text")
 MIXTURES = ("qwen2_moe", "qwen3_moe")
@@ -20,7 +21,72 @@ GGUF_ARCHITECTURES = {
 }
 """By llama.cpp's names."""
 NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", *GEMMAS, *MIXTURES)
-LAYERS_MAX = 1024
+
+_WINDOW = {"use_sliding_window": False, "sliding_window": 4096}
+_QWEN = {**_WINDOW, "max_window_layers": 28}
+_GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_MIXTURE = {"decoder_sparse_step": 1, "norm_topk_prob": False}
+_COMMON = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"hidden_act": "silu", "mlp_bias": False},
+    "mistral": {"hidden_act": "silu", "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"hidden_act": "silu", "num_key_value_heads": 32, **_QWEN},
+    "qwen3": {"hidden_act": "silu", "num_key_value_heads": 32, "head_dim": 128, **_QWEN},
+    "phi3": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": None,
+    },
+    "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {
+        **_GEMMA,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "use_bidirectional_attention": False,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    },
+    "qwen2_moe": {
+        "hidden_act": "silu",
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "qkv_bias": True,
+        **_QWEN,
+        **_MIXTURE,
+    },
+    "qwen3_moe": {
+        "hidden_act": "silu",
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        **_WINDOW,
+        **_MIXTURE,
+    },
+}
+"""What a key that config.json leaves out means: transformers' default for the model type.
+
+`tests/data/defaults.json` has transformers' own values, which a test compares with these. A head's
+size that is not here is the hidden size divided by the heads, and KV heads are as many as heads.
+"""
 
 ARCHITECTURE_HINT = (
     f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; other Hugging Face folders are exported "
@@ -69,6 +135,18 @@ class Shape:
     """Layers with experts."""
 
 
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the keys that it leaves out; what it says, null included, stays."""
+    kind = config.get("model_type")
+    family = DEFAULTS.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        return dict(config)
+    filled = {**_COMMON, **family, **config}
+    if "num_local_experts" in config and "num_experts" not in config:
+        filled["num_experts"] = config["num_local_experts"]
+    return filled
+
+
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     """The sizes in the config of a native architecture; `name` is the file for error messages.
 
@@ -80,14 +158,14 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         raise UnsupportedModel(
             f"{name}: architecture {architecture} is not one that mesh runs", hint=ARCHITECTURE_HINT
         )
+    check_config(config, name)
+    config = with_defaults(config)
     hidden, heads = (
         size_in(config, "hidden_size", name),
         size_in(config, "num_attention_heads", name),
     )
     layers = size_in(config, "num_hidden_layers", name)
-    if layers > LAYERS_MAX:
-        raise TornModel(f"{name}: {layers} layers, more than {LAYERS_MAX}")
-    mixture, gemma = architecture in MIXTURES, architecture in GEMMAS
+    mixture = architecture in MIXTURES
     shape = Shape(
         architecture=architecture,
         layers=layers,
@@ -97,13 +175,9 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         kv_heads=size_in(config, "num_key_value_heads", name, heads),
         head_size=size_in(config, "head_dim", name, hidden // heads),
         vocabulary=size_in(config, "vocab_size", name),
-        tied=bool(config.get("tie_word_embeddings", gemma)),
-        attention_bias=architecture == "qwen2"
-        or bool(config.get("qkv_bias", True) if architecture == "qwen2_moe" else False)
-        or bool(config.get("attention_bias", False)),
-        experts=size_in(config, "num_experts", name, config.get("num_local_experts"))
-        if mixture
-        else 0,
+        tied=bool(config["tie_word_embeddings"]),
+        attention_bias=_has_bias(config, architecture),
+        experts=size_in(config, "num_experts", name) if mixture else 0,
         expert_intermediate=size_in(config, "moe_intermediate_size", name) if mixture else 0,
         shared_intermediate=size_in(config, "shared_expert_intermediate_size", name)
         if architecture == "qwen2_moe"
@@ -112,6 +186,13 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     )
     _refuse_unusual(config, shape, name)
     return shape
+
+
+def _has_bias(config: Mapping[str, Any], architecture: str) -> bool:
+    """Whether the attention's projections have biases: Qwen2's always."""
+    if architecture == "qwen2_moe":
+        return bool(config["qkv_bias"])
+    return architecture == "qwen2" or bool(config["attention_bias"])
 
 
 def sparse_layers(config: Mapping[str, Any], layers: int, name: str) -> tuple[int, ...]:
@@ -125,7 +206,8 @@ def mixture_of(config: Mapping[str, Any], name: str) -> Mixture | None:
     """The experts that the config of a mixture states. Raises TornModel for what is none."""
     if config.get("model_type") not in MIXTURES:
         return None
-    experts = size_in(config, "num_experts", name, config.get("num_local_experts"))
+    config = with_defaults(config)
+    experts = size_in(config, "num_experts", name)
     layers = len(sparse_layers(config, size_in(config, "num_hidden_layers", name), name))
     size = size_in(config, "moe_intermediate_size", name)
     parameters = layers * experts * 3 * size * size_in(config, "hidden_size", name)
@@ -134,17 +216,31 @@ def mixture_of(config: Mapping[str, Any], name: str) -> Mixture | None:
 
 
 def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
-    """A positive integer of a config. Raises TornModel, with the file's name, for anything else."""
-    value = config.get(key)
+    """A size of a config. Raises TornModel, with the file's name, for anything else."""
+    value: Any = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TornModel(f"{name}: {key} should be a positive integer, it is {value!r}")
-    return value
+    kind = CONFIG.get(key, SIZE)
+    if not kind.takes(value):
+        raise TornModel(f"{name}: {key} should be {kind}, it is {shown(value)}")
+    return int(value)
+
+
+def check_rotary(shape: Shape, partial: float | None, name: str) -> None:
+    """Raises TornModel where the rotated part of a head, by default all of it, is no pairs."""
+    rotary = int(shape.head_size * (1.0 if partial is None else partial))
+    if rotary < 2 or rotary % 2 or shape.head_size % 2:
+        raise TornModel(
+            f"{name}: of heads of {shape.head_size} elements {rotary} are to be rotated, in pairs"
+        )
 
 
 def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
     if shape.heads % shape.kv_heads:
         raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    check_rotary(shape, config.get("partial_rotary_factor"), name)
+    types = config.get("layer_types")
+    if types is not None and len(types) < shape.layers:
+        raise TornModel(f"{name}: {len(types)} layer_types for {shape.layers} layers")
     gemma = shape.architecture in GEMMAS
     activation = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
     activations = ("gelu_pytorch_tanh",) if gemma else ("silu", "swish")
@@ -152,7 +248,7 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
         "use_bidirectional_attention": config.get("use_bidirectional_attention") is True,
         "mlp_bias": config.get("mlp_bias") is True,
         activation: config.get(activation, activations[0]) not in activations,
-        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0
+        "partial_rotary_factor": config.get("partial_rotary_factor") not in (None, 1.0)
         and shape.architecture != "phi3",
     }
     for key, found in unusual.items():

@@ -7,9 +7,9 @@ kills it when the caller dies, even by kill -9.
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from pathlib import Path
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
 OUTPUT_BYTES_MAX = 64 << 10
+PIECES_MAX = 64
+"""Read at once: a program that writes without a pause is looked after in between."""
 
 # Asks for SIGKILL at the parent's death (PR_SET_PDEATHSIG = 1), makes sure that the parent has not
 # died before that took effect, and becomes the program. A preexec_fn could deadlock under threads.
@@ -65,37 +67,66 @@ def run_bounded(
     raised on.
     """
     give_up_s = time.monotonic() + timeout_s
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", BIND_TO_PARENT, str(os.getpid()), *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-        )
+    # A pipe and not a temporary file: there may be no folder in which one can be written.
+    process = subprocess.Popen(
+        [sys.executable, "-c", BIND_TO_PARENT, str(os.getpid()), *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        os.set_blocking(stdout.fileno(), False)
+        output = _Output(stdout.fileno())
         exit_code: int | None = None
-        read_bytes = 0
         try:
             on_begin(process.pid)
             while exit_code is None and time.monotonic() < give_up_s:
                 on_wait()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    exit_code = process.wait(POLL_S)
-                for line in _lines(output.fileno(), read_bytes):
-                    read_bytes += len(line)
+                if output.open:
+                    select.select([stdout], [], [], POLL_S)
+                    exit_code = process.poll()
+                else:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        exit_code = process.wait(POLL_S)
+                for line in output.lines():
                     on_line(line)
         finally:
             _stop(process)
-        size_bytes = output.seek(0, os.SEEK_END)
-        output.seek(max(0, size_bytes - OUTPUT_BYTES_MAX))
-        return Finished(exit_code=exit_code, output=output.read().decode("utf-8", "replace"))
+        for line in output.lines():
+            on_line(line)
+    return Finished(exit_code=exit_code, output=output.end.decode("utf-8", "replace"))
 
 
-def _lines(descriptor: int, begin: int) -> list[bytes]:
-    """The whole lines from there on. The program writes on meanwhile, at the same file position."""
-    size_bytes = os.fstat(descriptor).st_size
-    written = os.pread(descriptor, size_bytes - begin, begin)
-    return written[: written.rfind(b"\n") + 1].splitlines(keepends=True)
+class _Output:
+    """What comes through the pipe: its whole lines, each once, and its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.open = True
+        self.end = b""
+        self._descriptor = descriptor
+        self._begun = b""
+        """A line whose end has not come yet."""
+
+    def lines(self) -> list[bytes]:
+        """The whole lines that have come since; one that grows too long is cut."""
+        pieces: list[bytes] = []
+        while len(pieces) < PIECES_MAX and (piece := self._piece()):
+            pieces.append(piece)
+        come = b"".join(pieces)
+        self.end = (self.end + come)[-OUTPUT_BYTES_MAX:]
+        whole, newline, self._begun = (self._begun + come).rpartition(b"\n")
+        self._begun = self._begun[-OUTPUT_BYTES_MAX:]
+        return (whole + newline).splitlines(keepends=True)
+
+    def _piece(self) -> bytes:
+        try:
+            piece = os.read(self._descriptor, OUTPUT_BYTES_MAX)
+        except BlockingIOError:
+            return b""
+        self.open = bool(piece)
+        return piece
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
 from mesh_loader.architectures import GGUF_ARCHITECTURES
+from mesh_loader.config_keys import check_config
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -20,6 +21,7 @@ LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT_TOKENS = 8192
 GEMMA3_27B_LAYERS = 62
+GEMMA3_WINDOW_PATTERN = 6
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -47,6 +49,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if heads < 1 or hidden_size < 1:
         raise corrupt(name, f"{heads} heads over an embedding of {hidden_size}")
     head_size = _head_size(file, architecture, hidden_size // heads)
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_size}
+    check_config(sizes, name)
     return {
         "model_type": GGUF_ARCHITECTURES[architecture],
         "architectures": [f"{architecture.capitalize()}ForCausalLM"],
@@ -75,7 +79,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 def _of_family(
     file: GgufFile, architecture: str, heads: int, hidden_size: int, head_size: int
 ) -> dict[str, Any]:
-    """What the metadata of one family alone says, or leaves to llama.cpp's source."""
+    """What the metadata of one family alone says, or leaves to llama.cpp's source. llama.cpp itself
+    computes no windows of Phi-3; mesh does, as transformers does.
+    """
     window = file.integer(f"{architecture}.attention.sliding_window", 0) or None
     if architecture == "phi3":
         rotary = file.integer("phi3.rope.dimension_count", head_size)
@@ -87,14 +93,24 @@ def _of_family(
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "sliding_window": window,
+        "sliding_window_pattern": _window_pattern(file),
+        "final_logit_softcapping": file.number("gemma3.final_logit_softcapping", 0.0) or None,
         "rope_local_base_freq": file.number("gemma3.rope.freq_base_swa", 10000.0),
         "query_pre_attn_scalar": hidden_size // heads if widest else head_size,
     }
 
 
+def _window_pattern(file: GgufFile) -> int:
+    """Of Gemma 3's layers, each so-manyeth attends to all tokens."""
+    key = "gemma3.attention.sliding_window_pattern"
+    if isinstance(file.metadata.get(key), list):
+        raise UnsupportedModel(f"{file.path.name}: {key} is a list, mesh reads a number")
+    return file.integer(key, GEMMA3_WINDOW_PATTERN)
+
+
 def _head_size(file: GgufFile, architecture: str, default: int) -> int:
     head_size = file.integer(f"{architecture}.attention.key_length", default)
-    value_size = file.integer(f"{architecture}.attention.value_length", head_size)
+    value_size = file.integer(f"{architecture}.attention.value_length", default)
     rotary_size = file.integer(f"{architecture}.rope.dimension_count", head_size)
     # Phi-3 rotates a part.
     if head_size != value_size or (rotary_size != head_size and architecture != "phi3"):
@@ -116,20 +132,39 @@ def _vocabulary_rows(file: GgufFile) -> int:
 
 
 def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str, Any] | None:
-    kind = file.text(f"{architecture}.rope.scaling.type", "none")
+    """The rotary scaling, with llama.cpp's defaults: a factor without a type is linear, a factor of
+    0 is none, and yarn's original context is the context.
+    """
+    scaling = f"{architecture}.rope.scaling"
+    old_factor = file.number(f"{architecture}.rope.scale_linear", 0.0)
+    factor = file.number(f"{scaling}.factor", old_factor) or 1.0
+    kind = file.text(f"{scaling}.type", "linear")
+    attention = file.number(f"{scaling}.attn_factor", 1.0)
+    if attention != 1.0:
+        raise UnsupportedModel(
+            f"{file.path.name}: {scaling}.attn_factor = {attention:g} is not supported, only 1"
+        )
     if "rope_freqs.weight" in file.tensors:
-        return _llama3_scaling(file, architecture, head_size)
-    if kind == "none":
+        factors = _llama3_scaling(file, architecture, head_size)
+        if factors is not None and kind != "none" and factor != 1.0:
+            raise UnsupportedModel(
+                f"{file.path.name}: rope_freqs.weight beside a rotary factor of {factor:g} is not "
+                "supported"
+            )
+        if factors is not None:
+            return factors
+    if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
-    factor = file.number(f"{architecture}.rope.scaling.factor", 1.0)
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = file.integer(f"{architecture}.rope.scaling.original_context_length")
+        context = file.integer(f"{architecture}.context_length")
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": original,
+            "original_max_position_embeddings": file.integer(
+                f"{scaling}.original_context_length", context
+            ),
         }
     raise UnsupportedModel(f"{file.path.name}: rotary scaling {kind} is not supported")
 
@@ -137,6 +172,8 @@ def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str
 def _llama3_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str, Any] | None:
     """The parameters behind a tensor of frequency factors; the largest of them is `factor`."""
     stored = read_small(file, "rope_freqs.weight")
+    if stored.size != head_size // 2 or not np.isfinite(stored).all() or stored.min() <= 0.0:
+        raise UnsupportedModel(f"{file.path.name}: rope_freqs.weight is not Llama 3's scaling")
     factor = round(float(stored.max()), 4)
     if factor == 1.0 and float(stored.min()) == 1.0:
         return None

@@ -6,6 +6,8 @@ never import a GGUF file.
 
 from pathlib import Path
 
+from mesh_loader.model_files import opened
+
 MAGIC = b"GGUF"
 BLOCKS_FILE = "model.ggml"
 """In a model's folder: its matrices of 4 bits, as they were in the file; see `gguf_blocks`."""
@@ -13,5 +15,5 @@ BLOCKS_FILE = "model.ggml"
 
 def begins_with_magic(path: Path) -> bool:
     """Whether a file begins as a GGUF file does."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return file.read(len(MAGIC)) == MAGIC

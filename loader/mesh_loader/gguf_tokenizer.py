@@ -18,6 +18,8 @@ from mesh_loader.gguf_pretokenizers import PRETOKENIZERS, canonical, pretokenize
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Token types of GGUF (llama.cpp's llama_token_type)."""
 _SPACE = "\u2581"
+_TEMPLATE = "tokenizer.chat_template."
+"""Followed by the name of a further template; the default one is `tokenizer.chat_template`."""
 
 
 def check_tokenizer(file: GgufFile) -> None:
@@ -60,7 +62,9 @@ def tokenizer_json(file: GgufFile) -> str:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """The tokenizer_config.json: special tokens by text, and which of them every prompt gets."""
+    """The tokenizer_config.json: special tokens by text, which of them every prompt gets, and the
+    chat templates that have names. The keys are llama.cpp's, with its spelling of `seperator`.
+    """
     tokens = file.texts("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
         "add_bos_token": adds_bos(file),
@@ -72,10 +76,22 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
         ("eos_token", "eos"),
         ("unk_token", "unknown"),
         ("pad_token", "padding"),
+        ("sep_token", "seperator"),
+        ("cls_token", "cls"),
+        ("mask_token", "mask"),
     ):
         token_id = _special_id(file, name, len(tokens))
         if token_id is not None:
             config[key] = tokens[token_id]
+    templates = {
+        key.removeprefix(_TEMPLATE): text
+        for key, text in file.metadata.items()
+        if key.startswith(_TEMPLATE) and isinstance(text, str)
+    }
+    if templates:
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
     return config
 
 

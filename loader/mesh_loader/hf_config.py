@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh_loader.architectures import Shape
+from mesh_loader.architectures import Shape, check_rotary, with_defaults
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -19,14 +19,25 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
 
     Raises UnsupportedModel for a rotary scaling that transformers does not name either.
     """
+    config = with_defaults(config)
     rope, local = _rope(config, name)
-    partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    check_rotary(shape, partial, name)
     kind = rope.get("rope_type", "default")
-    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
+    theta = rope.pop("rope_theta", config["rope_theta"])
     if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
         raise TornModel(f"{name}: rope_theta should be a positive number, it is {theta!r}")
+    if shape.architecture == "phi3" and kind in ("su", "yarn") and "short_factor" in rope:
+        kind = rope["rope_type"] = "longrope"  # as its early configs name it
     if kind not in (*ROPE_TYPES, "default"):
         raise UnsupportedModel(f"{name}: rotary scaling {kind!r} is not supported")
+    if kind in ("llama3", "yarn", "longrope"):
+        original = config.get("original_max_position_embeddings")
+        # The key outside comes first, as in transformers.
+        inside = rope.get("original_max_position_embeddings")
+        rope["original_max_position_embeddings"] = (
+            original or inside or config.get("max_position_embeddings")
+        )
     filled = {key: value for key, value in config.items() if key != "rope_parameters"}
     if shape.experts:
         filled["num_experts"] = shape.experts
@@ -38,8 +49,7 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
         **filled,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "hidden_act": config.get("hidden_activation") or config.get("hidden_act", "silu"),
-        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "hidden_act": config.get("hidden_activation") or config.get("hidden_act"),
         "rope_theta": float(theta),
         "rope_scaling": None if kind == "default" else rope,
         "tie_word_embeddings": shape.tied,
@@ -49,15 +59,33 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
 
 
 def _rope(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], float | None]:
-    """The rotary scaling, and the base frequency of layers with a window where it is another."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """The rotary scaling, and the base frequency of layers with a window where it is another.
+
+    `rope_scaling` comes before `rope_parameters`, as in transformers.
+    """
+    parameters, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     local = config.get("rope_local_base_freq")
-    if isinstance(given, dict) and "full_attention" in given:
-        local = (given.get("sliding_attention") or {}).get("rope_theta", local)
-        given = given["full_attention"]
+    for given in (parameters, scaling):
+        if not isinstance(given, dict):
+            raise TornModel(f"{name}: the rotary scaling should be an object, it is {given!r}")
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        sliding = _typed(parameters.get("sliding_attention") or {}, name)
+        if sliding.get("rope_type", "default") != "default":
+            raise UnsupportedModel(
+                f"{name}: rotary scaling {sliding['rope_type']!r} of layers with a window is not "
+                "supported"
+            )
+        local = sliding.get("rope_theta", local)
+        full = _typed(parameters.get("full_attention") or {}, name)
+        return {**full, **_typed(scaling, name)}, local
+    return _typed(scaling or parameters, name), local
+
+
+def _typed(given: Any, name: str) -> dict[str, Any]:
+    """A copy, in which the type is called `rope_type`."""
     if not isinstance(given, dict):
         raise TornModel(f"{name}: the rotary scaling should be an object, it is {given!r}")
     rope = dict(given)
     if "type" in rope:
         rope.setdefault("rope_type", rope.pop("type"))
-    return rope, local
+    return rope

@@ -24,11 +24,19 @@ from mesh_loader.architectures import (
 )
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.hf_config import normalised
-from mesh_loader.model_info import read_json
+from mesh_loader.model_info import (
+    CONFIG_BYTES_MAX,
+    INDEX_BYTES_MAX,
+    TEMPLATE_BYTES_MAX,
+    TOKENIZER_BYTES_MAX,
+    companions,
+    read_bounded,
+    read_json,
+)
 from mesh_loader.placement import place
 from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
-from mesh_loader.tokenizer_file import require_tokenizer
+from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,6 +50,11 @@ SMALL_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json",
     "special_tokens_map.json", "chat_template.jinja", MODELOPT_CONFIG,
 )  # fmt: skip
+BYTES_MAX = {
+    "tokenizer.json": TOKENIZER_BYTES_MAX,
+    "chat_template.jinja": TEMPLATE_BYTES_MAX,
+}
+"""Of a small file, where it is not CONFIG_BYTES_MAX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +80,21 @@ class HfPlan:
         return self.parameters
 
 
-def plan_hf(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> HfPlan | ConvertPlan:
+def plan_hf(
+    path: Path, *, own_files: bool, as_is: Collection[str] = (), plain: bool = False
+) -> HfPlan | ConvertPlan:
     """The plan for a folder with a config.json, after its weights' headers have been checked.
     `as_is`: architectures, by transformers' classes, that the importing node's engine reads without
-    mesh's knowing them.
+    mesh's knowing them. `plain`: it computes no weights that their makers quantised.
 
     Raises TornModel or UnsupportedModel with the name of the file that is to blame.
     """
     name = f"{path.name}/config.json"
     config = read_json(path / "config.json")
+    companions(path)
     require_tokenizer(path)
     method = quantisation_of(path, config)
-    check_served(method, path.name)
+    check_served(method, path.name, plain=plain)
     weights = _weight_files(path)
     native = config.get("model_type") in NATIVE_ARCHITECTURES
     if not weights or not (native or as_is or method):
@@ -94,11 +110,13 @@ def plan_hf(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> HfPl
         shape = None
     for file, _ in weights:
         tensors |= read_whole(file)
+    sharded = weights[0][1] != WEIGHTS
+    index = ((path / INDEX, INDEX),) if sharded else ()
     return HfPlan(
         path=path,
         own_files=own_files,
         config=config,
-        weights=(*weights, *_index_file(path)),
+        weights=(*weights, *index),
         parameters=_parameters(shape, tensors, method, path.name),
     )
 
@@ -139,20 +157,27 @@ def _parameters(
 
 
 def place_small_files(path: Path, folder: Path) -> None:
-    """Copies the tokenizer and its companions; a chat template inside a config becomes a file."""
+    """Copies the tokenizer and its companions; a chat template inside a config becomes a file.
+
+    Raises TornModel for one that is larger than any such file.
+    """
     for name in SMALL_FILES:
         if (path / name).is_file():
-            write_synced(folder / name, (path / name).read_bytes())
+            write_synced(
+                folder / name, read_bounded(path / name, BYTES_MAX.get(name, CONFIG_BYTES_MAX))
+            )
     template = chat_template(path)
     if template and not (folder / "chat_template.jinja").exists():
         write_synced(folder / "chat_template.jinja", template.encode())
+    complete_tokenizer(path, folder)
 
 
 def chat_template(path: Path) -> str:
     """The template in tokenizer_config.json: a text, or the one named default of several."""
     if not (path / "tokenizer_config.json").is_file():
         return ""
-    given = read_json(path / "tokenizer_config.json").get("chat_template")
+    _, tokenizer = companions(path)
+    given = tokenizer.get("chat_template")
     if isinstance(given, list):
         named = {
             str(entry.get("name")): entry.get("template")
@@ -164,9 +189,12 @@ def chat_template(path: Path) -> str:
 
 
 def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
-    """The files of weights in the folder with their names in the store; none where it has none."""
-    if (path / INDEX).is_file():
-        weight_map = read_json(path / INDEX).get("weight_map")
+    """The files of weights in the folder with their names in the store; none where it has none.
+
+    A whole file comes before an index, which may be left over from shards: so does transformers.
+    """
+    if (path / INDEX).is_file() and not (path / WEIGHTS).is_file():
+        weight_map = read_json(path / INDEX, INDEX_BYTES_MAX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise TornModel(f"{path.name}/{INDEX} has no weight_map")
         shards = sorted({str(shard) for shard in weight_map.values()})
@@ -183,8 +211,10 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
     return tuple((file, WEIGHTS) for file in found)
 
 
-def _index_file(path: Path) -> tuple[tuple[Path, str], ...]:
-    return ((path / INDEX, INDEX),) if (path / INDEX).is_file() else ()
+def has_whole_weights(path: Path) -> bool:
+    """Whether the folder has weights of its own, beside those of an adapter."""
+    files = [file for file in path.glob("*.safetensors") if not file.name.startswith("adapter_")]
+    return bool(files) or any(path.glob("pytorch_model*.bin"))
 
 
 def _check(found: StoredTensor | None, name: str, shape: tuple[int, ...], folder: str) -> None:

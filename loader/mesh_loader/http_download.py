@@ -1,20 +1,33 @@
 """Opens a file of the web at an offset, through requests.
 
-Proxies, certificates and logins are configured as requests has them: HTTPS_PROXY,
-REQUESTS_CA_BUNDLE, ~/.netrc. `download` comes before it and does the retries.
+Every hop is looked at by itself: a redirect leads to http or https, never from https to http, and
+to an address that `reach` allows, to which the connection then goes. Proxies and certificates are
+configured as requests has them: HTTPS_PROXY, REQUESTS_CA_BUNDLE. ~/.netrc is never read: its logins
+are not for whoever may name a URL. `download` comes before it and does the retries.
 """
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
+from requests.utils import get_environ_proxies, select_proxy
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+from urllib3.util.connection import create_connection
 
-from mesh.domain.errors import MeshError, NotFound, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.runtime.engine import Progress
 from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
 from mesh_loader.download_rate import DownloadRate
+from mesh_loader.reach import REDIRECTS_MAX, Reach
 from mesh_loader.source_http import TAR_SUFFIXES, WebFile
 from mesh_loader.tar_folder import unpacked
 
@@ -22,20 +35,27 @@ CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 """Without a single byte."""
 _TRANSIENT = (408, 409, 423, 425, 429, 500, 502, 503, 504)
+_REDIRECTS = (301, 302, 303, 307, 308)
+_CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
-def fetch_web_file(source: WebFile, folder: Path, rate: DownloadRate, progress: Progress) -> Path:
-    """The file, or what an archive holds, under `folder`; see `download` for what it raises."""
+def fetch_web_file(
+    source: WebFile, folder: Path, rate: DownloadRate, progress: Progress, reach: Reach
+) -> Path:
+    """The file, or what an archive holds, under `folder`; see `download` for what it raises, and
+    InvalidInput for an address beyond the reach.
+    """
     target = folder / source.name
-    download(_HttpFile(source), target, rate, progress)
+    download(_HttpFile(source, reach), target, rate, progress)
     if target.name.lower().endswith(TAR_SUFFIXES):
         return unpacked(target, folder / "unpacked", progress)
     return target
 
 
 class _HttpFile:
-    def __init__(self, source: WebFile) -> None:
+    def __init__(self, source: WebFile, reach: Reach) -> None:
         self._url = source.url
+        self._reach = reach.of(*_host_and_port(source.url))
         self.name = source.name
 
     @contextmanager
@@ -44,13 +64,12 @@ class _HttpFile:
         if part_of is not None:
             headers |= {"Range": f"bytes={begin_bytes}-", "If-Range": part_of.tag}
         try:
-            with requests.get(
-                self._url,
-                headers=headers,
-                stream=True,
-                timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-            ) as answer:
-                yield self._opened(answer, begin_bytes, part_of)
+            with self._session() as session:
+                answer = self._followed(session, headers)
+                try:
+                    yield self._opened(answer, begin_bytes, part_of)
+                finally:
+                    answer.close()
         except requests.exceptions.SSLError as error:
             raise Unavailable(
                 f"{self.name}: the server's certificate is not accepted",
@@ -64,6 +83,69 @@ class _HttpFile:
                 f"{self.name} cannot be fetched: {type(error).__name__}",
                 hint="check the URL in a browser or with curl -L",
             ) from None
+
+    def _session(self) -> requests.Session:
+        session = requests.Session()
+        session.trust_env = False  # it would read ~/.netrc
+        session.verify = next(filter(None, map(os.environ.get, _CERTIFICATES)), True)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Checked(self._reach))
+        return session
+
+    def _followed(self, session: requests.Session, headers: dict[str, str]) -> requests.Response:
+        """The answer that is no redirect."""
+        url = self._url
+        for _ in range(REDIRECTS_MAX + 1):
+            proxies = get_environ_proxies(url)
+            if select_proxy(url, proxies):
+                self._reach.check(*_host_and_port(url))
+            try:
+                answer = session.get(
+                    url,
+                    headers=headers,
+                    stream=True,
+                    allow_redirects=False,
+                    proxies=proxies,
+                    timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+                )
+            except ValueError as error:
+                if isinstance(error, requests.RequestException):
+                    raise
+                raise self._no_url() from None  # requests looks where a redirect leads by itself
+            leads_to = session.get_redirect_target(answer)
+            if answer.status_code not in _REDIRECTS or not leads_to:
+                return answer
+            answer.close()
+            url = self._next(url, leads_to)
+        raise Unavailable(
+            f"{self.name} is behind more than {REDIRECTS_MAX} redirects",
+            hint="name the URL that they lead to",
+        )
+
+    def _next(self, url: str, leads_to: str) -> str:
+        """The URL of the next hop. Raises InvalidInput for one that is not to be asked."""
+        try:
+            target = urljoin(url, leads_to)
+            parts = urlsplit(target)
+            allowed = bool(parts.hostname) and "@" not in parts.netloc and "\\" not in target
+            allowed = allowed and (parts.port is None or parts.port > 0)
+        except ValueError:
+            allowed = False
+        if not allowed or parts.scheme not in ("http", "https"):
+            raise self._no_url()
+        if parts.scheme == "http" and urlsplit(url).scheme == "https":
+            raise InvalidInput(
+                f"{self.name}: the server redirects from https to http, which anybody on the way "
+                "can read and change",
+                hint="name a URL that stays with https",
+            )
+        return target
+
+    def _no_url(self) -> InvalidInput:
+        return InvalidInput(
+            f"{self.name}: the server redirects to what is no plain URL of http or https",
+            hint="name the URL of the file itself",
+        )
 
     def _opened(
         self, answer: requests.Response, begin_bytes: int, part_of: Version | None
@@ -96,13 +178,71 @@ class _HttpFile:
         if status in (401, 403, 407):
             return Unavailable(
                 f"{self.name} may not be fetched: the server answered {status}",
-                hint="put a login for its host into ~/.netrc on the node, or fetch the file "
-                "yourself and name it as file:///path",
+                hint="fetch the file yourself and name it as file:///path: http(s) sources are "
+                "asked for without a login",
             )
         return Unavailable(
             f"{self.name} cannot be fetched: the server answered {status}",
             hint="check the URL in a browser or with curl -L",
         )
+
+
+class _Checked(HTTPAdapter):
+    """Its connections go to addresses that the reach allows. Those to a proxy are the proxy's."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        reach = self._reach
+
+        class Plain(HTTPConnection):
+            def _new_conn(self) -> socket.socket:
+                return _connected(self, reach)
+
+        class Secured(HTTPSConnection):
+            def _new_conn(self) -> socket.socket:
+                return _connected(self, reach)
+
+        class PlainPool(HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class SecuredPool(HTTPSConnectionPool):
+            ConnectionCls = Secured
+
+        self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecuredPool}
+
+
+def _connected(connection: HTTPConnection, reach: Reach) -> socket.socket:
+    """A connection to one of the host's addresses, each of them checked; Host and SNI name the host
+    as ever. Raises what urllib3 does for a host that cannot be reached.
+    """
+    host, port = connection.host, connection.port
+    try:
+        addresses = reach.addresses(host, port)
+    except socket.gaierror as error:
+        raise NameResolutionError(host, connection, error) from error
+    failure: Exception = NewConnectionError(connection, f"{host} has no address")
+    for address in addresses:
+        try:
+            return create_connection(
+                (address, port),
+                connection.timeout,
+                source_address=connection.source_address,
+                socket_options=connection.socket_options,
+            )
+        except TimeoutError:
+            failure = ConnectTimeoutError(connection, f"{host} does not answer")
+        except OSError as error:
+            failure = NewConnectionError(connection, f"{host}: {error.strerror}")
+    raise failure
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _continues(answer: requests.Response, begin_bytes: int, part_of: Version) -> bool:

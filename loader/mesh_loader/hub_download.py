@@ -1,15 +1,18 @@
 """Fetches a model of the Hugging Face hub, through huggingface_hub and its cache.
 
 Only the files that an import reads are fetched. What lies in the local Hugging Face cache already
-is used from there, so a model fetched once needs no network again. HF_TOKEN, HF_HOME and
-HF_HUB_OFFLINE mean what they mean to huggingface_hub.
+is used from there, so a model fetched once needs no network again. HF_TOKEN, HF_HOME, HF_ENDPOINT
+and HF_HUB_OFFLINE mean what they mean to huggingface_hub. The endpoint is the operator's, at
+whatever address it is; what it redirects to must be within the reach.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, get_session, set_client_factory, snapshot_download
 from huggingface_hub.errors import (
     DisabledRepoError,
     DryRunError,
@@ -21,25 +24,37 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from mesh.domain.errors import MeshError, NotFound, StorageError, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, StorageError, Unavailable
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, phase_of
 from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.model_files import WANTED_PATTERNS
+from mesh_loader.quantisation import MODELOPT_CONFIG
+from mesh_loader.reach import REDIRECTS_MAX, Reach
 from mesh_loader.source_hf import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
+CONFIGS = ("config.json", MODELOPT_CONFIG)
 
 
-def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progress) -> Path:
-    """The folder of the repository's snapshot in the Hugging Face cache.
+def fetch_repository(
+    repository: Repository,
+    rate: DownloadRate,
+    progress: Progress,
+    reach: Reach,
+    look: Callable[[Path], None] | None = None,
+) -> Path:
+    """The folder of the repository's snapshot in the Hugging Face cache. `look` is called with it
+    while it has nothing but configurations, and stops the download by what it raises.
 
     Within a rate it comes by HTTP, in small pieces: Xet, which asks nobody before it fetches the
     next, could not be held up.
 
-    Raises NotFound, Unavailable (no network, no access) or StorageError, one line each.
+    Raises NotFound, Unavailable (no network, no access), StorageError, or InvalidInput where the
+    hub redirects beyond the reach, one line each.
     """
+    _keep_within(reach)
     progress(f"download {repository.name}", 0.0)
     try:
         if not constants.HF_HUB_OFFLINE:
@@ -47,7 +62,10 @@ def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progr
         if rate.bounded:
             constants.HF_HUB_DISABLE_XET = True
             constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
-        folder = _snapshot(repository, tqdm_class=_reporting(repository.name, rate, progress))
+        bar = _reporting(repository.name, rate, progress)
+        if look is not None:
+            look(Path(str(_snapshot(repository, CONFIGS, tqdm_class=bar))))
+        folder = _snapshot(repository, WANTED_PATTERNS, tqdm_class=bar)
     except MeshError:
         raise
     except (OSError, HfHubHTTPError, ValueError) as error:
@@ -56,11 +74,41 @@ def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progr
     return Path(str(folder))
 
 
-def _snapshot(repository: Repository, **options: Any) -> Any:
+def _keep_within(reach: Reach) -> None:
+    """Have huggingface_hub's client look at every hop before it asks it."""
+    client = get_session()
+    own = urlsplit(constants.ENDPOINT)
+
+    def check(request: Any) -> None:
+        scheme, host = request.url.scheme, request.url.host
+        if scheme == "http" and own.scheme == "https":
+            raise InvalidInput(
+                f"{own.hostname} redirects from https to http, which anybody on the way can read "
+                "and change",
+                hint="set HF_ENDPOINT to a hub that stays with https",
+            )
+        if host != own.hostname:
+            reach.check(host, request.url.port or (443 if scheme == "https" else 80))
+
+    check.is_ours = True  # type: ignore[attr-defined]
+    hooks = [hook for hook in client.event_hooks["request"] if not hasattr(hook, "is_ours")]
+    # Its own class: httpx of another release of huggingface_hub has another name.
+    kind: Callable[..., Any] = type(client)
+    set_client_factory(
+        lambda: kind(
+            event_hooks={"request": [*hooks, check]},
+            follow_redirects=True,
+            max_redirects=REDIRECTS_MAX,
+            timeout=None,
+        )
+    )
+
+
+def _snapshot(repository: Repository, patterns: Sequence[str], **options: Any) -> Any:
     return snapshot_download(
         repository.name,
         revision=repository.revision,
-        allow_patterns=list(WANTED_PATTERNS),
+        allow_patterns=list(patterns),
         max_workers=DOWNLOADS_AT_ONCE_MAX,
         **options,
     )
@@ -69,7 +117,8 @@ def _snapshot(repository: Repository, **options: Any) -> Any:
 def _require_room(repository: Repository) -> None:
     """Compares what is still to be fetched with the free space on the cache's disk."""
     try:
-        files = _snapshot(repository, dry_run=True, tqdm_class=_reporting("", UNBOUND, _unheard))
+        bar = _reporting("", UNBOUND, _unheard)
+        files = _snapshot(repository, WANTED_PATTERNS, dry_run=True, tqdm_class=bar)
     except DryRunError:
         return  # the hub does not answer; the cache may hold it all
     missing_bytes = sum(file.file_size for file in files if file.will_download)

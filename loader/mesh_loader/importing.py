@@ -34,9 +34,12 @@ async def import_in_child(
     timeout_s: float = IMPORT_TIMEOUT_S,
     download_bytes_per_s: float | None = None,
     as_is: Collection[str] = (),
+    plain: bool = False,
+    reach: Collection[str] = (),
 ) -> StoredModel:
     """The model of a source, imported by a child process into the store; see ModelStore for the
-    bound on downloads and `as_is`.
+    bound on downloads, `as_is` and `plain`. `reach`: hosts that may have private addresses; see
+    `Reach`.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -47,6 +50,10 @@ async def import_in_child(
     bound = [] if download_bytes_per_s is None else ["--download-rate", str(download_bytes_per_s)]
     if as_is:
         bound += ["--as-is", ",".join(sorted(as_is))]
+    if plain:
+        bound.append("--plain")
+    for host in reach:
+        bound += ["--reach", host]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
         "--store", str(store_root), "--parent", str(os.getpid()), *bound,
@@ -86,6 +93,8 @@ def import_until(
     timeout_s: float = IMPORT_TIMEOUT_S,
     download_bytes_per_s: float | None = None,
     as_is: Collection[str] = (),
+    plain: bool = False,
+    reach: Collection[str] = (),
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
@@ -98,6 +107,8 @@ def import_until(
                 timeout_s=timeout_s,
                 download_bytes_per_s=download_bytes_per_s,
                 as_is=as_is,
+                plain=plain,
+                reach=reach,
             )
         )
         while not stop.is_set():

@@ -12,13 +12,17 @@ from pathlib import Path
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
-from mesh_loader.model_info import read_json
+from mesh_loader.config_keys import shown
+from mesh_loader.model_files import opened
+from mesh_loader.model_info import companions, read_json
 from mesh_loader.placement import place
-from mesh_loader.tokenizer_file import require_tokenizer
+from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 IR_XML = "openvino_model.xml"
 IR_BIN = "openvino_model.bin"
 NEEDED_FILES = (IR_XML, IR_BIN, "config.json", "tokenizer.json")
+COUNT_MAX = 2**63 - 1
+DIMENSIONS_MAX = 16
 OPTIONAL_FILES = (
     "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "chat_template.jinja",
@@ -42,6 +46,7 @@ class IrPlan:
         names = (*NEEDED_FILES, *OPTIONAL_FILES)
         files = [(self.path / name, name) for name in names if (self.path / name).is_file()]
         place(files, folder, own_files=self.own_files, progress=progress)
+        complete_tokenizer(self.path, folder)
         return self.parameters
 
 
@@ -65,6 +70,7 @@ def plan_ir(path: Path, *, own_files: bool) -> IrPlan:
                 hint="export the whole model: optimum-cli export openvino --model NAME DIR",
             )
     read_json(path / "config.json")
+    companions(path)
     require_tokenizer(path)
     graph = _read_graph(path / IR_XML)
     weights_bytes = (path / IR_BIN).stat().st_size
@@ -86,23 +92,37 @@ def plan_ir(path: Path, *, own_files: bool) -> IrPlan:
 def _read_graph(path: Path) -> _Graph:
     weights_end_bytes = parameters = states = layers = 0
     try:
-        for _, element in ElementTree.iterparse(path):
-            if element.tag != "layer":
-                continue
-            layers += 1
-            states += element.get("type") == "ReadValue"
-            data = element.find("data")
-            if element.get("type") == "Const" and data is not None:
-                end_bytes = int(data.get("offset", "0")) + int(data.get("size", "0"))
-                weights_end_bytes = max(weights_end_bytes, end_bytes)
-                dimensions = [int(size) for size in data.get("shape", "").split(",") if size]
-                # Matrices are weights; vectors and scalars are norms, scales and constants.
-                parameters += math.prod(dimensions) if len(dimensions) > 1 else 0
-            element.clear()
+        with opened(path) as file:
+            for _, element in ElementTree.iterparse(file):
+                if element.tag != "layer":
+                    continue
+                layers += 1
+                states += element.get("type") == "ReadValue"
+                data = element.find("data")
+                if element.get("type") == "Const" and data is not None:
+                    offset_bytes, size_bytes = _counts(data.get("offset"), data.get("size"))
+                    weights_end_bytes = max(weights_end_bytes, offset_bytes + size_bytes)
+                    dimensions = _counts(*filter(None, data.get("shape", "").split(",")))
+                    # Matrices are weights; vectors and scalars are norms, scales and constants.
+                    parameters += math.prod(dimensions) if len(dimensions) > 1 else 0
+                element.clear()
     except (ElementTree.ParseError, ValueError) as error:
         raise TornModel(
             f"{path.name} is cut off or no OpenVINO graph: {error}", hint="export the folder again"
         ) from error
     if layers == 0:
         raise TornModel(f"{path.name} is no OpenVINO graph: it has no layers")
+    if not 0 < parameters <= COUNT_MAX:
+        raise TornModel(
+            f"{path.name} holds {shown(parameters)} parameters; it must be from 1 to {COUNT_MAX}",
+            hint="export the folder again",
+        )
     return _Graph(weights_end_bytes=weights_end_bytes, parameters=parameters, states=states)
+
+
+def _counts(*texts: str | None) -> list[int]:
+    """The numbers, 0 for one that is not given. Raises ValueError for what counts nothing."""
+    counts = [int(text or "0") for text in texts]
+    if len(counts) > DIMENSIONS_MAX or not all(0 <= count <= COUNT_MAX for count in counts):
+        raise ValueError(f"{shown(texts)} is out of range")
+    return counts

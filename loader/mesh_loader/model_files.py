@@ -5,9 +5,12 @@ meanwhile is noticed, and names the model after the hash of these files' content
 """
 
 import hashlib
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
@@ -17,8 +20,10 @@ FOLDER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".xml", 
 """What of a folder can matter to a model; a README may change without making another model."""
 WANTED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
 """What is fetched of a model's folder somewhere else."""
+TEMPLATES = "additional_chat_templates"
+"""The folder in which transformers writes chat templates with names, a file each."""
 FOLDER_FILES_MAX = 4096
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Part of every model id: raised when an importer comes to write other files from the same source,
 so that models imported earlier are imported anew."""
 HASH_PIECE_BYTES = 1 << 20
@@ -34,21 +39,77 @@ class FileStamp:
     modified_ns: int
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file of a model, to be read. Never waits, as opening a named pipe would.
+
+    Raises TornModel for what is no plain file, OSError where it cannot be opened.
+    """
+    require_plain(path, path.stat().st_mode)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        require_plain(path, os.fstat(descriptor).st_mode)  # what was looked at may have gone
+    except TornModel:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def require_plain(path: Path, mode: int) -> None:
+    """Raises TornModel."""
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no plain file")
+        raise TornModel(f"{path.name} is {kind}", hint="put the file itself in its place")
+
+
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or the files of a folder that an import may read, sorted by name."""
+    """The file itself, or the files of a folder that an import may read, sorted by name.
+
+    Raises TornModel for what is no plain file, or a link to nothing.
+    """
     try:
         if not path.is_dir():
             return [path]
         files = [
             file
-            for file in sorted(path.iterdir())
-            if file.suffix in FOLDER_SUFFIXES and file.is_file()
+            for file in (*sorted(path.iterdir()), *sorted((path / TEMPLATES).glob("*.jinja")))
+            if file.suffix in FOLDER_SUFFIXES and not file.is_dir()
         ]
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     if len(files) > FOLDER_FILES_MAX:
         raise TornModel(f"{path} holds {len(files)} files, more than {FOLDER_FILES_MAX}")
+    for file in files:
+        try:
+            require_plain(file, file.stat().st_mode)
+        except FileNotFoundError:
+            raise TornModel(
+                f"{file.name} is a link to a file that is not there", hint="fetch the folder again"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"{file} cannot be read: {error.strerror}") from error
     return files
+
+
+def check_fetched(path: Path) -> None:
+    """Raises TornModel for files in whose place Git has left pointers, and what `files_of` does."""
+    for file in files_of(path):
+        with opened(file) as content:
+            pointer = content.read(len(_POINTER)) == _POINTER
+        if pointer:
+            raise TornModel(
+                f"{file.name} is a pointer of Git LFS, in the place of the file itself",
+                hint=f"run git lfs pull in {file.parent}",
+            )
 
 
 def stamps_of(path: Path) -> tuple[FileStamp, ...]:
@@ -76,7 +137,7 @@ def content_id(files: Sequence[Path], progress: Progress) -> ModelId:
     for file in files:
         name = file.name if len(files) > 1 else ""
         digest.update(f"{name}\0{file.stat().st_size}\n".encode())
-        with file.open("rb") as content:
+        with opened(file) as content:
             while piece := content.read(HASH_PIECE_BYTES):
                 digest.update(piece)
                 done_bytes += len(piece)

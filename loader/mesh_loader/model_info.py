@@ -5,6 +5,7 @@ after the store (engines, controller, wire) sees only the ModelInfo.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,26 @@ from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture, ModelFormat, ModelInfo, WeightPrecision
 from mesh_loader.architectures import mixture_of, size_in
-from mesh_loader.quantisation import quantisation_of
+from mesh_loader.config_keys import (
+    ANY_CONFIG,
+    GENERATION,
+    TEMPLATE_CHARS_MAX,
+    TOKENIZER_CONFIG,
+    check_config,
+)
+from mesh_loader.model_files import opened
+from mesh_loader.quantisation import check_served, quantisation_of
+
+CONFIG_BYTES_MAX = 4 << 20
+"""Of a configuration; the longest in use take about 1 MB."""
+INDEX_BYTES_MAX = 32 << 20
+"""Of an index of shards; the longest in use take some 10 MB."""
+CONTAINER_BYTES_LEAST = 16
+"""In the mean over a file as long as it may be: reading millions of empty lists takes a minute."""
+TOKENIZER_BYTES_MAX = 56 << 20
+"""Of a tokenizer.json, which goes to the controller in one message; the largest take 35 MB."""
+TEMPLATE_BYTES_MAX = TEMPLATE_CHARS_MAX
+COMPANIONS = {"generation_config.json": GENERATION, "tokenizer_config.json": TOKENIZER_CONFIG}
 
 STOP_TOKENS = (
     "<|im_end|>",
@@ -36,6 +56,7 @@ def info_of_folder(
     Raises TornModel where config.json lacks a size that every model has.
     """
     config = read_json(folder / "config.json")
+    check_config(config, "config.json", ANY_CONFIG)
     sizes = config.get("text_config")
     sizes = sizes if isinstance(sizes, dict) else config
     name = "config.json"
@@ -55,43 +76,90 @@ def info_of_folder(
         head_size=size_in(sizes, "head_dim", name, hidden_size // heads),
         parameters=parameters,
         disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
-        stop_token_ids=stop_token_ids(folder, config),
+        stop_token_ids=stop_token_ids(folder, config, size_in(sizes, "vocab_size", name)),
         # An IR's config.json may still say what it was exported from.
         quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
         mixture=mixture_of(sizes, name),
     )
 
 
-def stop_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted."""
+def stop_token_ids(
+    folder: Path, config: Mapping[str, Any], vocabulary_tokens: int
+) -> tuple[int, ...]:
+    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted.
+    One that the model has no embedding of never comes, and is left out.
+    """
     found: set[int] = set()
-    generation = folder / "generation_config.json"
-    for given in (config, read_json(generation) if generation.is_file() else {}):
+    generation, tokenizer = companions(folder)
+    for given in (config, generation):
         eos = given.get("eos_token_id")
-        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
+        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if type(i) is int}
     named = set(STOP_TOKENS)
-    tokenizer_config = folder / "tokenizer_config.json"
-    if tokenizer_config.is_file():
-        eos_token = read_json(tokenizer_config).get("eos_token")
+    map_file = folder / "special_tokens_map.json"
+    for given in (tokenizer, read_json(map_file) if map_file.is_file() else {}):
+        eos_token = given.get("eos_token")
         eos_text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
         named |= {eos_text} if isinstance(eos_text, str) else set()
-    for token in read_json(folder / "tokenizer.json").get("added_tokens", []):
+    added = read_json(folder / "tokenizer.json", TOKENIZER_BYTES_MAX).get("added_tokens") or []
+    for token in added:
         if isinstance(token, dict) and token.get("content") in named:
             found.add(int(token["id"]))
-    return tuple(sorted(found))
+    return tuple(sorted(i for i in found if 0 <= i < vocabulary_tokens))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def companions(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """generation_config.json and tokenizer_config.json, each empty where there is none.
+
+    Raises TornModel for one that holds what it cannot mean.
+    """
+    read = []
+    for name, keys in COMPANIONS.items():
+        config = read_json(folder / name) if (folder / name).is_file() else {}
+        check_config(config, name, keys)
+        read.append(config)
+    generation, tokenizer = read
+    return generation, tokenizer
+
+
+def check_quantised(folder: Path, *, plain: bool) -> None:
+    """As `check_served`, of a folder that may have nothing but its configurations yet. Raises
+    TornModel for one that cannot be read.
+    """
+    if (folder / "config.json").is_file():
+        config = read_json(folder / "config.json")
+        check_served(quantisation_of(folder, config), folder.name, plain=plain)
+
+
+def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     """A JSON object from a file. Raises TornModel, with the file's name, for anything else."""
+    data = read_bounded(path, bytes_max)
+    containers = data.count(b"[") + data.count(b"{")
+    if containers > bytes_max // CONTAINER_BYTES_LEAST:
+        raise TornModel(
+            f"{path.name} holds {containers} lists and objects, more than any such file"
+        )
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise TornModel(f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise TornModel(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TornModel(f"{path.name} should be a JSON object")
     return value
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes:
+    """A small file, whole. Raises TornModel for one that is too large or cannot be read."""
+    try:
+        with opened(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(min(size_bytes, bytes_max) + 1)
+    except OSError as error:
+        raise TornModel(f"{path.name} cannot be read: {error.strerror}") from error
+    if size_bytes > bytes_max:
+        raise TornModel(f"{path.name} holds {size_bytes} bytes; such a file may have {bytes_max}")
+    if len(data) != size_bytes:
+        raise TornModel(f"{path.name} changed while it was read", hint="import it again")
+    return data
 
 
 def to_json(info: ModelInfo) -> dict[str, Any]:

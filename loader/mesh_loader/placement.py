@@ -13,6 +13,7 @@ from pathlib import Path
 from mesh.domain.errors import TornModel
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
+from mesh_loader.model_files import opened
 
 COPY_PIECE_BYTES = 4 << 20
 _FICLONE = 0x40049409
@@ -35,7 +36,7 @@ def place(
         require_free(folder, total_bytes, "a copy of the model")
     done_bytes = 0
     for file, name, size_bytes in to_copy:
-        with file.open("rb") as source, (folder / name).open("wb") as target:
+        with opened(file) as source, (folder / name).open("wb") as target:
             if not _cloned(source.fileno(), target.fileno()):
                 while piece := source.read(COPY_PIECE_BYTES):
                     target.write(piece)

@@ -18,6 +18,8 @@ from mesh_loader.model_info import from_json, to_json
 from mesh_loader.store import StoredModel
 
 LINE_BYTES_MAX = 1 << 20
+TEXT_CHARS_MAX = 2000
+"""Of a message, and of a hint."""
 PROGRESS_EVERY_S = 0.1
 """Within one phase, progress is written no more often."""
 
@@ -50,8 +52,13 @@ def model_line(stored: StoredModel) -> str:
 
 
 def error_line(error: MeshError) -> str:
-    kind = type(error).__name__
-    return json.dumps({"error": {"type": kind, "message": error.message, "hint": error.hint}})
+    kind, message, hint = type(error).__name__, _clipped(error.message), _clipped(error.hint)
+    return json.dumps({"error": {"type": kind, "message": message, "hint": hint}})
+
+
+def _clipped(text: str) -> str:
+    """Names in a model's files, which a message repeats, may be of any length."""
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[: TEXT_CHARS_MAX - 1]}…"
 
 
 def parse_line(line: bytes) -> tuple[str, float] | StoredModel | MeshError:

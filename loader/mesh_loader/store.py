@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import content_id, files_of, stamps_of
-from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
+from mesh_loader.model_info import check_quantised, from_json, info_of_folder, read_json, to_json
+from mesh_loader.reach import NOWHERE_PRIVATE, Reach
 from mesh_loader.safetensors_file import sync_folder, write_json
 from mesh_loader.source_index import SourceIndex, source_key
 from mesh_loader.sources import REMOTE, check_source, fetch
@@ -67,12 +69,17 @@ class ModelStore:
         *,
         download_bytes_per_s: float | None = None,
         as_is: Collection[str] = (),
+        plain: bool = False,
+        reach: Reach = NOWHERE_PRIVATE,
     ) -> None:
         """`download_bytes_per_s` bounds all downloads together of those that give it. `as_is`: what
-        an import may take without mesh's knowing it; see `plan_hf`.
+        an import may take without mesh's knowing it; `plain`: it takes no quantised checkpoints;
+        see `plan_hf`. `reach`: where downloads may go.
         """
         self._root = root
+        self._reach = reach
         self._as_is = as_is
+        self._plain = plain
         self._downloads = root / "downloads"
         self._rate = DownloadRate(root / "locks" / "download-rate", download_bytes_per_s)
         self._models = root / "models"
@@ -250,11 +257,12 @@ class ModelStore:
         # Only here: a node has its imports made by a child, and starts without what makes them.
         from mesh_loader.model_plan import plan_import
 
-        path = fetch(source, downloads, progress, self._rate)
+        look = partial(check_quantised, plain=True) if self._plain else None
+        path = fetch(source, downloads, progress, self._rate, self._reach, look)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
         own_files = source.startswith(("hf://", *REMOTE))
-        plan = plan_import(path, own_files=own_files, as_is=self._as_is)
+        plan = plan_import(path, own_files=own_files, as_is=self._as_is, plain=self._plain)
         model_id = content_id(files_of(path), progress)
         stored = self.get(model_id)
         if stored is None:

@@ -74,19 +74,20 @@ class LocalCell:
         http = ["--http", self._http] if self._http else []
         for host in self._plan.http_hosts:
             http += ["--http-host-allowed", host]
+        sources = [part for rules in self._plan.sources for part in ("--sources", rules)]
         tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
         wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
         http += [option for option, given in wanted if given]
         self._keep(
             "the controller",
             "mesh.controller",
-            ["--listen", self._listen, *http, *tls, *home, *join, *policy, *journal],
+            ["--listen", self._listen, *http, *tls, *home, *sources, *join, *policy, *journal],
         )
         for node in self._plan.nodes:
             self._keep(
                 f"node {node.name}",
                 "mesh_nodes",
-                [*self._node_arguments(node), *tls, *home],
+                [*self._node_arguments(node), *tls, *home, *sources],
                 node.name,
             )
 

@@ -52,6 +52,8 @@ class CellPlan:
     """By which it may be asked, beside this machine's own names."""
     join_ms: float = 0.0
     """As of the controller."""
+    sources: tuple[str, ...] = ()
+    """As of the controller and of nodes."""
     keys: bool = False
     """Whether each call needs one, on the loopback, too; an operator's is in the environment, which
     the nodes show as well.

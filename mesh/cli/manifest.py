@@ -73,6 +73,10 @@ class _Scaling(_Part):
         return self
 
 
+class _Text(_Part):
+    special_tokens_in_content: bool = False
+
+
 class _Spec(_Part):
     source: Annotated[str, Field(pattern=r"^\S", max_length=SOURCE_CHARS_MAX)]
     context_tokens_max: Annotated[int, Field(ge=1, le=CONTEXT_TOKENS_MAX)] | None = None
@@ -84,6 +88,7 @@ class _Spec(_Part):
     precision: Annotated[ComputePrecision, Field(strict=False)] | None = None
     prefix_cache: bool = True
     tool_format: Annotated[ToolFormat, Field(strict=False)] | None = None
+    text: _Text = _Text()
 
     @field_validator("devices")
     @classmethod
@@ -158,6 +163,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         precision=spec.precision,
         prefix_cache=spec.prefix_cache,
         tool_format=spec.tool_format,
+        special_tokens_in_content=spec.text.special_tokens_in_content,
     )
     # The schema's bounds are the domain's, so that this passes; the controller checks it again.
     check_spec(deployment)

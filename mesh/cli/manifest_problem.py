@@ -47,6 +47,7 @@ _EXAMPLES = {
     "spec.weights": "write i8, i4, i4-g128, f16, or file for a GGUF's own 4 bits, or leave it out",
     "spec.precision": "write f32, bf16 or f16, or leave it to each node",
     "spec.tool_format": "write hermes, llama3 or none, or leave it to the chat template",
+    "spec.text.special_tokens_in_content": "write true to have messages hold special tokens",
     "spec.slo.cold_start": "late: who only a load makes late is told so; refuse: is refused",
     "spec.slo.ttft_tokens_per_s": "write a number of tokens per second, such as 512",
 }

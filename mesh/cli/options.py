@@ -14,6 +14,7 @@ import platformdirs
 from mesh.cli.output import Format
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh.domain.source_rules import read_source_rules
 from mesh.wire.channel import parse_address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -93,6 +94,20 @@ def http_hosts_option(command: Command) -> Command:
         metavar="NAME",
         multiple=True,
         help="A name by which HTTP may be asked without keys, beside this machine's; repeatable.",
+    )(command)
+
+
+def sources_option(command: Command) -> Command:
+    """`--sources ROLE=RULE,…`, given to the command as `sources`: texts that read_source_rules
+    takes."""
+    return click.option(
+        "--sources",
+        "sources",
+        metavar="ROLE=RULE,…",
+        multiple=True,
+        callback=lambda _, __, values: read_source_rules(values) and values,
+        help="What a role, tenant or admin, may deploy from: all, pkg, file, hf, https, …, or the "
+        "beginning of a source, like http://HOST, which may then be private; repeatable.",
     )(command)
 
 

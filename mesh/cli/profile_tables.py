@@ -6,6 +6,7 @@ Pure: profiles in, text out; `output` aligns and prints it, `profile_plot` draws
 from mesh.cli.output import Column, number
 from mesh.cli.tables import milliseconds
 from mesh.domain.profile import Grid, Profile
+from mesh.domain.reasons import ProfileSource
 from mesh.domain.views import ProfileView
 
 PREFILL = "prefill_ms"
@@ -28,9 +29,19 @@ def profile_fields(view: ProfileView) -> list[tuple[str, str]]:
 
 def origin(profile: Profile) -> str:
     """Where the times come from, in words."""
-    if profile.measured:
-        return f"measured: {points(profile)} points in {profile.measured_s:.1f} s"
-    return f"scaled from {profile.scaled_from}"
+    match profile.origin:
+        case ProfileSource.ESTIMATE:
+            return f"scaled from {profile.scaled_from}"
+        case ProfileSource.ITERATIONS:
+            how = "an estimate, corrected by the iterations of requests"
+        case ProfileSource.PRIMING:
+            how = f"{points(profile)} points after a load, in {profile.measured_s:.1f} s"
+        case ProfileSource.REST:
+            how = f"{points(profile)} points while the node rested, in {profile.measured_s:.1f} s"
+        case ProfileSource.SURVEY:
+            how = f"{points(profile)} points in {profile.measured_s:.1f} s"
+    measured_as = f" as {profile.measured_as}, of the same shape" if profile.measured_as else ""
+    return f"measured{measured_as}: {how}"
 
 
 def points(profile: Profile) -> int:

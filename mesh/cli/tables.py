@@ -52,10 +52,10 @@ PACE: tuple[Column[InstanceSnapshot], ...] = (
     number("HEADROOM_P50_S", lambda i: hundredths(i.headroom_p50_s)),
     number("ITERATION_MS", lambda i: milliseconds(i.iteration_s) if i.iteration_s else None),
     number("CORRECTION", lambda i: f"{i.correction:.2f}"),
-    # The structured forms say from what it was scaled.
-    word("PROFILE", lambda i: i.profile if i.profile in ("", "measured") else "scaled"),
+    # The structured forms say from what it was scaled, or as which model it was measured.
+    word("PROFILE", lambda i: i.profile_source),
 )
-"""How instances keep up: headroom of their requests, predicted times and how right those are."""
+"""How instances keep up: headroom of their requests, predicted times, and how these are known."""
 CORRECTIONS: tuple[Column[InstanceSnapshot], ...] = (
     word("INSTANCE", lambda i: i.instance_id),
     number("CORRECTION", lambda i: f"{i.correction:.2f}"),
@@ -63,8 +63,10 @@ CORRECTIONS: tuple[Column[InstanceSnapshot], ...] = (
     number("STALLS", lambda i: i.stalls.count),
     number("LONGEST_S", lambda i: hundredths(i.stalls.longest_s) if i.stalls.count else None),
     number("LAST_AGO_S", lambda i: f"{i.stalls.ago_s:.0f}" if i.stalls.count else None),
+    number("OFF_P50", lambda i: f"{i.off_p50:.0%}" if i.off_p95 else None),
+    number("OFF_P95", lambda i: f"{i.off_p95:.0%}" if i.off_p95 else None),
 )
-"""By what predictions are lengthened, and what was left out of it."""
+"""By what predictions are lengthened, what was left out of it, and how far they were off."""
 NODES: tuple[Column[NodeSnapshot], ...] = (
     word("NODE", lambda n: n.node_id),
     word("STATE", lambda n: n.state),
@@ -125,6 +127,10 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         ("prefix_cache", _prefix_cache(deployment)),
         ("tool_format", spec.tool_format or "by the chat template"),
+        (
+            "special_tokens",
+            "read in content" if spec.special_tokens_in_content else "not in content",
+        ),
         ("running", str(deployment.running)),
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),

@@ -14,11 +14,17 @@ from dataclasses import replace
 from math import exp, log
 
 from mesh.compute.correction import bounded
+from mesh.compute.scaling import lengthened
 from mesh.compute.tables import monotone
 from mesh.domain.profile import Grid, IterationShape, Profile
+from mesh.domain.reasons import ProfileSource
 
 NEAR = 0.1
 """By how much (a logarithm) an iteration may be off and count in full."""
+GUESSED_RATE = 0.5
+"""As RATE, of an estimate: it may be off by half or more, and there is no survey to spoil."""
+GUESSED_S = 2.0
+"""Of iterations, by which an estimate is known well enough to be told."""
 RATE = 0.05
 """A second of iterations that are off moves the points around them by so much."""
 SLOWER_RATE = 0.002
@@ -39,37 +45,54 @@ and most a little shorter than in the mean.
 
 
 class Refinement:
-    """Of one instance's profile; an estimate is corrected otherwise."""
+    """Of one instance's profile. An estimate is refined once, and is measured from then on."""
 
-    __slots__ = ("_decode", "_looked_s", "_prefill", "_profile")
+    __slots__ = ("_decode", "_looked_s", "_noted_s", "_prefill", "_profile")
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._looked_s: float | None = None
-        self._prefill, self._decode = _Shifts(profile.prefill), _Shifts(profile.decode)
+        self._noted_s = 0.0
+        guessed = not profile.measured
+        self._prefill = _Shifts(profile.prefill, guessed=guessed)
+        self._decode = _Shifts(profile.decode, guessed=guessed)
 
     def note(self, shape: IterationShape, measured_s: float, factor: float) -> None:
         """An iteration has ended; `factor` is what the profile was stretched by. One of both kinds
         does not say which of them was off.
         """
         batch, tokens = shape.decode_batch, shape.prefill_tokens
+        self._noted_s += measured_s
         if batch and not tokens:
             self._decode.observe(batch, shape.decode_context_tokens, measured_s, factor)
         elif tokens and not batch:
             self._prefill.observe(tokens, shape.prefill_past_tokens, measured_s, factor)
 
-    def refined(self, now_s: float) -> Profile | None:
+    def refined(self, now_s: float, factor: float = 1.0) -> Profile | None:
         """The profile as it should be, now and then, if that is worth telling: never at first,
-        while the factor has yet to find out what neighbours do.
+        while the factor has yet to find out what neighbours do. What corrects an estimate, `factor`
+        as of now, goes into it whole.
         """
         if self._looked_s is None:
             self._looked_s = now_s
-        if now_s < self._looked_s + LOOK_S or not self._profile.measured:
+        if now_s < self._looked_s + LOOK_S:
             return None
         self._looked_s = now_s
+        if not self._profile.measured:
+            return self._confirmed(factor) if self._noted_s >= GUESSED_S else None
         if self._prefill.moved <= TOLD_SHARE and self._decode.moved <= TOLD_SHARE:
             return None
         return replace(self._profile, prefill=self._prefill.grid(), decode=self._decode.grid())
+
+    def _confirmed(self, factor: float) -> Profile:
+        profile = replace(
+            self._profile,
+            prefill=self._prefill.grid(),
+            decode=self._decode.grid(),
+            scaled_from="",
+            source=ProfileSource.ITERATIONS,
+        )
+        return lengthened(profile, factor)
 
 
 def taken_up(kept: Profile, before: Profile, told: Profile) -> Profile:
@@ -106,10 +129,11 @@ class _Shifts:
     told, and beside it.
     """
 
-    __slots__ = ("_common", "_grid", "_shifts")
+    __slots__ = ("_common", "_grid", "_guessed", "_shifts")
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, *, guessed: bool) -> None:
         self._grid = grid
+        self._guessed = guessed
         self._common = 0.0
         self._shifts = [[0.0] * len(grid.columns) for _ in grid.rows]
 
@@ -125,9 +149,12 @@ class _Shifts:
         around = list(_around(self._grid, row, column))
         shift = sum(self._shifts[i][j] * weight for i, j, weight in around)
         explained, computed_s = log(factor), min(profiled_s, 1.0)
-        step = RATE * _held(log(bounded(measured_s / profiled_s)) - explained - shift) * computed_s
+        rate = GUESSED_RATE if self._guessed else RATE
+        step = rate * _held(log(bounded(measured_s / profiled_s)) - explained - shift) * computed_s
         for i, j, weight in around:
             self._shifts[i][j] = _bounded(self._shifts[i][j] + step * weight)
+        if self._guessed:
+            return  # what corrects an estimate is no neighbour, and goes into it whole
         lasting = _held(explained - self._common)
         rate = SLOWER_RATE if lasting > 0.0 else QUICKER_RATE
         self._common = _bounded(self._common + rate * lasting * computed_s)

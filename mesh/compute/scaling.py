@@ -34,13 +34,14 @@ class Target:
     weights_bytes: int
     kv_bytes_per_token: int
     mixture: Mixture | None = None
+    shape: str = ""
 
 
 def best_profile(known: Iterable[Profile], target: Target) -> Profile:
-    """The target's own measured profile; else the nearest in parameters among those measured on its
-    device, scaled; else the nearest among all of its kind of device and the built-in references,
-    in cores first and in parameters then, scaled. Ties go to what was measured in this cell, then
-    to the lesser ids.
+    """The target's own measured profile; else that of a model of its shape on its device, the best
+    known one; else the nearest in parameters among those measured on its device, scaled; else the
+    nearest among all of its kind of device and the built-in references, in cores first and in
+    parameters then, scaled. Ties go to what was measured in this cell, then to the lesser ids.
     """
     measured = sorted(
         (profile for profile in known if profile.measured),
@@ -50,11 +51,14 @@ def best_profile(known: Iterable[Profile], target: Target) -> Profile:
     for profile in here:
         if profile.model_id == target.model_id:
             return profile
+    alike = [profile for profile in here if profile.shape and profile.shape == target.shape]
+    if alike:
+        return max(alike, key=lambda profile: profile.source.rank).taken_for(target.model_id)
     if here:
         return scaled(min(here, key=lambda profile: _parameters_apart(profile, target)), target)
-    alike = [profile for profile in (*measured, *REFERENCES) if profile.device is target.device]
+    kind = [profile for profile in (*measured, *REFERENCES) if profile.device is target.device]
     nearest = min(
-        alike,
+        kind,
         key=lambda profile: (_cores_apart(profile, target), _parameters_apart(profile, target)),
     )
     return scaled(nearest, target)
@@ -99,6 +103,7 @@ def scaled(profile: Profile, target: Target) -> Profile:
         prefill=grid(profile.prefill),
         decode=grid(profile.decode),
         mixture=target.mixture,
+        shape=target.shape,
         scaled_from=f"{profile.model_id} on {profile.hardware}",
     )
 

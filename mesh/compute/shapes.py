@@ -15,6 +15,8 @@ BLOCK_TOKENS = 32
 SHAPES_MAX = 150
 DOUBLE_UNTIL_TOKENS = (2048, 512, 128, 32)
 """Up to where context sizes double, in the order in which it is tried to keep below SHAPES_MAX."""
+COARSE = 0
+"""Up to where sizes double of which few are measured: all of them quadruple."""
 DOUBLE_UNTIL_BATCH = 64
 """Up to where batches double: beyond, their times grow evenly, and take long to measure."""
 PAST_TOKENS_MIN = 64
@@ -55,17 +57,22 @@ class Axes:
 
 
 def survey_axes(
-    *, context_tokens_max: int, batch_max: int, kv_tokens: int, prefill_tokens_max: int
+    *,
+    context_tokens_max: int,
+    batch_max: int,
+    kv_tokens: int,
+    prefill_tokens_max: int,
+    coarse: bool = False,
 ) -> Axes:
-    """The sizes to measure of an instance with these bounds."""
+    """The sizes to measure of an instance with these bounds; `coarse`: few of them."""
     kv_blocks = kv_tokens // BLOCK_TOKENS
     reach = max(min(context_tokens_max, kv_blocks * BLOCK_TOKENS), 1)
     chunk = max(min(prefill_tokens_max, reach), 1)
-    for double_until in DOUBLE_UNTIL_TOKENS:
+    for double_until in (COARSE,) if coarse else DOUBLE_UNTIL_TOKENS:
         axes = Axes(
-            prefill_rows=_sizes(1, chunk, chunk),
+            prefill_rows=_sizes(1, chunk, COARSE if coarse else chunk),
             prefill_columns=_pasts(reach, chunk, double_until),
-            decode_rows=_sizes(1, batch_max, DOUBLE_UNTIL_BATCH),
+            decode_rows=_sizes(1, batch_max, COARSE if coarse else DOUBLE_UNTIL_BATCH),
             decode_columns=_sizes(CONTEXT_TOKENS_MIN, reach, double_until),
             reach_tokens=reach,
             kv_blocks=kv_blocks,

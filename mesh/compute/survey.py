@@ -42,6 +42,7 @@ class _Cell:
     row: int
     column: int
     shape: IterationShape
+    enough_s: float
     warm: bool = False
     repeats_itself: bool = False
     """In use it mostly follows an iteration of its own sizes."""
@@ -65,7 +66,7 @@ class _Cell:
         near = len(_near(self.calm_s, min(self.times_s)))
         if repeats >= REPEATS_MAX:
             return len(self.calm_s) < REPEATS_MIN
-        return near < REPEATS_MIN or sum(self.times_s) < ENOUGH_S
+        return near < REPEATS_MIN or sum(self.times_s) < self.enough_s
 
     @property
     def visits_left(self) -> int:
@@ -74,10 +75,11 @@ class _Cell:
             return 0
         calls = 2 if self.repeats_itself else 1
         if not self.times_s:
-            return REPEATS_MAX * calls + (not self.warm)
+            most = REPEATS_MAX if self.enough_s else REPEATS_MIN
+            return most * calls + (not self.warm)
         mean_s = sum(self.times_s) / len(self.times_s)
         repeats = REPEATS_MIN
-        while repeats < REPEATS_MAX and repeats * mean_s < ENOUGH_S:
+        while repeats < REPEATS_MAX and repeats * mean_s < self.enough_s:
             repeats += 2
         return max(repeats - len(self.times_s), 1) * calls
 
@@ -92,7 +94,9 @@ class _Cell:
 
 
 class Survey:
-    """Of an instance with these bounds; `kv_tokens` is what its KV cache holds."""
+    """Of an instance with these bounds; `kv_tokens` is what its KV cache holds. A `coarse` one
+    times few sizes, and these as seldom as it can.
+    """
 
     __slots__ = (
         "_axes",
@@ -107,19 +111,28 @@ class Survey:
     )
 
     def __init__(
-        self, *, context_tokens_max: int, batch_max: int, kv_tokens: int, prefill_tokens_max: int
+        self,
+        *,
+        context_tokens_max: int,
+        batch_max: int,
+        kv_tokens: int,
+        prefill_tokens_max: int,
+        coarse: bool = False,
     ) -> None:
         self._axes: Axes = survey_axes(
             context_tokens_max=context_tokens_max,
             batch_max=batch_max,
             kv_tokens=kv_tokens,
             prefill_tokens_max=prefill_tokens_max,
+            coarse=coarse,
         )
+        enough_s = 0.0 if coarse else ENOUGH_S
         self._prefill = [
-            _Cell(row=i, column=j, shape=shape) for i, j, shape in self._axes.prefill_shapes()
+            _Cell(row=i, column=j, shape=shape, enough_s=enough_s)
+            for i, j, shape in self._axes.prefill_shapes()
         ]
         self._decode = [
-            _Cell(row=i, column=j, shape=shape, repeats_itself=True)
+            _Cell(row=i, column=j, shape=shape, enough_s=enough_s, repeats_itself=True)
             for i, j, shape in self._axes.decode_shapes()
         ]
         self._round = [*self._prefill, *self._decode]
@@ -152,6 +165,11 @@ class Survey:
         """The shape that was asked for could not be computed; it is not asked for again."""
         self._round[self._next].skipped = True
         self._advance()
+
+    def note_too_long(self, elapsed_s: float) -> None:
+        """The shape that was asked for took longer than it may: it is not asked for again."""
+        self.measured_s += elapsed_s
+        self.skip()
 
     @property
     def phase(self) -> str:

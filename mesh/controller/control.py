@@ -32,6 +32,7 @@ from mesh.domain.events import (
     UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.source_rules import SourceRules
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import CellSnapshot, ProfileView, RequestSnapshot
@@ -40,16 +41,7 @@ from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlServicer
 from mesh.wire.access import caller
-from mesh.wire.codec_model import assets_to_wire, spec_from_wire
-from mesh.wire.codec_views import (
-    cell_event_to_wire,
-    deployment_to_wire,
-    node_to_wire,
-    open_request_to_wire,
-    profile_view_to_wire,
-    status_to_wire,
-    usage_to_wire,
-)
+from mesh.wire.codec import from_wire, to_wire
 
 # The methods carry the names of the service; grpc's stubs know handlers as iterators only, and
 # these write to their context.
@@ -75,7 +67,8 @@ class OpenCalls(Protocol):
 
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
-    `deployed` is called with the name of each deployment that was acknowledged.
+    `deployed` is called with the name of each deployment that was acknowledged; `sources` says
+    what each role may deploy from.
     """
 
     def __init__(
@@ -91,8 +84,10 @@ class Control(ControlServicer):
         state_path: str,
         limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
         deployed: Callable[[DeploymentName], None],
+        sources: SourceRules | None = None,
     ) -> None:
         self._cell = cell
+        self._sources = sources or SourceRules()
         self._calls = calls
         self._clock = clock
         self._operations = operations
@@ -107,8 +102,9 @@ class Control(ControlServicer):
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
         if not request.HasField("spec"):
             raise InvalidInput("the request holds no spec")
-        spec = self._owned(spec_from_wire(request.spec))
+        spec = self._owned(from_wire(request.spec, DeploymentSpec))
         check_spec(spec)
+        self._sources.check(caller().role, spec.source)
         await self._run(
             lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
         )
@@ -185,7 +181,9 @@ class Control(ControlServicer):
         name = DeploymentName(request.name)
         find_deployment(name, self._snapshot())
         known = self._cell.profiles(name)  # one that is being imported has none yet
-        return pb.GetProfilesResponse(profiles=map(profile_view_to_wire, known or ()))
+        return pb.GetProfilesResponse(
+            profiles=[to_wire(one, pb.KnownProfile) for one in known or ()]
+        )
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Any
@@ -196,34 +194,38 @@ class Control(ControlServicer):
         assets = self._texts(found.model.model_id)
         if assets is None:
             raise StorageError(f"the registry holds no tokenizer of model {found.model.model_id}")
-        return assets_to_wire(assets)
+        return to_wire(assets, model_pb2.TextAssets)
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
-        return deployment_to_wire(find_deployment(DeploymentName(request.name), self._snapshot()))
+        return to_wire(
+            find_deployment(DeploymentName(request.name), self._snapshot()), pb.Deployment
+        )
 
     async def ListDeployments(
         self, request: pb.ListDeploymentsRequest, context: Any
     ) -> pb.ListDeploymentsResponse:
-        deployments = map(deployment_to_wire, self._snapshot().deployments)
+        deployments = [to_wire(one, pb.Deployment) for one in self._snapshot().deployments]
         return pb.ListDeploymentsResponse(deployments=deployments)
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
-        return pb.ListNodesResponse(nodes=map(node_to_wire, self._snapshot().nodes))
+        return pb.ListNodesResponse(nodes=[to_wire(one, pb.Node) for one in self._snapshot().nodes])
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
         uptime_s = self._clock.now_s() - self._started_s
         status = cell_status(self._snapshot(), uptime_s=uptime_s, state_path=self._state_path)
-        return status_to_wire(status)
+        return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
         asks, usages = caller(), self._usage(request.since_unix_s)
         mine = [u for u in usages if asks.role is Role.ADMIN or u.tenant == asks.tenant]
-        return pb.GetUsageResponse(usages=map(usage_to_wire, mine))
+        return pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in mine])
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any
     ) -> pb.ListRequestsResponse:
-        return pb.ListRequestsResponse(requests=map(open_request_to_wire, self._open()))
+        return pb.ListRequestsResponse(
+            requests=[to_wire(one, pb.OpenRequest) for one in self._open()]
+        )
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         request_id = RequestId(request.request_id)
@@ -240,7 +242,7 @@ class Control(ControlServicer):
         watch = self._log.watch(backlog=request.backlog, follow=request.follow)
         async with aclosing(watch):
             async for event in watch:
-                await context.write(cell_event_to_wire(event))
+                await context.write(to_wire(event, pb.CellEvent))
 
     def _snapshot(self) -> CellSnapshot:
         """As the caller may see it."""

@@ -164,11 +164,16 @@ class Gateway:
 
     async def calls_by_tokens(self, deployment: Deployment) -> bool:
         """Whether its model has tokens for the marks of its calls."""
-        return await self._tokenizers.calls_by_tokens(deployment.model.model_id)
+        return await self._tokenizers.calls_by_tokens(
+            deployment.model.model_id, deployment.model.vocabulary_tokens
+        )
 
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None:
         """How its model's answers to chats begin; None: with no thought."""
-        return await self._tokenizers.thinking(deployment.model.model_id, template_kwargs)
+        model = deployment.model
+        return await self._tokenizers.thinking(
+            model.model_id, template_kwargs, model.vocabulary_tokens
+        )
 
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]:
         """What each of its model's tokens adds to a text."""
@@ -337,7 +342,16 @@ class Gateway:
                 f"{context_tokens} tokens, of at most {CHARS_PER_TOKEN_MAX} characters each",
                 reason=RefusalReason.PROMPT_TOO_LONG,
             )
-        return await self._tokenizers.tokens(deployment.model.model_id, prompt)
+        model = deployment.model
+        prompt_tokens = await self._tokenizers.tokens(
+            model.model_id,
+            prompt,
+            special_tokens_in_content=deployment.spec.special_tokens_in_content,
+        )
+        if max(prompt_tokens) >= model.vocabulary_tokens:
+            named = await self._tokenizers.token_bytes(model.model_id)
+            check_token_ids(prompt_tokens, model.vocabulary_tokens, named)
+        return prompt_tokens
 
     @contextmanager
     def _asked(self, stream: ClientStream) -> Iterator[None]:

@@ -5,7 +5,7 @@ from typing import Any
 from mesh.controller.gateway import Gateway
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceServicer
-from mesh.wire.codec_invoke import event_to_wire, invocation_from_wire
+from mesh.wire.codec import event_to_wire, invocation_from_wire
 
 
 class Inference(InferenceServicer):

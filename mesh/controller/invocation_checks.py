@@ -6,6 +6,7 @@ InvalidInput names the field, what was given and what is allowed.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX, SLO_S_MAX, SLO_TOKENS_PER_S_MAX
@@ -103,13 +104,21 @@ def _check_limits(asked: Invocation) -> None:
             )
 
 
-def check_token_ids(token_ids: tuple[int, ...], vocabulary_tokens: int) -> None:
-    """Raise InvalidInput unless every id is one of the model's."""
+def check_token_ids(
+    token_ids: tuple[int, ...],
+    vocabulary_tokens: int,
+    named: Callable[[int], bytes] = lambda token_id: b"",
+) -> None:
+    """Raise InvalidInput unless every id is one that the model has an embedding of. Tokenizers may
+    have more of them, for images, say: `named` tells their texts.
+    """
     for position, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocabulary_tokens:
+            name = named(token_id).decode("utf-8", "replace")
             raise InvalidInput(
-                f"token {position} of the prompt is {token_id}; "
+                f"token {position} of the prompt is {token_id}{f', {name!r}' * bool(name)}; "
                 f"the model's ids are 0 to {vocabulary_tokens - 1}",
+                hint="the tokenizer knows it, the model does not: leave it out" * bool(name),
                 field="prompt",
             )
 

@@ -20,6 +20,7 @@ from mesh.controller.gateway import GatewayLimits
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.limits import TURN_S_MAX, CellLimits
+from mesh.domain.source_rules import read_source_rules
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.logs import begin_logging
 from mesh.wire.channel import is_loopback, parse_address
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
             keys=_wants_keys(options),
             tls=None if options.tls is None else _tls(options.tls),
+            sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
         )
         asyncio.run(serve(config, ready=_settle))
@@ -149,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")
     parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
     parser.add_argument("--join-ms", default="0", metavar="MS")
+    parser.add_argument("--sources", action="append", default=[], metavar="ROLE=RULE,…")
     parser.add_argument("--tls", type=Path, metavar="DIR")
     parser.add_argument("--keys", action="store_true")
     parser.add_argument("--open", action="store_true")

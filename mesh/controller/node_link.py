@@ -18,12 +18,11 @@ from mesh.domain.messages import NodeCommand, NodeHello
 from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
-from mesh.wire.codec_command import command_to_wire, welcome
-from mesh.wire.codec_node import report_from_wire
+from mesh.wire.codec import report_from_wire, welcome
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
-from mesh.wire.unread import report_read
+from mesh.wire.unread import command_written, report_read
 
 LINKS_MAX = 1024
 HELLO_S_MAX = 5.0
@@ -67,13 +66,16 @@ class NodeLinks(NodeLinkServicer):
         if link is None:
             return
         try:
-            message = command_to_wire(command)
-        except ValueError as error:
-            link.end(Unavailable(f"{type(command).__name__} cannot be sent: {error}"))
-        else:
-            if not link.commands.put(message):
-                reason = f"{COMMANDS_MAX} commands wait to be sent, which is the limit"
-                link.end(Unavailable(reason))
+            message = command_written(command)
+        except InvalidInput as error:
+            # The node would do something else than the core believes.
+            link.end(Unavailable(error.message))
+            return
+        if not isinstance(message, pb.NodeCommand):
+            self._post(NodeReported(link_id=link_id, report=message))
+        elif not link.commands.put(message):
+            reason = f"{COMMANDS_MAX} commands wait to be sent, which is the limit"
+            link.end(Unavailable(reason))
 
     def close(self, link_id: int, *, error: str, message: str, hint: str) -> None:
         link = self._links.get(link_id)

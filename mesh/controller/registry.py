@@ -68,7 +68,11 @@ CREATE TABLE revisions (
     PRIMARY KEY (name, number)
 ) STRICT;
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5)
+_SCHEMA_6 = """
+ALTER TABLE texts ADD COLUMN tool_template TEXT;
+ALTER TABLE texts ADD COLUMN special_tokens TEXT NOT NULL DEFAULT '';
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """Kept in the file's user_version."""
@@ -152,19 +156,22 @@ class SqliteRegistry:
         """A model's tokenizer and template; None when no deployment has that model."""
         with self._explained("read"):
             row = self._connection.execute(
-                "SELECT tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling"
-                " FROM texts WHERE model_id = ?",
+                "SELECT tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling,"
+                " tool_template, special_tokens FROM texts WHERE model_id = ?",
                 (model_id,),
             ).fetchone()
         if row is None:
             return None
-        tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling = row
+        (tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling, *more) = row
+        tool_template, special_tokens = more
         return TextAssets(
             tokenizer_json=tokenizer_json,
             chat_template=chat_template,
             bos_token=bos_token,
             eos_token=eos_token,
             add_bos=bool(add_bos),
+            tool_template=tool_template,
+            special_tokens=special_tokens,
             sampling=self._valid(SamplingDefaults, sampling, f"sampling of model {model_id}"),
         )
 
@@ -185,7 +192,7 @@ class SqliteRegistry:
                     key=lambda one: one.revision,
                 )
                 self._connection.execute(
-                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         newest.model.model_id,
                         text.tokenizer_json,
@@ -194,6 +201,8 @@ class SqliteRegistry:
                         text.eos_token,
                         int(text.add_bos),
                         _CONVERTER.dumps(text.sampling),
+                        text.tool_template,
+                        text.special_tokens,
                     ),
                 )
             # As often as not it served under another name in the cell before.

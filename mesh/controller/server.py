@@ -44,6 +44,7 @@ from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
+from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
@@ -99,6 +100,8 @@ class ControllerConfig:
     """Whether each call needs one."""
     tls: Tls | None = None
     """Its certificate, and whose it trusts."""
+    sources: SourceRules = field(default_factory=SourceRules)
+    """What each role may deploy from."""
     traces: bool = False
     """Whether calls are traced, as the environment's OTEL_* say."""
 
@@ -281,6 +284,7 @@ class Controller:
             state_path=str(registry.path.parent),
             limits=access.limits,
             deployed=self._warm,
+            sources=config.sources,
         )
         self._health = health.HealthServicer()
         performer = ControllerPerformer(

@@ -68,6 +68,8 @@ class _Texts:
     renders: bool
     tool_format: ToolFormat
     calls_by_tokens: bool
+    last_mark_id: int
+    """The largest id of a token that marks calls or thoughts; -1 where there is none."""
     thinks: bool
     thinking: OrderedDict[str, Thinking | None] = field(default_factory=OrderedDict)
     """How answers begin, by template_kwargs."""
@@ -103,9 +105,16 @@ class Tokenizers:
         self._grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
 
-    async def tokens(self, model_id: ModelId, prompt: TextPrompt | ChatPrompt) -> tuple[int, ...]:
-        """The prompt's tokens. Raises InvalidInput where the chat template does, or for none;
-        Refused where it has to wait for too long, or the model is on hold.
+    async def tokens(
+        self,
+        model_id: ModelId,
+        prompt: TextPrompt | ChatPrompt,
+        *,
+        special_tokens_in_content: bool = False,
+    ) -> tuple[int, ...]:
+        """The prompt's tokens; those of a chat as `TextCodec.encode_chat` has it. Raises
+        InvalidInput where the chat template does, or for none; Refused where it has to wait for too
+        long, or the model is on hold.
         """
         texts = await self._texts(model_id)
         chars = chars_of(prompt)
@@ -118,11 +127,17 @@ class Tokenizers:
                     tokens = await self._called(texts, "encode", text, chars=chars)
             case ChatPrompt(messages=messages, template_kwargs=kwargs, tools=tools):
                 short = chars + TURN_CHARS * len(messages) <= INLINE_CHARS_MAX
-                if texts.codec is not None and texts.renders and short:
-                    tokens = texts.codec.encode_chat(messages, kwargs, tools)
+                asked = (tuple(messages), kwargs, tools)
+                if (
+                    texts.codec is not None
+                    and texts.renders
+                    and short
+                    and not texts.codec.may_forge(*asked)
+                ):
+                    tokens = texts.codec.encode_chat(*asked, special_tokens_in_content)
                 else:
-                    asked = (tuple(messages), kwargs, tools)
-                    tokens = await self._called(texts, "encode_chat", *asked, chars=chars)
+                    further = (*asked, special_tokens_in_content)
+                    tokens = await self._called(texts, "encode_chat", *further, chars=chars)
         if not isinstance(tokens, tuple | array):
             raise MeshError(f"the tokenizer of {model_id} gave no tokens")
         if not tokens:
@@ -136,13 +151,24 @@ class Tokenizers:
         """How the model calls tools, as its chat template tells."""
         return (await self._texts(model_id)).tool_format
 
-    async def calls_by_tokens(self, model_id: ModelId) -> bool:
-        """Whether the model has tokens for the marks of its calls."""
-        return (await self._texts(model_id)).calls_by_tokens
+    async def calls_by_tokens(self, model_id: ModelId, vocabulary_tokens: int) -> bool:
+        """Whether the model has tokens for the marks of its calls, and can give them out: a
+        tokenizer may know more tokens than the model.
+        """
+        texts = await self._texts(model_id)
+        return texts.calls_by_tokens and texts.last_mark_id < vocabulary_tokens
 
-    async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:
+    async def thinking(
+        self, model_id: ModelId, template_kwargs: str, vocabulary_tokens: int
+    ) -> Thinking | None:
         """How its answers to chats begin; None: with no thought."""
         texts = await self._texts(model_id)
+        thinking = await self._thinking(texts, template_kwargs)
+        if thinking is None or texts.last_mark_id < vocabulary_tokens:
+            return thinking
+        return replace(thinking, by_tokens=False)
+
+    async def _thinking(self, texts: _Texts, template_kwargs: str) -> Thinking | None:
         if not texts.thinks:
             return None
         if template_kwargs in texts.thinking:
@@ -251,9 +277,10 @@ class Tokenizers:
         # With Jinja, which takes 30 ms of CPU, and many controllers want none.
         from mesh.text.recognised import is_harmless_template, is_harmless_tokenizer
 
-        codec, renders = None, is_harmless_template(assets.chat_template)
+        templates = (assets.chat_template, assets.tool_template)
+        codec, renders = None, all(map(is_harmless_template, templates))
         if is_harmless_tokenizer(assets.tokenizer_json):
-            inline = assets if renders else replace(assets, chat_template=None)
+            inline = assets if renders else replace(assets, chat_template=None, tool_template=None)
             codec = await loop.run_in_executor(self._builder, TextCodec, inline)
         if codec is not None and renders:
             return _Texts(
@@ -265,6 +292,7 @@ class Tokenizers:
                 renders=True,
                 tool_format=codec.tool_format,
                 calls_by_tokens=codec.calls_by_tokens,
+                last_mark_id=codec.last_mark_id,
                 thinks=codec.thinks,
             )
         size = len(assets.tokenizer_json)
@@ -280,6 +308,7 @@ class Tokenizers:
             renders=renders,
             tool_format=ToolFormat(known["tool_format"]),
             calls_by_tokens=bool(known["calls_by_tokens"]),
+            last_mark_id=int(known["last_mark_id"]),
             thinks=bool(known["thinks"]),
             thinking=OrderedDict({"": _thinking(known["thinking"])}),
         )

@@ -4,8 +4,15 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.messages import NodeCommand, NodeReport
-from mesh.domain.model import ModelInfo, WeightPrecision
+from mesh.domain.messages import (
+    CancelImport,
+    ImportModel,
+    LoadInstance,
+    NodeCommand,
+    NodeReport,
+    ResizeKv,
+    UnloadInstance,
+)
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
@@ -195,7 +202,7 @@ ControllerAction = (
     | NotePolicyFault
 )
 
-# The node's.
+# The node's. Verbs that it passes on to its store and its engine are the commands themselves.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,48 +211,11 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartImport:
-    operation_id: OperationId
-    source: str
-    weights: WeightPrecision | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopImport:
-    operation_id: OperationId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartLoad:
-    """Import `model.source` if the store lacks the model, then load."""
-
-    instance_id: InstanceId
-    deployment: DeploymentName
-    model: ModelInfo
-    kv_blocks: int
-    context_tokens_max: int
-    batch_max: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartMeasure:
     """Time one iteration of this shape on an instance, beside no other."""
 
     instance_id: InstanceId
     shape: IterationShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartUnload:
-    instance_id: InstanceId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartResize:
-    """Resize an instance's KV cache between two of its iterations."""
-
-    instance_id: InstanceId
-    kv_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,11 +248,11 @@ class StartStep:
 
 NodeAction = (
     SendReport
-    | StartImport
-    | StopImport
-    | StartLoad
-    | StartUnload
-    | StartResize
+    | ImportModel
+    | CancelImport
+    | LoadInstance
+    | UnloadInstance
+    | ResizeKv
     | AskPrefixes
     | SubmitToEngine
     | AbortInEngine

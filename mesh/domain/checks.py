@@ -71,8 +71,8 @@ def check_no_credentials(source: str) -> None:
     if found:
         raise InvalidInput(
             f"the source at {parts.hostname} holds credentials: {', '.join(found)}",
-            hint="leave them out; on the node, ~/.netrc has logins for http(s)://, and the AWS "
-            "environment or configuration those for s3://",
+            hint="leave them out; logins for s3:// are in the AWS environment or configuration of "
+            "the node, and http(s):// is asked without any",
         )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, WeightPrecision
+from mesh.domain.ranges import Count
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.domain.text import ToolFormat
@@ -29,7 +30,7 @@ class DeploymentSpec:
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     """Devices that an instance spans, each with a part of every layer."""
     weights: WeightPrecision | None = None
     """As nodes for CPUs hold them; None: as each does by default."""
@@ -39,6 +40,8 @@ class DeploymentSpec:
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None
     """None: as the model's chat template tells."""
+    special_tokens_in_content: bool = False
+    """Whether the texts of special tokens in what a chat's messages say are read as such tokens."""
     tenant: str = ""
     """Whose it is; nobody's where it was deployed without a tenant's key."""
 

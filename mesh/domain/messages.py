@@ -1,13 +1,16 @@
 """What crosses the link between the controller and a node: commands down, reports up.
 
-Both cores speak in these values; the codecs of `mesh.wire` turn them into protobuf and back, the
-simulator's links carry them as they are. No field is a point in time: ages and spans only.
+Both cores speak in these values; the mapping of `mesh.wire` turns them into protobuf and back, the
+simulator's links carry them as they are. A verb (import, load, unload, resize) and its results are
+declared here once: the node core's actions and events are the same values. No field is a point in
+time: ages and spans only.
 """
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
+from mesh.domain.ranges import Count, Factor, Name, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
@@ -56,7 +59,7 @@ class ResizeKv:
     """Grow or shrink the KV cache of a loaded instance; KvResized answers."""
 
     instance_id: InstanceId
-    kv_blocks: int
+    kv_blocks: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +141,16 @@ class InstanceReport:
     context_tokens_max: int
     batch_max: int
     batch: int
-    correction: float = 1.0
+    correction: Factor = 1.0
     """Measured over predicted iteration time, lately."""
-    correction_planned: float = 1.0
+    correction_planned: Factor = 1.0
     """What is promised of it is to be planned with this instead, until the next report."""
     stalls: Stalls = Stalls()
     kv_blocks_cached: int = 0
     """Kept for requests to come, beside those used."""
+    off_p50: Share = 0.0
+    off_p95: Share = 0.0
+    """By what share predictions of its last iterations were off; 0 where none was."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -154,7 +160,7 @@ class NodeHello:
     """A node's first report on a link: who it is and what is loaded on it."""
 
     node_id: NodeId
-    run_id: str
+    run_id: Name
     """Drawn when the agent starts: tells a reconnecting node from a second one of its name."""
     device: DeviceKind
     hardware: str
@@ -166,15 +172,15 @@ class NodeHello:
     """Of it, what the process takes without any instance."""
     fingerprint: str = ""
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
-    tensor_parallel_max: int = 1
+    tensor_parallel_max: Count = 1
     """Devices that an instance of its engine can span."""
-    batch_max: int = BATCH_MAX
+    batch_max: Count = BATCH_MAX
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
-    busy_load_factor: float = 1.0
+    busy_load_factor: Factor = 1.0
     """By which a load takes longer while the node computes, as long as no such load has been seen;
     1: it makes no difference, and is not learned.
     """
@@ -203,7 +209,7 @@ class Heartbeat:
     loaded or unloaded: what is not any instance's. 0: not known.
     """
     instances: tuple[InstanceReport, ...] = ()
-    load_slowdown: float = 1.0
+    load_slowdown: Factor = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
@@ -246,9 +252,9 @@ class InstanceLoaded:
     instance_id: InstanceId
     footprint: Footprint
     kv_blocks: int
-    elapsed_s: float
+    elapsed_s: Seconds
     tier: LoadTier = LoadTier.DISK
-    computed_s: float = 0.0
+    computed_s: Seconds = 0.0
     """Of the load's time, in which the node computed beside it."""
 
 
@@ -262,7 +268,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGone:
-    """Unloaded as commanded, or broken (then `error` and `message` say why)."""
+    """Unloaded as commanded, or ended by itself (then `error` and `message` say why)."""
 
     instance_id: InstanceId
     error: str = ""
@@ -272,12 +278,13 @@ class InstanceGone:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvResized:
     """A ResizeKv has come to its end. `kv_blocks` are in force now: what they were if `error`, the
-    class name in mesh.domain.errors, is set, and more than wanted where a shrink met blocks in use.
+    class name in mesh.domain.errors, is set (the performer leaves that to the core and says 0), and
+    more than wanted where a shrink met blocks in use.
     """
 
     instance_id: InstanceId
     kv_blocks: int
-    elapsed_s: float
+    elapsed_s: Seconds
     error: str = ""
     message: str = ""
 
@@ -349,15 +356,17 @@ class ProfileDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRefined:
-    """Iterations of an instance have told where its measured profile was off."""
+    """What predicts an instance's iterations is better known: they have told where its profile was
+    off, or some sizes were timed while its node had nothing else to do.
+    """
 
     instance_id: InstanceId
     profile: Profile
-    correction: float | None = None
+    correction: Factor | None = None
     """What it is corrected by from now on, and by what to plan; see `InstanceReport`. None: its
     node does not say, and what was known of that holds.
     """
-    correction_planned: float | None = None
+    correction_planned: Factor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mesh.domain.ids import ModelId
+from mesh.domain.ranges import Count
 
 _HELD_AS = "+"
 _COMPUTED_IN = "+in-"
@@ -80,7 +81,7 @@ class Mixture:
 
     experts: int
     """Of a layer."""
-    chosen: int
+    chosen: Count
     """Of those, by each token."""
     parameters: int
     """Of all experts of all layers together."""
@@ -100,7 +101,7 @@ class ModelInfo:
     source: str
     format: ModelFormat
     architecture: str
-    context_tokens_max: int
+    context_tokens_max: Count
     vocabulary_tokens: int
     layers: int
     hidden_size: int
@@ -163,8 +164,8 @@ class Footprint:
 
     weights_bytes: int
     """Resident weights and fixed buffers, without any KV cache."""
-    kv_block_bytes: int
-    block_tokens: int
+    kv_block_bytes: Count
+    block_tokens: Count
     shared_bytes: int = 0
     """Of the weights, what all instances of the model with one context limit hold together on a
     node whose engine shares weights: a further one does not take it.

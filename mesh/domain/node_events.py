@@ -1,13 +1,21 @@
-"""What the node core is told. Every event is one of these values; the controller's are in
-`mesh.domain.events`.
+"""What the node core is told. Every event is one of these values, or the result of a verb as the
+controller is told it (`mesh.domain.messages`); the controller's events are in `mesh.domain.events`.
 """
 
-from mesh.domain.ids import InstanceId, OperationId, RequestId
-from mesh.domain.messages import NodeCommand
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import (
+    ImportDone,
+    ImportFailed,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadFailed,
+    LoadProgress,
+    NodeCommand,
+)
 from mesh.domain.node_rule import CELL_RULE, NodeRule
-from mesh.domain.steps import HeldModel, LoadedInstance, PrefixChange, StepResult
-from mesh.domain.text import TextAssets
+from mesh.domain.steps import HeldModel, PrefixChange, StepResult
 from mesh.domain.values import dataclass
 
 
@@ -29,73 +37,6 @@ class CommandReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportProgressed:
-    operation_id: OperationId
-    phase: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFinished:
-    operation_id: OperationId
-    model: ModelInfo
-    footprint: Footprint
-    text: TextAssets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportBroke:
-    operation_id: OperationId
-    error: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadProgressed:
-    instance_id: InstanceId
-    phase: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFinished:
-    instance_id: InstanceId
-    loaded: LoadedInstance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBroke:
-    instance_id: InstanceId
-    error: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadFinished:
-    instance_id: InstanceId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeFinished:
-    """So many KV blocks are in force."""
-
-    instance_id: InstanceId
-    kv_blocks: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeBroke:
-    """The KV cache is as it was; the instance is well."""
-
-    instance_id: InstanceId
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
     instance_id: InstanceId
     result: StepResult
@@ -103,15 +44,6 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBroke:
-    instance_id: InstanceId
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceBroke:
-    """An instance has ended by itself, whether or not a call of it is under way."""
-
     instance_id: InstanceId
     error: str
     message: str
@@ -185,18 +117,16 @@ NodeEvent = (
     LinkOpened
     | LinkClosed
     | CommandReceived
-    | ImportProgressed
-    | ImportFinished
-    | ImportBroke
-    | LoadProgressed
-    | LoadFinished
-    | LoadBroke
-    | UnloadFinished
-    | ResizeFinished
-    | ResizeBroke
+    | ImportProgress
+    | ImportDone
+    | ImportFailed
+    | LoadProgress
+    | InstanceLoaded
+    | LoadFailed
+    | InstanceGone
+    | KvResized
     | StepFinished
     | StepBroke
-    | InstanceBroke
     | MeasureFinished
     | MeasureBroke
     | SubmitBroke

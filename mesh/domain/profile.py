@@ -6,11 +6,12 @@ proportion to the size. What a prediction makes of a profile is in `mesh.compute
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.ids import ModelId
 from mesh.domain.model import Mixture
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.ranges import Seconds
+from mesh.domain.reasons import DeviceKind, ProfileSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +87,34 @@ class Profile:
     decode: Grid
     scaled_from: str = ""
     """What an estimated profile was scaled from; empty for a measured one."""
-    measured_s: float = 0.0
+    measured_s: Seconds = 0.0
     """How long measuring took."""
     mixture: Mixture | None = None
     """The model's, as ModelInfo has it."""
+    source: ProfileSource = ProfileSource.SURVEY
+    """How the times of a measured one are known; see `origin`."""
+    shape: str = ""
+    """The model's, as ModelInfo has it; empty for a profile of an earlier version."""
+    measured_as: str = ""
+    """The model of the same shape that was measured; empty where it was this one."""
 
     @property
     def measured(self) -> bool:
         return not self.scaled_from
+
+    @property
+    def origin(self) -> ProfileSource:
+        """How its times are known."""
+        return self.source if self.measured else ProfileSource.ESTIMATE
+
+    def taken_for(self, model_id: ModelId) -> "Profile":
+        """The same times for another model of the same shape, or for this one."""
+        if model_id == self.model_id:
+            return self
+        measured = self.measured_as or self.model_id
+        return replace(
+            self, model_id=model_id, measured_as="" if measured == model_id else measured
+        )
 
     def estimates_the_same_as(self, other: "Profile") -> bool:
         """Whether both are estimates, and of the same times."""
@@ -108,7 +129,7 @@ class Stalls:
     """
 
     count: int = 0
-    longest_s: float = 0.0
+    longest_s: Seconds = 0.0
     """Lost in the longest: what it took above what was expected."""
-    ago_s: float = 0.0
+    ago_s: Seconds = 0.0
     """Since the last one ended."""

@@ -43,6 +43,26 @@ class Verdict(StrEnum):
     """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
 
 
+class ProfileSource(StrEnum):
+    """How the iteration times of a model on a device are known, the least reliable way first."""
+
+    ESTIMATE = "estimate"
+    """Scaled from another profile."""
+    ITERATIONS = "iterations"
+    """An estimate, as the iterations of requests have shown it to be."""
+    PRIMING = "priming"
+    """A few sizes were timed after a load."""
+    REST = "rest"
+    """Surveyed in pieces while its node had nothing to do."""
+    SURVEY = "survey"
+    """Surveyed whole: `mesh profile`, or tables that were given."""
+
+    @property
+    def rank(self) -> int:
+        """Greater where the times are better known."""
+        return tuple(ProfileSource).index(self)
+
+
 class PolicyFaultKind(StrEnum):
     """What a policy did that the core put up with."""
 

@@ -75,7 +75,13 @@ def public(spec: DeploymentSpec) -> DeploymentSpec:
 
 def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:
     """Whether the instances of one serve the other as well."""
-    same = replace(old, slo=new.slo, scaling=new.scaling, tool_format=new.tool_format)
+    same = replace(
+        old,
+        slo=new.slo,
+        scaling=new.scaling,
+        tool_format=new.tool_format,
+        special_tokens_in_content=new.special_tokens_in_content,
+    )
     return named(same, new.name) == new
 
 

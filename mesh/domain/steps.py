@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.limits import BATCH_MAX
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.ranges import Rate, Seconds
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.values import dataclass
 
@@ -74,8 +75,8 @@ class LoadTier(StrEnum):
 class LoadRate:
     """Seconds of a load: a fixed part, and the weights at a rate."""
 
-    fixed_s: float
-    bytes_per_s: float
+    fixed_s: Seconds
+    bytes_per_s: Rate
 
     def load_s(self, weights_bytes: int) -> float:
         return self.fixed_s + weights_bytes / self.bytes_per_s
@@ -107,24 +108,6 @@ class LoadOrder:
     """Requests that one iteration may carry."""
     import_s: float = 0.0
     """What it took to bring the model into the store for it; 0 where that had it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedInstance:
-    """A completed load: the footprint as measured, and how long it took."""
-
-    footprint: Footprint
-    kv_blocks: int
-    elapsed_s: float
-    tier: LoadTier = LoadTier.DISK
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizedKv:
-    """A completed resize: the KV blocks in force, and how long it took."""
-
-    kv_blocks: int
-    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ class SamplingDefaults:
     top_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
+    min_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,12 @@ class TextAssets:
 
     tokenizer_json: bytes
     chat_template: str | None = None
+    tool_template: str | None = None
+    """In place of `chat_template` where a chat has tools; `None`: that one serves for both."""
     bos_token: str | None = None
     eos_token: str | None = None
+    special_tokens: str = ""
+    """What templates know of further special tokens, by transformers' names: a JSON object."""
     add_bos: bool = False
     sampling: SamplingDefaults = SamplingDefaults()
 

@@ -8,7 +8,8 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Request
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.ranges import Factor, Instant, Share
+from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
 from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 
@@ -22,7 +23,7 @@ class MemoryOperationView:
     size_bytes: int
     """What its instance is to hold once it is done."""
     running: bool
-    needed_in_s: float
+    needed_in_s: Instant
     """Until when it is needed; negative when that has passed."""
 
 
@@ -54,14 +55,23 @@ class InstanceSnapshot:
     headroom_p50_s: float | None = None
     iteration_s: float = 0.0
     """Predicted, of its next decode as its batch is (of one request, when it has none)."""
-    correction: float = 1.0
+    correction: Factor = 1.0
     """Measured over predicted iteration time, lately."""
-    correction_planned: float = 1.0
+    correction_planned: Factor = 1.0
     """The same as promises are planned with: what the last seconds have seldom exceeded."""
     stalls: Stalls = field(default_factory=Stalls)
     """As of its node's last heartbeat."""
     profile: str = ""
-    """`measured`, or what its iteration times are scaled from."""
+    """`measured`, `measured as` another model of its shape, or what its iteration times are scaled
+    from.
+    """
+    profile_source: ProfileSource | None = None
+    """How its iteration times are known; None where nothing predicts them."""
+    off_p50: Share = 0.0
+    off_p95: Share = 0.0
+    """By what share predictions of its last iterations were off, as its node told; 0 where there
+    was none.
+    """
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
     load_expected_s: float = 0.0
@@ -161,9 +171,9 @@ class NodeSnapshot:
     """Since its last report."""
     instances: tuple[InstanceSnapshot, ...]
     fingerprint: str = ""
-    load_slowdown: float = 1.0
+    load_slowdown: Factor = 1.0
     """By which a load lengthens the iterations beside it."""
-    busy_load_factor: float = 1.0
+    busy_load_factor: Factor = 1.0
     """By which a load takes longer beside which it computes all along."""
     prefetch_bytes: int = 0
     """Of its memory, the most for what is loaded before anybody calls for it."""

@@ -25,7 +25,7 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.channel import dial
-from mesh.wire.codec_invoke import event_from_wire
+from mesh.wire.codec import event_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 

@@ -89,11 +89,13 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return _told(NotFound(f"there is no {request.url.path}"), 404, "not_found")
-    return _told(
+    response = _told(
         InvalidInput(f"{request.method} {request.url.path}: {error.detail}"),
         error.status_code,
         "method_not_allowed" if error.status_code == 405 else "invalid_request",
     )
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _refused(request: Request, error: Exception) -> Response:

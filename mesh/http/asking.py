@@ -70,7 +70,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
 def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:
     """What is not given is as the model's makers recommend, else as OpenAI's protocol says."""
     given: dict[str, float | int | None] = {}
-    for field in ("temperature", "top_p", "top_k", "repetition_penalty"):
+    for field in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         values = (getattr(asked, field), getattr(model, field), getattr(_OPENAI, field))
         given[field] = next((value for value in values if value is not None), None)
     return replace(asked, **given)  # type: ignore[arg-type]

@@ -54,6 +54,8 @@ class Message(_Strict):
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     annotations: list[Any] | None = Field(default=None, max_length=0)
+    parsed: Any = Field(default=None, description="Ignored: the content, read by a client.")
+    provider_specific_fields: None = None
     refusal: str | None = None
     function_call: None = None
     audio: None = None

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httptools
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mesh.domain.errors import InvalidInput
 from mesh.http.exchange import ABORT, WATCH
@@ -112,18 +113,57 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_read_again` has the request read as one that offers none
         self._head_came()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = _until_closed(self.cycle)  # type: ignore[assignment, method-assign]
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = self._feed(rest)
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"the request is no valid HTTP/1.1: {error}")
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(431, f"the headers have more than {HEAD_BYTES_MAX} bytes")
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+    def _feed(self, data: memoryview) -> memoryview:
+        """Read data. What it returns comes after the head of a request that offers an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_again()
+            return data[upgrade.args[0] :]
+        return data[:0]
+
+    def _read_again(self) -> None:
+        """Have the head that has just come read without its offer of an upgrade. The parser would
+        take whatever follows for the other protocol, and this server takes no offer (RFC 9110,
+        section 7.8): clients of Java and `curl --http2` send a body with one.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(400, "CONNECT: this server opens no tunnels")
+            return
+        version = self.parser.get_http_version().encode()
+        head = [method, b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += name, b": ", value, b"\r\n"
+        # The old parser takes nothing more where the connection is to be closed.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"".join([*head, b"\r\n"]))
 
     def _watch(self, left: Callable[[], None]) -> Callable[[], None]:
         """What it yields ends it: the next request on the connection may have begun by then. Nobody
@@ -168,3 +208,23 @@ class BoundedProtocol(HttpToolsProtocol):
             b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
         )
         self.transport.close()
+
+
+def _until_closed(cycle: RequestResponseCycle) -> Send:
+    """Write an answer to a request of HTTP/1.0, which knows no chunks: without a length, its end is
+    the connection's.
+    """
+    send = cycle.send
+    unsized = False
+
+    async def send_unchunked(message: Message) -> None:
+        nonlocal unsized
+        if message["type"] == "http.response.start":
+            unsized = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if unsized:
+                cycle.chunked_encoding = False
+        elif unsized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]
+
+    return send_unchunked

@@ -55,6 +55,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 class CalledFunction(_Strict):
     name: str
     arguments: str
+    parsed_arguments: Any = Field(default=None, description="Ignored: read by a client.")
 
 
 class ToolCall(_Strict):

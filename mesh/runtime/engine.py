@@ -14,17 +14,16 @@ from typing import Protocol
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     LoadTier,
     PrefixChange,
-    ResizedKv,
     StepResult,
 )
 
@@ -35,9 +34,7 @@ __all__ = [
     "EngineRequest",
     "InstanceMemory",
     "LoadOrder",
-    "LoadedInstance",
     "Progress",
-    "ResizedKv",
     "StepResult",
     "same_phase",
 ]
@@ -90,7 +87,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         """Bring an instance up, ready for its first step. A load from HOST may come beside another
         load; of those from DISK there is one at a time.
         """
@@ -136,7 +133,7 @@ class Engine(Protocol):
         """
         ...
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         """Grow or shrink the KV cache between two steps, and say which blocks are in force then.
         They bound the blocks in use; cached ones may stay beyond them as `bound_memory` allows.
 

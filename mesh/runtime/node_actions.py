@@ -15,38 +15,38 @@ from mesh.domain.actions import (
     AskPrefixes,
     NodeAction,
     SendReport,
-    StartImport,
-    StartLoad,
     StartMeasure,
-    StartResize,
     StartStep,
-    StartUnload,
-    StopImport,
     SubmitToEngine,
 )
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, OperationId
-from mesh.domain.messages import NodeReport
+from mesh.domain.messages import (
+    CancelImport,
+    ImportModel,
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadFailed,
+    LoadInstance,
+    LoadProgress,
+    NodeReport,
+    ResizeKv,
+    UnloadInstance,
+)
 from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     AbortFinished,
-    InstanceBroke,
-    LoadBroke,
-    LoadFinished,
-    LoadProgressed,
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
     PrefixesTold,
-    ResizeBroke,
-    ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
     SubmitFinished,
-    UnloadFinished,
 )
-from mesh.domain.steps import LoadedInstance, LoadOrder, LoadTier, PrefixChange
+from mesh.domain.steps import LoadOrder, LoadTier, PrefixChange
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
@@ -98,12 +98,12 @@ class Models(Protocol):
     def start_import(
         self, operation_id: OperationId, source: str, weights: WeightPrecision | None
     ) -> None:
-        """Begin; ImportProgressed, then ImportFinished or ImportBroke are posted."""
+        """Begin; ImportProgress, then ImportDone or ImportFailed are posted."""
         ...
 
     def stop_import(self, operation_id: OperationId) -> None: ...
 
-    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         """The load order with the model's path; None when it has to be brought first. Quick, from
         any thread. Raises ModelError.
         """
@@ -111,7 +111,7 @@ class Models(Protocol):
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
@@ -143,24 +143,22 @@ class NodePerformer:
                 self._ask_prefixes()
             case StartMeasure():
                 self._measure(action)
-            case StartResize():
+            case ResizeKv():
                 self._resize(action)
-            case StartLoad():
+            case LoadInstance():
                 self._load(action)
-            case StartUnload():
+            case UnloadInstance():
                 self._unload(action)
-            case StartImport():
+            case ImportModel():
                 self._models.start_import(action.operation_id, action.source, action.weights)
-            case StopImport():
+            case CancelImport():
                 self._models.stop_import(action.operation_id)
             case _:
                 assert_never(action)
 
     def _ended(self, instance_id: InstanceId, error: EngineError) -> None:
         self._lanes.post_soon(
-            InstanceBroke(
-                instance_id=instance_id, error=type(error).__name__, message=error.message
-            )
+            InstanceGone(instance_id=instance_id, error=type(error).__name__, message=error.message)
         )
 
     def _step(self, action: StartStep) -> None:
@@ -195,22 +193,20 @@ class NodePerformer:
             ),
         )
 
-    def _resize(self, action: StartResize) -> None:
+    def _resize(self, action: ResizeKv) -> None:
         self._lanes.run(
             Lane.COMPUTE,
             lambda: self._engine.resize_kv(action.instance_id, action.kv_blocks),
             lambda result: (
-                ResizeBroke(
+                KvResized(
                     instance_id=action.instance_id,
+                    kv_blocks=0,
+                    elapsed_s=0.0,
                     error=type(result).__name__,
                     message=result.message,
                 )
                 if isinstance(result, MeshError)
-                else ResizeFinished(
-                    instance_id=action.instance_id,
-                    kv_blocks=result.kv_blocks,
-                    elapsed_s=result.elapsed_s,
-                )
+                else result
             ),
         )
 
@@ -260,7 +256,7 @@ class NodePerformer:
 
         self._lanes.run(Lane.COMPUTE, call, done)
 
-    def _unload(self, action: StartUnload) -> None:
+    def _unload(self, action: UnloadInstance) -> None:
         """After all calls for the instance. Where it may take long, the compute lane only says that
         those are over.
         """
@@ -269,7 +265,7 @@ class NodePerformer:
             self._engine.unload(action.instance_id)
 
         def done(_: MeshError | None) -> NodeEvent:
-            return UnloadFinished(instance_id=action.instance_id)
+            return InstanceGone(instance_id=action.instance_id)
 
         def go_on(_: MeshError | None) -> None:
             self._lanes.run(Lane.UNLOADING, call, done)
@@ -279,26 +275,26 @@ class NodePerformer:
         else:
             self._lanes.run(Lane.COMPUTE, call, done)
 
-    def _load(self, action: StartLoad) -> None:
+    def _load(self, action: LoadInstance) -> None:
         def progress(phase: str, share: float) -> None:
             self._lanes.post_soon(
-                LoadProgressed(instance_id=action.instance_id, phase=phase, share=share)
+                LoadProgress(instance_id=action.instance_id, phase=phase, share=share)
             )
 
-        def load(order: LoadOrder) -> LoadedInstance:
+        def load(order: LoadOrder) -> InstanceLoaded:
             loaded = self._engine.load(order, progress)
             if order.import_s:
                 elapsed_s = order.import_s + loaded.elapsed_s
                 loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)
             return loaded
 
-        def wake() -> LoadedInstance | LoadOrder | None:
+        def wake() -> InstanceLoaded | LoadOrder | None:
             order = self._models.at_hand(action)
             if order is None or self._engine.tier_of(order) is not LoadTier.HOST:
                 return order
             return load(order)
 
-        def done(result: LoadedInstance | LoadOrder | MeshError | None) -> NodeEvent | None:
+        def done(result: InstanceLoaded | LoadOrder | MeshError | None) -> NodeEvent | None:
             match result:
                 case None:
                     self._models.bring(action, progress, brought)
@@ -306,8 +302,8 @@ class NodePerformer:
                 case LoadOrder():
                     self._lanes.run(Lane.LOADING, lambda: load(result), done)
                     return None
-                case LoadedInstance():
-                    return LoadFinished(instance_id=action.instance_id, loaded=result)
+                case InstanceLoaded():
+                    return result
                 case _:
                     return _load_broke(action.instance_id, result)
 
@@ -319,8 +315,8 @@ class NodePerformer:
         self._lanes.run(Lane.WAKING, wake, done)
 
 
-def _load_broke(instance_id: InstanceId, error: MeshError) -> LoadBroke:
-    return LoadBroke(
+def _load_broke(instance_id: InstanceId, error: MeshError) -> LoadFailed:
+    return LoadFailed(
         instance_id=instance_id,
         error=type(error).__name__,
         message=error.message,

@@ -11,37 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.actions import NodeAction
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
-from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.messages import ImportFailed, LoadInstance, NodeCommand, NodeHello, NodeReport
 from mesh.domain.model import WeightPrecision
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    ImportBroke,
-    LinkClosed,
-    LinkOpened,
-    NodeEvent,
-)
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import LoadOrder
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host, Recorder
+from mesh.runtime.link_life import LinkLife, LinkLimits
 from mesh.runtime.node_actions import NodePerformer
 from mesh.sim.engine import CostEngine
 from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
 
-PAUSE_S_MIN = 0.1
-"""Before the first new try; doubled for each further one."""
-PAUSE_S_MAX = 5.0
-WELCOME_S_MAX = 5.0
-"""From dialling to the controller's welcome."""
-FATAL = ("AlreadyExists", "InvalidInput")
-"""Answers to a hello that do not heal by dialling again: the agent ends."""
+LINK_LIMITS = LinkLimits()
 
 
 class VirtualAgent:
@@ -65,11 +53,7 @@ class VirtualAgent:
         self._ended = ended
         self.alive = True
         self.link_id: int | None = None
-        self.welcomed = False
-        """The controller has taken the node on this link."""
-        self._failures = 0
-        """Dials in a row that were not welcomed."""
-        self._rng = random.Random(identity.run_id)
+        self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS)
         self.core = NodeCore(limits=limits)
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
@@ -122,51 +106,48 @@ class VirtualAgent:
         if not self.alive:
             return
         hello = replace(self._identity, instances=self.core.instances())
-        self.link_id, self.welcomed = self._links.dial(self, hello), False
-        dialled = self.link_id
+        self.link_id = dialled = self._links.dial(self, hello)
         if dialled is None:
-            self._redial(opened=False)
+            self._ended_with("Unavailable")
         else:
-            self._clock.call_at(self._clock.now_s() + WELCOME_S_MAX, lambda: self._give_up(dialled))
+            until_s = self._clock.now_s() + LINK_LIMITS.welcome_s_max
+            self._clock.call_at(until_s, lambda: self._give_up(dialled))
 
     def _give_up(self, link_id: int) -> None:
-        if self.alive and self.link_id == link_id and not self.welcomed:
+        if self.alive and self.link_id == link_id and not self.life.welcomed:
             self._links.leave(link_id)
-            self.link_id = None
-            self._redial(opened=False)
+            self._ended_with("Unavailable")
 
-    def _redial(self, *, opened: bool) -> None:
-        """After the pause of a live link; `opened`: the link that ended was welcomed."""
-        self._failures = 0 if opened else self._failures + 1
-        pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(self._failures, 16))
-        pause_s *= self._rng.uniform(0.5, 1.0)
-        self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
+    def _ended_with(self, error: str) -> None:
+        self.link_id = None
+        pause_s = self.life.end(error)
+        if pause_s is None:
+            self.alive = False
+            self._ended()
+        else:
+            self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
 
     def accepted(self, link_id: int, rule: NodeRule) -> None:
         if self.alive and link_id == self.link_id:
-            self.welcomed = True
+            self.life.welcome()
             self._tell(LinkOpened(rule=rule))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:
-        if self.alive and link_id == self.link_id and self.welcomed:
+        if self.alive and link_id == self.link_id and self.life.welcomed:
             self._host.post(CommandReceived(command=command))
 
     def closed(self, link_id: int, error: str, reason: str) -> None:
         if not self.alive or link_id != self.link_id:
             return
-        opened, self.link_id, self.welcomed = self.welcomed, None, False
-        if error in FATAL and not opened:
-            self.alive = False
-            self._ended()
-            return
-        if opened:
+        if self.life.welcomed:
+            self.link_id = None
             self._tell(LinkClosed(reason=reason))
-        self._redial(opened=opened)
+        self._ended_with(error)
 
     # The performer's ports.
 
     def send(self, report: NodeReport) -> None:
-        if self.link_id is not None and self.welcomed:
+        if self.link_id is not None and self.life.welcomed:
             self._links.report(self.link_id, report)
 
     def start_import(
@@ -174,7 +155,7 @@ class VirtualAgent:
     ) -> None:
         """A virtual node has all the models that it will ever have."""
         self.lanes.post_soon(
-            ImportBroke(
+            ImportFailed(
                 operation_id=operation_id,
                 error="UnknownSource",
                 message=f"a virtual node imports nothing, so not {source} either",
@@ -185,7 +166,7 @@ class VirtualAgent:
     def stop_import(self, operation_id: OperationId) -> None:
         """There is none."""
 
-    def at_hand(self, action: StartLoad) -> LoadOrder:
+    def at_hand(self, action: LoadInstance) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -198,7 +179,7 @@ class VirtualAgent:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:

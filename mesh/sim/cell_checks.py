@@ -121,6 +121,8 @@ def check_rest(cell: VirtualCell) -> None:
     core = cell.core.cell
     for made in cell.nodes:
         node = core.nodes.get(made.node_id)
-        joined = node is not None and node.link_id == made.agent.link_id and made.agent.welcomed
+        joined = (
+            node is not None and node.link_id == made.agent.link_id and made.agent.life.welcomed
+        )
         hold(joined, "{} has not joined the cell again", made.node_id)
     check_cell_at_rest(core, {made.node_id: made.engine for made in cell.nodes})

@@ -14,17 +14,11 @@ from mesh.compute.load_times import beside_s
 from mesh.compute.times import Times
 from mesh.domain.errors import UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadTier
-from mesh.runtime.engine import (
-    EngineCapabilities,
-    LoadedInstance,
-    LoadOrder,
-    Progress,
-    ResizedKv,
-    StepResult,
-)
+from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine
 
@@ -98,7 +92,7 @@ class CostEngine(VirtualEngine):
             )
         return self._models[model.model_id].footprint
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
         known = self._models[order.model.model_id]
@@ -114,8 +108,12 @@ class CostEngine(VirtualEngine):
         self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
-        return LoadedInstance(
-            footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds, tier=tier
+        return InstanceLoaded(
+            instance_id=order.instance_id,
+            footprint=footprint,
+            kv_blocks=order.kv_blocks,
+            elapsed_s=seconds,
+            tier=tier,
         )
 
     def more_load_s(self) -> float:
@@ -176,10 +174,11 @@ class CostEngine(VirtualEngine):
         self._computes_for(took_s + self._costs.priming_s)
         return seconds
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         seconds = self._costs.resize_time_s(*self._resize(instance_id, kv_blocks))
         self._spend(seconds)
-        return ResizedKv(kv_blocks=self._instances[instance_id].pool.blocks, elapsed_s=seconds)
+        blocks = self._instances[instance_id].pool.blocks
+        return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=seconds)
 
     def _slower(self) -> float:
         """How much longer iterations that begin now take."""

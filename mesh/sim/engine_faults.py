@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
-from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
+from mesh.domain.steps import LoadOrder, StepResult
 from mesh.memory.shares import Share
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
@@ -92,7 +93,7 @@ class FaultyEngine(CostEngine):
         self._leaving_weights: dict[Hashable, Share] = {}
         """As well, by their kind: whoever loads them meanwhile takes them over."""
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         engine_faults = self._engine_faults
         if engine_faults.loads_failing:
             engine_faults.loads_failing -= 1
@@ -135,7 +136,7 @@ class FaultyEngine(CostEngine):
         frozen_s, self._engine_faults.freeze_s = self._engine_faults.freeze_s, 0.0
         return frozen_s
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         engine_faults = self._engine_faults
         if engine_faults.resizes_failing:
             engine_faults.resizes_failing -= 1

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from mesh.domain.errors import MeshError
+from mesh.domain.messages import InstanceLoaded
 from mesh.domain.node_events import NodeEvent
-from mesh.domain.steps import LoadedInstance
 from mesh.runtime.clock import Clock
 from mesh.runtime.node_actions import Lane
 
@@ -118,7 +118,7 @@ class VirtualLanes:
 
 def _longer(result: R, more_s: float) -> R:
     """What a load yields says how long it took in the end."""
-    if more_s and isinstance(result, LoadedInstance):
+    if more_s and isinstance(result, InstanceLoaded):
         return replace(result, elapsed_s=result.elapsed_s + more_s)
     return result
 

@@ -144,6 +144,9 @@ def _tried(codec: TextCodec, assets: TextAssets) -> dict[str, Any]:
         _unless_refused(codec.encode, text)
     _unless_refused(codec.decode, range(min(64, codec.vocabulary_tokens)))
     hello = [ChatMessage(role="user", content="Hello")]
+    if assets.tool_template:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        _unless_refused(codec.encode_chat, hello, "", json.dumps([tool]))
     if assets.chat_template:
         _unless_refused(codec.encode_chat, hello)
         _unless_refused(
@@ -153,6 +156,7 @@ def _tried(codec: TextCodec, assets: TextAssets) -> dict[str, Any]:
     return {
         "tool_format": codec.tool_format,
         "calls_by_tokens": codec.calls_by_tokens,
+        "last_mark_id": codec.last_mark_id,
         "thinks": codec.thinks,
         "thinking": None if thinking is None else [thinking.amid, thinking.by_tokens],
     }

@@ -5,23 +5,38 @@ wants. After: an invocation that can be answered, or InvalidInput with what is w
 """
 
 import json
+import logging
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.text.schemas import PASSES_MAX, can_end, embedded
 from mesh.text.thoughts import CLOSE, OPEN, Thinking
 
 GRAMMAR_CHARS_MAX = 1 << 16
 CHOICES_MAX = 1024
 CHECKED_MAX = 1024
 """Grammars of which it is known what is wrong with them, if anything."""
+FUEL_INITIAL, FUEL_STEP = 200_000, 100_000
+"""Of llguidance's lexer, for a check: an engine has five times and twice as much."""
+GROUPS_MAX = 4
+"""Groups in groups of a rule that are looked at for what may be left out."""
+BYTES_TRIED = 8
+"""Of an answer that a check begins."""
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of a JSON value: small models else go on with blanks for ever."""
 _START = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|\b(start)\b')
 """Of a grammar in Lark's notation: its first rule's name, told from what is quoted or a comment."""
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"i?|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*')
+_RULE = re.compile(r"^[ \t]*[?!]?([a-zA-Z_]\w*)(?:\.-?\d+)?(?:\[[^\]]*\])?[ \t]*:", re.M)
+"""The head of a rule in Lark's notation."""
+_LEFT_OUT = re.compile(r"(?:\[[^][]*\]|(?:\([^()]*\)|[\w\"]+)\s*(?:[?*]|\{\s*0?\s*,[^}]*\}|\{0\}))")
+"""What an alternative may do without."""
+_NEVER = "never_"
+log = logging.getLogger(__name__)
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 
@@ -54,6 +69,7 @@ def after_thought(grammar: Grammar, thinking: Thinking) -> Grammar:
                 schema = json.loads(grammar.text)
             except ValueError as error:
                 raise InvalidInput(f"the schema is no JSON: {error}", field="grammar") from error
+            schema = embedded(schema)
             if isinstance(schema, dict):
                 schema.setdefault("x-guidance", {"whitespace_pattern": BLANKS})
             answer = f"answer_: %json {json.dumps(schema, ensure_ascii=False)}"
@@ -82,8 +98,9 @@ def compiled(grammar: Grammar) -> str:
 
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
+            schema = json.dumps(embedded(json.loads(grammar.text)), ensure_ascii=False)
             return LLMatcher.grammar_from_json_schema(
-                grammar.text, defaults={"whitespace_pattern": BLANKS}
+                schema, defaults={"whitespace_pattern": BLANKS}
             )
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
@@ -92,7 +109,9 @@ def compiled(grammar: Grammar) -> str:
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise InvalidInput, with what of it cannot be kept to. Takes milliseconds, the first time."""
+    """Raise InvalidInput, with what of it cannot be kept to. The first check of a grammar takes
+    milliseconds, and up to a second where it reaches a bound.
+    """
     if len(grammar.text) > GRAMMAR_CHARS_MAX:
         raise InvalidInput(
             f"the {grammar.kind} has {len(grammar.text)} characters; "
@@ -101,15 +120,98 @@ def check_grammar(grammar: Grammar) -> None:
         )
     wrong = _wrong(grammar)
     if wrong:
+        log.info("a %s was refused: %s", grammar.kind, wrong)
         raise InvalidInput(f"the {grammar.kind} cannot be kept to: {wrong}", field="grammar")
 
 
 @lru_cache(maxsize=CHECKED_MAX)
 def _wrong(grammar: Grammar) -> str:
-    from llguidance import LLMatcher
+    """What is wrong with it, empty if nothing is. Some faults show only when an answer is begun, so
+    one is: by bytes, and with half of the work allowed that an engine allows for it.
+    """
+    from llguidance import LLMatcher, LLParserLimits
 
     try:
-        failed, said = LLMatcher.validate_grammar_with_warnings(compiled(grammar))
-    except ValueError as error:
+        text = compiled(grammar)
+    except (ValueError, RecursionError) as error:
         return str(error)
-    return said[0].strip() if failed else ""
+    failed, said = LLMatcher.validate_grammar_with_warnings(text)
+    if failed:
+        return said[0].strip()
+    if not _can_end(grammar):
+        return "no answer to it can ever end: it contains itself without another way"
+    limits = LLParserLimits(
+        initial_lexer_fuel=FUEL_INITIAL, step_lexer_fuel=FUEL_STEP, verbose_errors=False
+    )
+    matcher = LLMatcher(_bytes(), text, log_level=0, limits=limits)
+    if "special token" in matcher.get_error():
+        return ""  # which of them there are, only the model's vocabulary knows
+    for _ in range(BYTES_TRIED):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error() or matcher.is_stopped() or not allowed:
+            break
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    if matcher.stop_reason() in ("NotStopped", "NoExtension", "EndOfSentence"):
+        return ""
+    if matcher.get_error().strip().startswith("NoExtensionBias"):
+        return "no answer fits it"
+    said_first = matcher.get_error().strip().partition("\n")[0]
+    return f"it is too large to be kept to ({said_first or matcher.stop_reason()})"
+
+
+@cache
+def _bytes() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _can_end(grammar: Grammar) -> bool:
+    """Whether some answer is finite, as far as references of rules or schemas tell."""
+    match grammar.kind:
+        case GrammarKind.REGEX:
+            return True
+        case GrammarKind.LARK:
+            return _rules_can_end(grammar.text)
+        case GrammarKind.JSON_SCHEMA:
+            return can_end(embedded(json.loads(grammar.text)))
+
+
+def _rules_can_end(lark: str) -> bool:
+    """Whether `start` has an end. Alternatives in a group count as those of its rule, so that a
+    grammar that has an end is never taken for one that has none.
+    """
+    plain = _QUOTED.sub(
+        lambda m: '""' if m[0][0] in '"/' and m[0][:2] != "//" else " ", _jsonless(lark)
+    )
+    heads = list(_RULE.finditer(plain))
+    ends = [*(head.start() for head in heads[1:]), len(plain)]
+    rules = {_NEVER: [{_NEVER}]}
+    for head, end in zip(heads, ends, strict=True):
+        body = plain[head.end() : end]
+        for _ in range(GROUPS_MAX):
+            body = _LEFT_OUT.sub(" ", body)
+        rules[head[1]] = [set(re.findall(r"\w+", one)) for one in body.split("|")]
+    finite = set[str]()
+    for _ in range(PASSES_MAX):
+        endless = rules.keys() - finite
+        more = {name for name in endless if any(not one & endless for one in rules[name])}
+        if not more:
+            return "start" not in endless
+        finite |= more
+    return True
+
+
+def _jsonless(lark: str) -> str:
+    """The grammar with a word in place of each schema: a rule without an end, or text."""
+    parts, at = list[str](), 0
+    for found in re.finditer(r"%json\s*(?=\{)", lark):
+        if found.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, found.end())
+        except ValueError:
+            continue
+        parts += lark[at : found.start()], '""' if can_end(schema) else _NEVER
+        at = end
+    return "".join([*parts, lark[at:]])

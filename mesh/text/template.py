@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,7 +31,7 @@ class _Generation(Extension):
 class ChatTemplate:
     """Raises UnsupportedModel when the template cannot be compiled."""
 
-    def __init__(self, assets: TextAssets) -> None:
+    def __init__(self, template: str, assets: TextAssets) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
@@ -39,10 +39,17 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(assets.chat_template or "")
-        except TemplateError as error:
-            raise UnsupportedModel(f"the chat template cannot be compiled: {error}") from error
+            self._template = environment.from_string(template)
+        except Exception as error:
+            # Jinja's own errors, and those of Python, to which it compiles.
+            line = f" at line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise UnsupportedModel(
+                f"the model's chat template cannot be compiled: {error}{line}",
+                hint="send a plain prompt, or mend the template and deploy the model again",
+            ) from error
         self._tokens = {"bos_token": assets.bos_token or "", "eos_token": assets.eos_token or ""}
+        self._further: dict[str, Any] = json.loads(assets.special_tokens or "{}")
+        """Special tokens of other names, which those of a call go before."""
 
     def render(
         self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
@@ -60,7 +67,7 @@ class ChatTemplate:
         if taken := sorted(own.keys() & names.keys()):
             raise _wrong_kwargs(f"name {taken[0]}, which mesh gives the template itself")
         try:
-            return self._template.render(**own, **names)
+            return self._template.render({**self._further, **names, **own})
         except InvalidInput:
             raise
         except Exception as error:

@@ -6,14 +6,16 @@ built from `TextAssets` alone, so both sides agree. Safe to use from several thr
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from mesh.domain.errors import InvalidInput, ModelError, TornModel
+from mesh.domain.errors import InvalidInput, MeshError, ModelError, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text import thoughts
+from mesh.text.content_guard import ContentGuard, Conversation
 from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import MARKS, format_of
 
@@ -48,15 +50,7 @@ class TextCodec:
     """Raises TornModel when the tokenizer cannot be read."""
 
     def __init__(self, assets: TextAssets) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
-        except BaseException as error:
-            # The library raises bare exceptions, and panics with what is not even one; whatever it
-            # says, the file is not a tokenizer.
-            _raise_unless_of_library(error)
-            raise TornModel(f"tokenizer.json cannot be read: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _built(assets.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -65,12 +59,18 @@ class TextCodec:
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
-        self._template = _template_of(assets)
+        self._assets = replace(assets, tokenizer_json=b"")
+        self._compiled: dict[str, ChatTemplate | MeshError] = {}
+        """By their text. They are compiled when a chat needs them: nodes render none."""
         self.sampling = assets.sampling
-        self.tool_format = format_of(assets.chat_template)
+        self.tool_format = format_of(assets.tool_template or assets.chat_template)
         self.calls_by_tokens = {one.content for one in added.values() if not one.special} >= MARKS
         """Calls begin and end with tokens of their own, which are text all the same."""
-        self.thinks = thoughts.CLOSE in (assets.chat_template or "")
+        templates = [one for one in (assets.chat_template, assets.tool_template) if one]
+        marks = {thoughts.OPEN, thoughts.CLOSE, *MARKS}
+        self.last_mark_id = max((i for i, one in added.items() if one.content in marks), default=-1)
+        """The largest id of a token that marks calls or thoughts; -1 where there is none."""
+        self.thinks = any(thoughts.CLOSE in one for one in templates)
         """Its answers may begin with a thought."""
         self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
         self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
@@ -92,24 +92,66 @@ class TextCodec:
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+        self,
+        messages: Sequence[ChatMessage],
+        template_kwargs: str = "",
+        tools: str = "",
+        special_tokens_in_content: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation, rendered by the model's template, ready for the answer."""
-        text = self.render_chat(messages, template_kwargs, tools)
-        return self._encode(text, add_special_tokens=False)
+        """Token ids of a conversation, rendered by the model's template, ready for the answer.
+
+        Special tokens are those that the template writes; texts of such in what a client sends are
+        characters like others, unless `special_tokens_in_content`.
+        """
+        conversation = Conversation(messages, template_kwargs, tools)
+        token_ids = self._encode(self.render_chat(*conversation), add_special_tokens=False)
+        if special_tokens_in_content or not self._guard.suspects(conversation):
+            return token_ids
+        return tuple(self._guard.encode(conversation, self.render_chat, token_ids))
 
     def render_chat(
         self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
     ) -> str:
         """The prompt text of a conversation; `template_kwargs`, `tools`: see ChatPrompt.
 
-        Raises InvalidInput when the model has no template, or the template refuses the messages.
+        Raises InvalidInput when the model has no template, its template cannot be compiled, or the
+        template refuses the messages.
         """
-        if self._template is None:
+        assets = self._assets
+        named = assets.tool_template if tools and assets.tool_template else assets.chat_template
+        if not named:
+            other = " for chats without tools" if assets.tool_template else ""
             raise InvalidInput(
-                "the model has no chat template", hint="send a plain prompt (`--raw`)"
+                f"the model has no chat template{other}", hint="send a plain prompt (`--raw`)"
             )
-        return self._template.render(messages, template_kwargs, tools)
+        return self._template(named).render(messages, template_kwargs, tools)
+
+    def _template(self, named: str) -> "ChatTemplate":
+        """Raises InvalidInput for one that cannot be compiled: other prompts do without."""
+        known = self._compiled.get(named)
+        if known is None:
+            from mesh.text.template import ChatTemplate  # Jinja takes 30 ms of CPU
+
+            try:
+                known = ChatTemplate(named, self._assets)
+            except MeshError as error:
+                known = error
+            self._compiled[named] = known
+        if isinstance(known, MeshError):
+            raise InvalidInput(known.message, hint=known.hint, field="messages")
+        return known
+
+    def may_forge(
+        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+    ) -> bool:
+        """Whether the conversation has to be looked at for special tokens, which may take long."""
+        return self._guard.suspects(Conversation(messages, template_kwargs, tools))
+
+    @cached_property
+    def _guard(self) -> ContentGuard:
+        """Nodes, which encode no chats, do without."""
+        templates = (self._assets.chat_template, self._assets.tool_template)
+        return ContentGuard(self._tokenizer, [one for one in templates if one])
 
     def thinking(self, template_kwargs: str) -> Thinking | None:
         """How answers begin to chats with these; None: with no thought."""
@@ -180,9 +222,15 @@ def _raise_unless_of_library(error: BaseException) -> None:
         raise error
 
 
-def _template_of(assets: TextAssets) -> "ChatTemplate | None":
-    if not assets.chat_template:
-        return None
-    from mesh.text.template import ChatTemplate  # Jinja takes 30 ms of CPU, and many want none
-
-    return ChatTemplate(assets)
+def _built(tokenizer_json: bytes) -> Tokenizer:
+    """Raises TornModel."""
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except BaseException as error:
+        # The library raises bare exceptions, and panics with what is not even one; whatever it
+        # says, the file is not a tokenizer.
+        _raise_unless_of_library(error)
+        raise TornModel(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

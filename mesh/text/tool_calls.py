@@ -13,6 +13,7 @@ from typing import Any
 
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.text import ToolFormat
+from mesh.text.schemas import embedded
 
 CALLS_MAX = 16
 """Of one answer that has to make some."""
@@ -245,7 +246,11 @@ def calls_grammar(
     arguments, or `several` of them. `by_tokens`: `MARKS` are tokens, and not to be spelled.
     """
     key = "arguments" if form is ToolFormat.HERMES else "parameters"
-    one_of = [_call_schema(key, name, schema) for name, schema in schemas.items()]
+    one_of = []
+    for n, (name, schema) in enumerate(schemas.items()):
+        call_at = "#" if len(schemas) == 1 else f"#/anyOf/{n}"
+        own = embedded(schema, f"{call_at}/properties/{key}")
+        one_of.append(_call_schema(key, name, own))
     schema = {**(one_of[0] if len(one_of) == 1 else {"anyOf": one_of}), "x-guidance": _BLANKS}
     call = f"%json {json.dumps(schema, ensure_ascii=False)}"
     if form is ToolFormat.HERMES:

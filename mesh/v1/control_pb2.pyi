@@ -496,6 +496,9 @@ class Instance(_message.Message):
     LOAD_EXPECTED_S_FIELD_NUMBER: _builtins.int
     LOAD_PLANNED_S_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
+    PROFILE_SOURCE_FIELD_NUMBER: _builtins.int
+    OFF_P50_FIELD_NUMBER: _builtins.int
+    OFF_P95_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -532,6 +535,11 @@ class Instance(_message.Message):
     """The same as it was promised with: longer by what loads there deviate."""
     kv_blocks_cached: _builtins.int
     """Kept for requests to come, beside those used."""
+    profile_source: _builtins.str
+    """A ProfileSource: how its iteration times are known; empty where nothing predicts them."""
+    off_p50: _builtins.float
+    """By what share predictions of its last iterations were off. 0 where there was none."""
+    off_p95: _builtins.float
     @_builtins.property
     def stalls(self) -> _profile_pb2.Stalls: ...
     def __init__(
@@ -563,10 +571,13 @@ class Instance(_message.Message):
         load_expected_s: _builtins.float = ...,
         load_planned_s: _builtins.float = ...,
         kv_blocks_cached: _builtins.int = ...,
+        profile_source: _builtins.str = ...,
+        off_p50: _builtins.float = ...,
+        off_p95: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_planned_s", b"load_planned_s", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_planned_s", b"load_planned_s", "load_s", b"load_s", "node_id", b"node_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "phase", b"phase", "profile", b"profile", "profile_source", b"profile_source", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015

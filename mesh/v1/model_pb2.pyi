@@ -164,11 +164,17 @@ class TextAssets(_message.Message):
     EOS_TOKEN_FIELD_NUMBER: _builtins.int
     ADD_BOS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    TOOL_TEMPLATE_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
     chat_template: _builtins.str
     bos_token: _builtins.str
     eos_token: _builtins.str
     add_bos: _builtins.bool
+    tool_template: _builtins.str
+    """In place of chat_template where a chat has tools; absent: that one serves for both."""
+    special_tokens: _builtins.str
+    """What templates know of further special tokens, by transformers' names: a JSON object, or empty."""
     @_builtins.property
     def sampling(self) -> Global___SamplingDefaults: ...
     def __init__(
@@ -180,10 +186,12 @@ class TextAssets(_message.Message):
         eos_token: _builtins.str | None = ...,
         add_bos: _builtins.bool = ...,
         sampling: Global___SamplingDefaults | None = ...,
+        tool_template: _builtins.str | None = ...,
+        special_tokens: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "_tool_template", b"_tool_template", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling", "tool_template", b"tool_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "add_bos", b"add_bos", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "_tool_template", b"_tool_template", "add_bos", b"add_bos", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json", "tool_template", b"tool_template"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token: _TypeAlias = _typing.Literal["bos_token"]  # noqa: Y015
     _WhichOneofArgType__bos_token: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token"]  # noqa: Y015
@@ -191,12 +199,16 @@ class TextAssets(_message.Message):
     _WhichOneofArgType__chat_template: _TypeAlias = _typing.Literal["_chat_template", b"_chat_template"]  # noqa: Y015
     _WhichOneofReturnType__eos_token: _TypeAlias = _typing.Literal["eos_token"]  # noqa: Y015
     _WhichOneofArgType__eos_token: _TypeAlias = _typing.Literal["_eos_token", b"_eos_token"]  # noqa: Y015
+    _WhichOneofReturnType__tool_template: _TypeAlias = _typing.Literal["tool_template"]  # noqa: Y015
+    _WhichOneofArgType__tool_template: _TypeAlias = _typing.Literal["_tool_template", b"_tool_template"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token) -> _WhichOneofReturnType__bos_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template) -> _WhichOneofReturnType__chat_template | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eos_token) -> _WhichOneofReturnType__eos_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_template) -> _WhichOneofReturnType__tool_template | None: ...
 
 Global___TextAssets: _TypeAlias = TextAssets  # noqa: Y015
 
@@ -210,10 +222,12 @@ class SamplingDefaults(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
     repetition_penalty: _builtins.float
+    min_p: _builtins.float
     def __init__(
         self,
         *,
@@ -221,11 +235,14 @@ class SamplingDefaults(_message.Message):
         top_p: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
         repetition_penalty: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -234,6 +251,8 @@ class SamplingDefaults(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -315,6 +334,7 @@ class DeploymentSpec(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_IN_CONTENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -330,6 +350,8 @@ class DeploymentSpec(_message.Message):
     """Absent: its requests share what they compute of a common beginning."""
     tool_format: _builtins.str
     """How its model calls tools: hermes, llama3 or none; empty: as its chat template tells."""
+    special_tokens_in_content: _builtins.bool
+    """Whether texts of special tokens in the content of messages are read as such tokens."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -351,10 +373,11 @@ class DeploymentSpec(_message.Message):
         precision: _builtins.str = ...,
         prefix_cache: _builtins.bool | None = ...,
         tool_format: _builtins.str = ...,
+        special_tokens_in_content: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

@@ -563,6 +563,8 @@ class InstanceReport(_message.Message):
     STALLS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    OFF_P50_FIELD_NUMBER: _builtins.int
+    OFF_P95_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -577,6 +579,9 @@ class InstanceReport(_message.Message):
     """What is promised is planned with this instead. 0 means 1."""
     kv_blocks_cached: _builtins.int
     """Kept for requests to come, beside those used."""
+    off_p50: _builtins.float
+    """By what share predictions of its last iterations were off. 0 where there was none."""
+    off_p95: _builtins.float
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property
@@ -602,10 +607,12 @@ class InstanceReport(_message.Message):
         stalls: _profile_pb2.Stalls | None = ...,
         kv_blocks_cached: _builtins.int = ...,
         prefixes: _abc.Iterable[_builtins.int] | None = ...,
+        off_p50: _builtins.float = ...,
+        off_p95: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

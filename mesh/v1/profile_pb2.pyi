@@ -66,6 +66,9 @@ class Profile(_message.Message):
     SCALED_FROM_FIELD_NUMBER: _builtins.int
     MEASURED_S_FIELD_NUMBER: _builtins.int
     MIXTURE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    MEASURED_AS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     device: _builtins.str
     fingerprint: _builtins.str
@@ -78,6 +81,12 @@ class Profile(_message.Message):
     scaled_from: _builtins.str
     """What an estimate was scaled from; empty for what was measured."""
     measured_s: _builtins.float
+    source: _builtins.str
+    """A ProfileSource: how the times of a measured one are known. Empty: it was surveyed."""
+    shape: _builtins.str
+    """Equal for models that take equally long. Empty, from a peer that states none."""
+    measured_as: _builtins.str
+    """The model of the same shape that was measured; empty where it was this one."""
     @_builtins.property
     def prefill(self) -> Global___Grid:
         """Prompt tokens of an iteration, by tokens already in the cache."""
@@ -106,10 +115,13 @@ class Profile(_message.Message):
         scaled_from: _builtins.str = ...,
         measured_s: _builtins.float = ...,
         mixture: _model_pb2.Mixture | None = ...,
+        source: _builtins.str = ...,
+        shape: _builtins.str = ...,
+        measured_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "mixture", b"mixture", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "decode", b"decode", "device", b"device", "fingerprint", b"fingerprint", "hardware", b"hardware", "kv_bytes_per_token", b"kv_bytes_per_token", "measured_as", b"measured_as", "measured_s", b"measured_s", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "prefill", b"prefill", "scaled_from", b"scaled_from", "shape", b"shape", "source", b"source", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,20 +27,17 @@ from mesh.domain.views import (
     RequestSnapshot,
 )
 from mesh.v1 import control_pb2 as pb
+from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.calls import UNARY_S_MAX, Calls
 from mesh.wire.channel import dial_blocking
-from mesh.wire.codec_invoke import event_from_wire, invocation_to_wire
-from mesh.wire.codec_model import assets_from_wire, spec_to_wire
-from mesh.wire.codec_views import (
-    cell_event_from_wire,
-    deployment_from_wire,
-    node_from_wire,
-    open_request_from_wire,
-    profile_view_from_wire,
-    status_from_wire,
-    usage_from_wire,
+from mesh.wire.codec import (
+    event_from_wire,
+    from_wire,
+    invocation_to_wire,
+    to_wire,
+    view_from_wire,
 )
 
 M = TypeVar("M")
@@ -81,7 +78,7 @@ class MeshClient:
         Leaving before that (an exception from `progress`, Ctrl-C) cancels the deployment.
         """
         with _writing("the deployment"):
-            request = pb.DeployRequest(spec=spec_to_wire(spec))
+            request = pb.DeployRequest(spec=to_wire(spec, model_pb2.DeploymentSpec))
         return self._operation(self._control.Deploy(request), progress)
 
     def undo(self, name: DeploymentName, to: int | None = None) -> str:
@@ -159,28 +156,30 @@ class MeshClient:
         with _writing("the name"):
             request = pb.GetProfilesRequest(name=name)
         answer = self._calls.unary(self._control.GetProfiles, request)
-        return tuple(profile_view_from_wire(p) for p in answer.profiles)
+        return tuple(view_from_wire(p, ProfileView) for p in answer.profiles)
 
     def get(self, name: DeploymentName) -> DeploymentSnapshot:
         """Raises NotFound."""
         with _writing("the name"):
             request = pb.GetDeploymentRequest(name=name)
-        return deployment_from_wire(self._calls.unary(self._control.GetDeployment, request))
+        return view_from_wire(
+            self._calls.unary(self._control.GetDeployment, request), DeploymentSnapshot
+        )
 
     def list(self) -> tuple[DeploymentSnapshot, ...]:
         """All deployments, by name."""
         answer = self._calls.unary(self._control.ListDeployments, pb.ListDeploymentsRequest())
-        return tuple(deployment_from_wire(d) for d in answer.deployments)
+        return tuple(view_from_wire(d, DeploymentSnapshot) for d in answer.deployments)
 
     def nodes(self) -> tuple[NodeSnapshot, ...]:
         """All nodes, by id."""
         answer = self._calls.unary(self._control.ListNodes, pb.ListNodesRequest())
-        return tuple(node_from_wire(n) for n in answer.nodes)
+        return tuple(view_from_wire(n, NodeSnapshot) for n in answer.nodes)
 
     def requests(self) -> tuple[RequestSnapshot, ...]:
         """Those whose clients wait, the oldest first."""
         answer = self._calls.unary(self._control.ListRequests, pb.ListRequestsRequest())
-        return tuple(open_request_from_wire(r) for r in answer.requests)
+        return tuple(view_from_wire(r, RequestSnapshot) for r in answer.requests)
 
     def cancel(self, request_id: RequestId) -> None:
         """Its client is told so. Raises NotFound for a request that is not open."""
@@ -192,24 +191,25 @@ class MeshClient:
         """Of the deployment's model. Raises NotFound, Unavailable while it is being imported."""
         with _writing("the name"):
             request = pb.GetTokenizerRequest(name=name)
-        return assets_from_wire(self._calls.unary(self._control.GetTokenizer, request))
+        return from_wire(self._calls.unary(self._control.GetTokenizer, request), TextAssets)
 
     def status(self) -> CellStatus:
-        return status_from_wire(self._calls.unary(self._control.GetStatus, pb.GetStatusRequest()))
+        answer = self._calls.unary(self._control.GetStatus, pb.GetStatusRequest())
+        return view_from_wire(answer, CellStatus)
 
     def usage(self, since_unix_s: float = 0.0) -> tuple[Usage, ...]:
         """By hour and deployment, of the hours that had not ended by then."""
         with _writing("the time"):
             request = pb.GetUsageRequest(since_unix_s=since_unix_s)
         answer = self._calls.unary(self._control.GetUsage, request)
-        return tuple(usage_from_wire(usage) for usage in answer.usages)
+        return tuple(view_from_wire(usage, Usage) for usage in answer.usages)
 
     def watch(self, backlog: int = 0, follow: bool = False) -> Stream[CellEvent]:
         """The last `backlog` events, then with `follow` new ones as they happen."""
         with _writing("the backlog"):
             request = pb.WatchRequest(backlog=backlog, follow=follow)
         call = self._control.Watch(request)
-        return _each(cell_event_from_wire, self._calls.stream(call))
+        return _each(lambda event: view_from_wire(event, CellEvent), self._calls.stream(call))
 
     def invoke(
         self, invocation: Invocation, timeout_s: float | None = None

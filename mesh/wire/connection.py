@@ -19,13 +19,12 @@ from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_command import command_from_wire, rule_of
-from mesh.wire.codec_node import report_to_wire
+from mesh.wire.codec import command_from_wire, report_to_wire, rule_of
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
-from mesh.wire.unread import refused
+from mesh.wire.unread import refused, reports_written
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,11 @@ class Connection:
 
     async def _greet(self, hello: NodeHello) -> NodeRule:
         try:
-            await self._call.write(report_to_wire(hello))
+            greeting = report_to_wire(hello)
+        except (TypeError, ValueError) as error:
+            raise Unavailable(f"the hello cannot be sent: {error}") from error
+        try:
+            await self._call.write(greeting)
             answer = await anext(self._commands, None)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DecodeError) as error:
             raise await self._ended(error) from error
@@ -126,7 +129,8 @@ class Connection:
         try:
             while reports := await self._reports.take():
                 for report in reports:
-                    await self._call.write(report_to_wire(report))
+                    for message in reports_written(report):
+                        await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._ended(error) from error
 

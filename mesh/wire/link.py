@@ -10,31 +10,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from mesh.domain.errors import (
-    AlreadyExists,
-    Forbidden,
-    InvalidInput,
-    MeshError,
-    Unauthenticated,
-)
+from mesh.domain.errors import MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
+from mesh.runtime.link_life import LinkLife, LinkLimits
 from mesh.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLimits:
-    reports_max: int = 10_000
-    """That wait to be sent; a controller that takes them more slowly counts as gone."""
-    welcome_s_max: float = 5.0
-    """From dialling to the controller's welcome."""
-    pause_s_min: float = 0.1
-    """Before the first new try; doubled for each further one."""
-    pause_s_max: float = 5.0
 
 
 class NodeLink:
@@ -56,11 +39,11 @@ class NodeLink:
     ) -> None:
         self._address = address
         self._hello = hello
-        self._rng = rng
         self._on_open = on_open
         self._on_command = on_command
         self._on_close = on_close
         self._limits = limits or LinkLimits()
+        self._life = LinkLife(rng, self._limits)
         self._connection: Connection | None = None
         self._stopping = asyncio.Event()
 
@@ -80,18 +63,19 @@ class NodeLink:
         InvalidInput when the controller cannot make sense of this one, Unauthenticated or Forbidden
         for its key: none of them heals by waiting.
         """
-        failures = 0
         while not self._stopping.is_set():
-            opened, reason = await self._connect()
+            error = await self._connect()
             if self._stopping.is_set():
                 return
-            failures = 0 if opened else failures + 1
-            pause_s = self._pause_s(failures)
-            self._log(opened, failures, reason)
+            welcomed = self._life.welcomed
+            pause_s = self._life.end(type(error).__name__)
+            if pause_s is None:
+                raise error
+            self._log(welcomed, error.message)
             await self._rest(pause_s)
 
-    async def _connect(self) -> tuple[bool, str]:
-        """One connection from dial to end: whether it was opened, and why it ended."""
+    async def _connect(self) -> MeshError:
+        """One connection from dial to end: why it ended."""
         connection = Connection(
             address=self._address,
             reports_max=self._limits.reports_max,
@@ -101,25 +85,18 @@ class NodeLink:
         reason = "the link was cancelled"
         try:
             async with connection:
-                self._on_open(await connection.open(self._hello()))
+                rule = await connection.open(self._hello())
+                self._life.welcome()
+                self._on_open(rule)
                 await connection.serve(self._on_command)
-        except (AlreadyExists, InvalidInput, Unauthenticated, Forbidden) as error:
-            reason = error.message
-            if not connection.opened:
-                raise
         except MeshError as error:
             reason = error.message
+            return error
         finally:
             self._connection = None
             if connection.opened:
                 self._on_close(reason)
-        return connection.opened, reason
-
-    def _pause_s(self, failures: int) -> float:
-        """Doubling, bounded, and spread so that the nodes of a cell do not come back as one."""
-        doublings = min(failures, 16)
-        pause_s = min(self._limits.pause_s_max, self._limits.pause_s_min * 2.0**doublings)
-        return pause_s * self._rng.uniform(0.5, 1.0)
+        raise AssertionError("a link is served until it ends with an error")
 
     async def _rest(self, pause_s: float) -> None:
         try:
@@ -128,8 +105,8 @@ class NodeLink:
         except TimeoutError:
             return
 
-    def _log(self, opened: bool, failures: int, reason: str) -> None:
-        if opened:
+    def _log(self, welcomed: bool, reason: str) -> None:
+        if welcomed:
             logger.warning("link to %s broke: %s; dialling again", self._address, reason)
-        elif failures == 1:
+        elif self._life.failures == 1:
             logger.warning("no link to %s yet: %s; dialling on", self._address, reason)

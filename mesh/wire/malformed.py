@@ -5,7 +5,6 @@ become a `Malformed` in place of one, so that the call's handler can answer for 
 only a later version knows is wrong where something is done about it, and else shown as it is.
 """
 
-import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, TypeVar
@@ -13,12 +12,12 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ranges import NAME_CHARS_MAX, Range
 
 E = TypeVar("E", bound=StrEnum)
 M = TypeVar("M", bound=Message)
+N = TypeVar("N", int, float)
 
-NAME_CHARS_MAX = 255
-"""Ids on the wire are no longer than this; mesh itself makes much shorter ones."""
 UNKNOWN_MARK = "?"
 """After a word that this version does not know."""
 
@@ -86,20 +85,11 @@ def require(message: Message, *fields: str) -> None:
             raise InvalidInput(f"{_name(message)} lacks {field}")
 
 
-def at_least_one(count: int, message: Message, field: str) -> int:
-    """A number that others divide by or index with. Raises InvalidInput when it is 0."""
-    if count < 1:
-        raise InvalidInput(f"{_name(message)}.{field} is {count}; it must be 1 or more")
-    return count
-
-
-def duration_s(value_s: float, message: Message, field: str) -> float:
-    """How long something took. Raises InvalidInput when it is negative or not finite."""
-    if not (math.isfinite(value_s) and value_s >= 0.0):
-        raise InvalidInput(
-            f"{_name(message)}.{field} is {value_s:g}; it must be 0 or more, and finite"
-        )
-    return value_s
+def within(numbers: Range, value: N, message: Message, field: str) -> N:
+    """The value. Raises InvalidInput when it is outside the range."""
+    if value not in numbers:
+        raise InvalidInput(f"{_name(message)}.{field} is {value:g}; it must be {numbers}")
+    return value
 
 
 def identifier(text: str, message: Message, field: str) -> str:

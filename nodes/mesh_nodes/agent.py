@@ -77,7 +77,7 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
     store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `as_is`: see `ModelStore`.
+    `as_is`, `plain`: see `ModelStore`.
     """
 
     def __init__(
@@ -93,6 +93,8 @@ class Agent:
         loads: KeptLoads | None = None,
         download_bytes_per_s: int | None = None,
         as_is: Collection[str] = (),
+        plain: bool = False,
+        reach: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
@@ -100,7 +102,12 @@ class Agent:
         self._store_path = store_path
         self._import = TriedImports(
             partial(
-                import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+                import_until,
+                store_path,
+                download_bytes_per_s=download_bytes_per_s,
+                as_is=as_is,
+                plain=plain,
+                reach=reach,
             )
         )
         self._controller = controller

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from mesh.compute.load_times import PRIORS, fitted
 from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.steps import HeldModel, LoadedInstance, LoadOrder, LoadRate, LoadTier
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import HeldModel, LoadOrder, LoadRate, LoadTier
 from mesh.runtime.engine import Engine
 from mesh_loader.store import ModelStore, StoredModel
 
@@ -44,7 +45,7 @@ def tried_rates(
 
 def _tried(
     engine: Engine, store: ModelStore, prepared: Sequence[HeldModel], bytes_max: int
-) -> tuple[LoadedInstance, ...]:
+) -> tuple[InstanceLoaded, ...]:
     whole = {stored.info.model_id: stored for stored in store.models()}
     found = [(whole[held.model_id], held) for held in prepared if held.model_id in whole]
     sizes = [engine.footprint(stored.info).weights_bytes for stored, _ in found]

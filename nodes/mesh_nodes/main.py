@@ -109,6 +109,8 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,
             as_is=built.as_is,
+            plain=built.plain,
+            reach=options.sources.named_hosts(),
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.

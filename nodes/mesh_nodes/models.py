@@ -1,7 +1,7 @@
 """The node's models, live: imports through child processes, the engine's preparation, load orders.
 
 Decides when an import's result is the model that was asked for. Owns the imports under way. An
-import goes: child process (mesh_loader) → `engine.prepare` on the preparing lane → ImportFinished.
+import goes: child process (mesh_loader) → `engine.prepare` on the preparing lane → ImportDone.
 A load that lacks its model goes the same way, and holds up no other load meanwhile.
 Before: `NodePerformer`. After: the host, by events, and the engine's load.
 """
@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from mesh.domain.actions import StartLoad
 from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
 from mesh.domain.ids import ModelId, OperationId
+from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision, stored_id
-from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
+from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
@@ -100,7 +100,7 @@ class NodeModels:
             self._imports.leave(operation.ticket)
         self._break(operation, Cancelled(f"the import of {operation.source} was stopped"))
 
-    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         model = action.model
         stored = self._find(stored_id(model.model_id))
         if stored is None or not self._engine.is_prepared(model, stored.path):
@@ -109,7 +109,7 @@ class NodeModels:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
@@ -154,7 +154,7 @@ class NodeModels:
 
     def _prepare_for(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         stored: Stored,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
@@ -184,7 +184,7 @@ class NodeModels:
     def _tell(self, operation: _Operation, phase: str, share: float) -> None:
         """From any thread."""
         self._lanes.post_soon(
-            ImportProgressed(operation_id=operation.operation_id, phase=phase, share=share)
+            ImportProgress(operation_id=operation.operation_id, phase=phase, share=share)
         )
 
     def _imported_soon(self, operation: _Operation, outcome: "Future[Stored]") -> None:
@@ -204,17 +204,17 @@ class NodeModels:
                 raise Cancelled(f"the import of {operation.source} was stopped")
             self._tell(operation, phase, share)
 
-        def call() -> ImportFinished:
+        def call() -> ImportDone:
             model = stored.info.held_as(operation.weights)
             self._engine.prepare(model, stored.path, progress)
-            return ImportFinished(
+            return ImportDone(
                 operation_id=operation.operation_id,
                 model=model,
                 footprint=self._engine.footprint(model),
                 text=self._read_assets(stored.path),
             )
 
-        def done(result: ImportFinished | MeshError) -> NodeEvent | None:
+        def done(result: ImportDone | MeshError) -> NodeEvent | None:
             if operation.stopped.is_set():
                 return None
             if isinstance(result, MeshError):
@@ -229,7 +229,7 @@ class NodeModels:
         """Every import that was started ends with exactly one event; this is the bad one."""
         del self._operations[operation.operation_id]
         self._lanes.post_soon(
-            ImportBroke(
+            ImportFailed(
                 operation_id=operation.operation_id,
                 error=type(error).__name__,
                 message=error.message,
@@ -244,7 +244,7 @@ def _result_of(outcome: "Future[Stored]") -> Stored | MeshError:
     return error or outcome.result()
 
 
-def _order(action: StartLoad, stored: Stored) -> LoadOrder:
+def _order(action: LoadInstance, stored: Stored) -> LoadOrder:
     return LoadOrder(
         instance_id=action.instance_id,
         deployment=action.deployment,
@@ -256,7 +256,7 @@ def _order(action: StartLoad, stored: Stored) -> LoadOrder:
     )
 
 
-def _changed(action: StartLoad, stored: Stored) -> ModelError:
+def _changed(action: LoadInstance, stored: Stored) -> ModelError:
     model = action.model
     return ModelError(
         f"{model.source} has changed since it was deployed: its content was "

@@ -10,10 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mesh.domain.actions import StartLoad
 from mesh.domain.ids import InstanceId
+from mesh.domain.messages import InstanceGone, LoadFailed, LoadInstance
 from mesh.domain.model import stored_id
-from mesh.domain.node_events import LoadBroke, UnloadFinished
 from mesh_loader import locks
 
 log = logging.getLogger(__name__)
@@ -27,17 +26,17 @@ class ModelsInUse:
         self._held: dict[InstanceId, int] = {}
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        if isinstance(event, LoadBroke | UnloadFinished):
+        if isinstance(event, LoadFailed) or (isinstance(event, InstanceGone) and not event.error):
             self._release(event.instance_id)
         for action in actions:
-            if isinstance(action, StartLoad):
+            if isinstance(action, LoadInstance):
                 self._hold(action)
 
     def close(self) -> None:
         for instance_id in list(self._held):
             self._release(instance_id)
 
-    def _hold(self, action: StartLoad) -> None:
+    def _hold(self, action: LoadInstance) -> None:
         self._release(action.instance_id)
         path = locks.model_lock(self._store_path, stored_id(action.model.model_id))
         try:

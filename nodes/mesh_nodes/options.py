@@ -17,6 +17,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.source_rules import SourceRules, read_source_rules
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
 from mesh.wire.credentials import TLS_VARIABLE
@@ -83,6 +84,8 @@ class NodeOptions:
     """When a load checks the digests of its files."""
     download_bytes_per_s: int | None
     """Bound of all imports together; None for none."""
+    sources: SourceRules
+    """The operator's; a node takes from them which hosts may have private addresses."""
     home: Path
     journal: Path | None
     key_file: Path | None
@@ -131,6 +134,7 @@ def read_options(
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         verify=Verify(given.verify),
         download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
+        sources=read_source_rules(given.sources),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         key_file=None if given.key_file is None else Path(given.key_file),
@@ -198,6 +202,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "process meets a file as it is)",
     )
     add("--download-rate", metavar="SIZE", help="a second, of all imports together (but pkg://)")
+    add(
+        "--sources",
+        metavar="ROLE=RULE,…",
+        action="append",
+        default=[],
+        help="as of the controller; from a host of http(s) that a rule names, models are fetched "
+        "though its address is private; repeatable",
+    )
     add(
         "--home",
         metavar="DIR",

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
@@ -23,11 +24,9 @@ from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     LoadTier,
     PrefixChange,
-    ResizedKv,
     StepResult,
 )
 from mesh.domain.text import TextAssets
@@ -130,7 +129,7 @@ class TextEngine:
     def tier_of(self, order: LoadOrder) -> LoadTier:
         return self._inner.tier_of(order)
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
         codec = self._codec(order.model_path)
         codec_s = time.perf_counter() - start_s
@@ -190,7 +189,7 @@ class TextEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         return self._inner.resize_kv(instance_id, kv_blocks)
 
     def bound_memory(self, memory_bytes: int) -> None:

@@ -6,13 +6,15 @@ import pytest
 
 from bench.beside_load.__main__ import report
 from bench.beside_load.windows import Iterations, Load, iterations_of, loads_of, wakes_of
-from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.actions import NodeAction
 from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.messages import InstanceLoaded, LoadInstance
 from mesh.domain.model import Footprint
-from mesh.domain.node_events import LoadFinished, NodeEvent, StepFinished
-from mesh.domain.steps import LoadedInstance, LoadTier, StepResult
+from mesh.domain.node_events import NodeEvent, StepFinished
+from mesh.domain.steps import LoadTier, StepResult
 from mesh.runtime.journal import Decision
 from tests.core.cells import MODEL
+from tests.support.profiles import PROFILE
 
 NEIGHBOUR, OTHER = InstanceId("neighbour"), InstanceId("other")
 
@@ -21,21 +23,27 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
     return Decision(now_s=now_s, event=event, actions=actions)
 
 
-def begins(instance_id: str) -> StartLoad:
-    return StartLoad(
+def begins(instance_id: str) -> LoadInstance:
+    return LoadInstance(
         instance_id=InstanceId(instance_id),
         deployment=DeploymentName(instance_id),
         model=MODEL,
         kv_blocks=8,
         context_tokens_max=256,
         batch_max=8,
+        profile=PROFILE,
     )
 
 
-def ended(instance_id: str, tier: LoadTier) -> LoadFinished:
+def ended(instance_id: str, tier: LoadTier) -> InstanceLoaded:
     footprint = Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=32)
-    loaded = LoadedInstance(footprint=footprint, kv_blocks=8, elapsed_s=9.0, tier=tier)
-    return LoadFinished(instance_id=InstanceId(instance_id), loaded=loaded)
+    return InstanceLoaded(
+        instance_id=InstanceId(instance_id),
+        footprint=footprint,
+        kv_blocks=8,
+        elapsed_s=9.0,
+        tier=tier,
+    )
 
 
 def stepped(

@@ -14,18 +14,12 @@ from bench.gguf_files import write_random
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.messages import LoadInstance, SubmitRequest
+from mesh.domain.messages import InstanceLoaded, LoadInstance, LoadProgress, SubmitRequest
 from mesh.domain.model import Footprint
-from mesh.domain.node_events import (
-    CommandReceived,
-    LoadFinished,
-    LoadProgressed,
-    NodeEvent,
-    StepFinished,
-)
+from mesh.domain.node_events import CommandReceived, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, SamplingParams
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.domain.steps import StepResult
 from mesh.runtime.journal import Decision
 from mesh_loader import page_cache
 from mesh_loader.gguf_import import plan_gguf
@@ -57,15 +51,13 @@ def load_command() -> CommandReceived:
     )
 
 
-def progressed(phase: str) -> LoadProgressed:
-    return LoadProgressed(instance_id=NEW, phase=phase, share=0.5)
+def progressed(phase: str) -> LoadProgress:
+    return LoadProgress(instance_id=NEW, phase=phase, share=0.5)
 
 
-def loaded() -> LoadFinished:
+def loaded() -> InstanceLoaded:
     footprint = Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=32)
-    return LoadFinished(
-        instance_id=NEW, loaded=LoadedInstance(footprint=footprint, kv_blocks=8, elapsed_s=1.0)
-    )
+    return InstanceLoaded(instance_id=NEW, footprint=footprint, kv_blocks=8, elapsed_s=1.0)
 
 
 def submitted() -> CommandReceived:

@@ -22,28 +22,22 @@ from bench.fleet.workload import (
     SYSTEM_TOKENS,
     calls,
 )
-from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep, StartUnload
+from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.messages import InstanceLoaded, LoadInstance
+from mesh.domain.messages import InstanceGone, InstanceLoaded, LoadInstance, UnloadInstance
 from mesh.domain.model import Footprint
-from mesh.domain.node_events import (
-    HeartbeatDue,
-    LoadFinished,
-    MeasureFinished,
-    NodeEvent,
-    StepFinished,
-    UnloadFinished,
-)
+from mesh.domain.node_events import HeartbeatDue, MeasureFinished, NodeEvent, StepFinished
 from mesh.domain.profile import IterationShape
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.domain.steps import StepResult
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
 from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
 from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment
+from tests.support.profiles import PROFILE
 
 FLEET, RESIDENT, LOCALITY, CONVERSATIONS = SCENES
 MIB = 2**20
@@ -120,23 +114,21 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
     return Decision(now_s=now_s, event=event, actions=actions)
 
 
-def load(instance_id: InstanceId) -> StartLoad:
-    return StartLoad(
+def load(instance_id: InstanceId) -> LoadInstance:
+    return LoadInstance(
         instance_id=instance_id,
         deployment=FLEET.names()[0],
         model=MODEL,
         kv_blocks=8,
         context_tokens_max=256,
         batch_max=8,
+        profile=PROFILE,
     )
 
 
-def loaded(instance_id: InstanceId) -> LoadFinished:
+def loaded(instance_id: InstanceId) -> InstanceLoaded:
     footprint = Footprint(weights_bytes=236 * MIB, kv_block_bytes=720 * 1024, block_tokens=32)
-    return LoadFinished(
-        instance_id=instance_id,
-        loaded=LoadedInstance(footprint=footprint, kv_blocks=8, elapsed_s=1.0),
-    )
+    return InstanceLoaded(instance_id=instance_id, footprint=footprint, kv_blocks=8, elapsed_s=1.0)
 
 
 def stepped(*, prefill_tokens: int = 0, decode_batch: int = 0) -> StepFinished:
@@ -168,8 +160,8 @@ def test_a_journal_tells_where_each_second_of_a_node_went() -> None:
         decided(103.25, stepped(prefill_tokens=27), step, load(TWO)),
         decided(104.25, stepped(decode_batch=1)),
         decided(105.25, loaded(TWO)),
-        decided(107.0, beat, StartUnload(instance_id=TWO)),
-        decided(107.25, UnloadFinished(instance_id=TWO)),
+        decided(107.0, beat, UnloadInstance(instance_id=TWO)),
+        decided(107.25, InstanceGone(instance_id=TWO)),
         decided(109.5, beat, step),
         decided(112.0, stepped(decode_batch=1)),
     ]

@@ -1,16 +1,26 @@
-"""Drawn messages are of their type, damaged ones at times of none, and no method is left out."""
+"""Drawn messages are of their type, damaged ones at times of none, and no method is left out; model
+files are drawn of each kind, and what their import must not do is found."""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
+from bench.fuzz.findings import Findings
+from bench.fuzz.importing import IMPORTED, Importer, tried
 from bench.fuzz.messages import raw_messages
+from bench.fuzz.model_files import Case, cases, whole_models
 from bench.fuzz.rpc import methods
 from mesh.v1 import inference_pb2
 from mesh.wire.access import RPCS
+from mesh_loader.store import ModelStore
 
 INVOKE = inference_pb2.InvokeRequest.DESCRIPTOR
 
@@ -47,3 +57,65 @@ def test_damaged_bytes_come_to_no_message_at_times() -> None:
     raw = find(raw_messages(INVOKE, ["chat"], True), broken)
     with pytest.raises(DecodeError):
         inference_pb2.InvokeRequest.FromString(raw)
+
+
+KINDS = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer", "template"),
+    *("safetensors", "gguf", "damaged gguf", "damaged config.json", "pipe", "device"),
+)
+
+
+def test_model_files_of_each_kind_are_drawn(tmp_path: Path) -> None:
+    drawn: dict[str, Case] = {}
+
+    @seed(1)
+    @settings(
+        max_examples=300,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases())
+    def draw(case: Case) -> None:
+        drawn[case.what] = case
+
+    draw()
+    assert drawn.keys() >= set(KINDS)
+    for what, case in drawn.items():
+        assert case.write(tmp_path / what).parent.is_dir()
+
+
+def test_the_models_that_are_drawn_from_are_imported(tmp_path: Path) -> None:
+    files, gguf = whole_models()
+    for name, content in (("folder", files), ("file", {"m.gguf": gguf})):
+        path = Case(what="whole", files=content).write(tmp_path / name)
+        assert tried(f"file://{path}", str(tmp_path / "store")) == IMPORTED
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), BaseException("panic"), MemoryError()])
+def test_an_error_that_nobody_has_typed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ModelStore, "import_model", fail)
+    outcome = tried("file:///x", str(tmp_path))
+    assert outcome.name == "untyped"
+    assert type(error).__name__ in outcome.wrong
+
+
+def test_an_import_that_ends_its_process_is_found_and_the_next_has_another(tmp_path: Path) -> None:
+    findings, store = Findings(), str(tmp_path / "store")
+    files, _ = whole_models()
+    case = Case(what="whole", files=files)
+    source = f"file://{case.write(tmp_path / 'case')}"
+    with closing(Importer()) as importer:
+        assert importer.ask(case, source, store, findings) == IMPORTED
+        (process,) = importer.processes()
+        os.kill(process, signal.SIGKILL)
+        assert importer.ask(case, source, store, findings) is None
+        assert importer.ask(case, source, store, findings) == IMPORTED
+    assert findings.outcomes == {"imported": 2, "process ended": 1}
+    assert findings.undocumented == 1

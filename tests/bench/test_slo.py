@@ -114,7 +114,7 @@ def test_who_is_refused_is_told_when_there_will_be_a_place(
 ) -> None:
     missed = {
         name
-        for name, kept in bursts.targets([burst([MET] * 32 + [REFUSED] * 32, again)]).items()
+        for name, kept in bursts.targets([burst([MET] * 32 + [REFUSED] * 224, again)]).items()
         if not kept
     }
     assert missed == (set() if reached else {"again_admitted"})

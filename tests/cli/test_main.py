@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,29 @@ def test_help_lists_the_verbs_in_working_order() -> None:
 
 def test_the_version_is_told_in_both_ways() -> None:
     assert mesh("--version").out == mesh("version").out == f"mesh {__version__}\n"
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    for arguments, code in ((["version"], 0), (["nonsense"], 2)):
+        as_module, as_command = (
+            subprocess.run([*how, *arguments], capture_output=True, text=True, check=False)
+            for how in ([sys.executable, "-m", "mesh"], MESH)
+        )
+        assert as_module.returncode == as_command.returncode == code
+        assert (as_module.stdout, as_module.stderr) == (as_command.stdout, as_command.stderr)
+
+
+def test_tests_run_in_the_background_of_a_script_can_interrupt_what_they_start() -> None:
+    """Such a job ignores SIGINT, and so would its children."""
+    code = "import signal, tests.conftest; signal.raise_signal(signal.SIGINT)"
+    ran = subprocess.run(
+        ["sh", "-c", f"trap '' INT; exec {sys.executable} -c '{code}'"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "KeyboardInterrupt" in ran.stderr
 
 
 @pytest.mark.parametrize("verb", ["up", "controller"])

@@ -33,6 +33,7 @@ spec:
   weights: i4
   precision: bf16
   tool_format: hermes
+  text: {special_tokens_in_content: true}
 """
 
 
@@ -62,6 +63,7 @@ def test_every_field_reaches_the_spec() -> None:
         weights=WeightPrecision.I4,
         precision=ComputePrecision.BF16,
         tool_format=ToolFormat.HERMES,
+        special_tokens_in_content=True,
     )
     assert spec.name == "chat-small"
 

@@ -6,9 +6,9 @@ import pytest
 
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.output import Format
-from mesh.v1 import control_pb2
-from mesh.wire.codec_model import spec_to_wire
-from mesh.wire.codec_views import deployment_from_wire
+from mesh.domain.views import DeploymentSnapshot
+from mesh.v1 import control_pb2, model_pb2
+from mesh.wire.codec import to_wire, view_from_wire
 from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY
 
 
@@ -49,12 +49,12 @@ def test_words_that_only_the_controller_knows_are_marked(
 ) -> None:
     there = control_pb2.Deployment(
         state="dreaming",
-        spec=spec_to_wire(replace(CHAT_SMALL.spec, devices=())),
+        spec=to_wire(replace(CHAT_SMALL.spec, devices=()), model_pb2.DeploymentSpec),
         instances=[control_pb2.Instance(instance_id="i1", state="frozen", tier="tape")],
     )
     there.spec.devices.append("npu")
     there.spec.weights = "i2"
-    found = deployment_from_wire(there)
+    found = view_from_wire(there, DeploymentSnapshot)
     output.table(tables.DEPLOYMENTS[:3], [found])
     output.table(tables.INSTANCES[2::5], found.instances)
     assert capsys.readouterr().out == (
@@ -84,15 +84,15 @@ def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = replace(LOADING, iteration_s=0.0, profile="")
+    unknown = replace(LOADING, iteration_s=0.0, profile="", profile_source=None)
     output.table(tables.PACE, [READY, LOADING, unknown])
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  HEADROOM_LEAST_S  HEADROOM_P50_S  ITERATION_MS"
         "  CORRECTION  PROFILE\n"
         "chat-small-1  cpu0  ready        3             -0.12            1.50         34.56"
-        "        1.08  measured\n"
+        "        1.08  survey\n"
         "chat-small-2  cpu1  loading      0                 -               -         20.00"
-        "        1.00  scaled\n"
+        "        1.00  estimate\n"
         "chat-small-2  cpu1  loading      0                 -               -             -"
         "        1.00  -\n"
     )
@@ -101,9 +101,12 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_by_what_predictions_are_lengthened(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.CORRECTIONS, [READY, LOADING])
     assert capsys.readouterr().out == (
-        "INSTANCE      CORRECTION  PLANNED  STALLS  LONGEST_S  LAST_AGO_S\n"
-        "chat-small-1        1.08     1.50       2       1.02          73\n"
-        "chat-small-2        1.00     1.00       0          -           -\n"
+        "INSTANCE      CORRECTION  PLANNED  STALLS  LONGEST_S  LAST_AGO_S  OFF_P50"
+        "  OFF_P95\n"
+        "chat-small-1        1.08     1.50       2       1.02          73       4%"
+        "      15%\n"
+        "chat-small-2        1.00     1.00       0          -           -        -"
+        "        -\n"
     )
 
 
@@ -177,6 +180,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "keep_alive_s        1\n"
         "prefix_cache        on\n"
         "tool_format         by the chat template\n"
+        "special_tokens      not in content\n"
         "running             3\n"
         "queued              1\n"
         "served              1234\n"

@@ -8,7 +8,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.domain.profile import Stalls
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.domain.views import (
@@ -58,6 +58,9 @@ READY = InstanceSnapshot(
     correction_planned=1.5,
     stalls=Stalls(count=2, longest_s=1.0249, ago_s=73.4),
     profile="measured",
+    profile_source=ProfileSource.SURVEY,
+    off_p50=0.04,
+    off_p95=0.15,
     tier=LoadTier.HOST,
 )
 LOADING = InstanceSnapshot(
@@ -78,6 +81,7 @@ LOADING = InstanceSnapshot(
     share=0.25,
     iteration_s=0.02,
     profile="sha256-0123 on AMD EPYC",
+    profile_source=ProfileSource.ESTIMATE,
 )
 PARKED = replace(
     READY,

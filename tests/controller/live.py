@@ -46,8 +46,7 @@ from mesh.domain.views import CellStatus
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
-from mesh.wire.codec_command import command_from_wire
-from mesh.wire.codec_node import report_to_wire
+from mesh.wire.codec import command_from_wire, report_to_wire
 from mesh.wire.credentials import credentials
 from tests.support.profiles import FINGERPRINT, PROFILE
 

@@ -38,8 +38,11 @@ from mesh.wire.access import ROUTES, RPCS
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
-from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
+from tests.controller.live import SPEC as LIVE_SPEC
+from tests.controller.live import WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
+SPEC = replace(LIVE_SPEC, source="pkg://tiny/tiny.gguf")
+"""Of a source that tenants may use."""
 FILES: tuple[FileDescriptor, ...] = (
     control_pb2.DESCRIPTOR,
     inference_pb2.DESCRIPTOR,
@@ -387,3 +390,19 @@ def test_a_controller_that_others_reach_does_not_start_open_by_itself(
     assert run_controller([*arguments, "--open", "--keys"]) == 2
     loopback = ["--listen", "127.0.0.1:0", "--http", "0.0.0.0:0", "--home", str(tmp_path)]
     assert run_controller(loopback) == 2, "HTTP alone suffices"
+
+
+async def test_a_tenant_deploys_from_what_the_operator_allows_alone(tmp_path: Path) -> None:
+    """Files of the nodes are an operator's; who has no key because none is wanted is one."""
+    of_a_file = replace(SPEC, source="file:///models/m.gguf")
+    async with keyed(tmp_path / "usual") as (live, keys):
+        with pytest.raises(Forbidden, match="file://"):
+            await live.ask(client_of(live, keys.a).deploy, of_a_file)
+        await live.ask(client_of(live, keys.a).deploy, SPEC)
+        named = replace(of_a_file, name=DeploymentName("of-an-operator"))
+        await live.ask(client_of(live, keys.admin).deploy, named)
+        with pytest.raises(AlreadyExists, match="is taken"):
+            await live.ask(client_of(live, keys.a).deploy, named)
+    async with live_cell(tmp_path / "alone") as cell:
+        cell.nodes.append(await FakeNode(cell.address).join())
+        await cell.ask(cell.client.deploy, of_a_file)

@@ -33,9 +33,10 @@ from mesh.domain.messages import (
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellEvent
 from mesh.v1 import control_pb2 as pb
+from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_model import spec_to_wire
+from mesh.wire.codec import to_wire
 from tests.controller.live import (
     ASSETS,
     HELLO,
@@ -110,7 +111,9 @@ async def test_a_caller_that_vanishes_cancels_its_operation(cell: LiveCell) -> N
     node = await cell.node()
     node.importing = False
     async with dial(cell.address) as channel:
-        call = ControlStub(channel).Deploy(pb.DeployRequest(spec=spec_to_wire(SPEC)))
+        call = ControlStub(channel).Deploy(
+            pb.DeployRequest(spec=to_wire(SPEC, model_pb2.DeploymentSpec))
+        )
         order = await node.told(ImportModel)
         call.cancel()
         assert (await node.told(CancelImport)).operation_id == order.operation_id

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tokenizers import Tokenizer
 
 from mesh.controller.gateway import GatewayLimits
 from mesh.domain.errors import (
@@ -38,8 +39,9 @@ from mesh.domain.text import ChatMessage
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_invoke import invocation_to_wire
+from mesh.wire.codec import invocation_to_wire
 from tests.controller.live import (
+    ASSETS,
     MODEL,
     QUICK,
     SPEC,
@@ -174,6 +176,24 @@ async def test_bad_input_is_named_and_the_cell_serves_on(
     with pytest.raises(InvalidInput, match=said):
         await answer_of(cell, asked)
     assert isinstance((await answer_of(cell, asking()))[-1], Finished)
+
+
+async def test_a_token_that_the_model_has_no_embedding_of_is_named(cell: LiveCell) -> None:
+    """The tokenizer knows one more than the model's 256."""
+    tokenizer = Tokenizer.from_str(ASSETS.tokenizer_json.decode())
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    node = await cell.node()
+    node.text = replace(ASSETS, tokenizer_json=tokenizer.to_str().encode())
+    await cell.ask(cell.client.deploy, SPEC)
+    turns = (ChatMessage(role="user", content="hi <image_soft_token>"),)
+    raw = replace(GOOD, prompt=TextPrompt(text="hi <image_soft_token>"))
+    with pytest.raises(InvalidInput, match=r"token 3 .* 256, '<image_soft_token>'; .* 0 to 255"):
+        await answer_of(cell, raw)
+    chat = replace(GOOD, prompt=ChatPrompt(messages=turns), max_tokens=1)
+    assert isinstance((await answer_of(cell, chat))[-1], Finished), "content is text"
+    await cell.ask(cell.client.deploy, replace(SPEC, special_tokens_in_content=True))
+    with pytest.raises(InvalidInput, match="<image_soft_token>"):
+        await answer_of(cell, chat)
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(

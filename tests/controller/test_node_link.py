@@ -29,7 +29,7 @@ from mesh.domain.messages import (
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_node import report_to_wire
+from mesh.wire.codec import report_to_wire
 from mesh.wire.errors import EndedCall, error_of
 from tests.controller.live import (
     ASSETS,

@@ -29,9 +29,11 @@ TEXT = TextAssets(
     chat_template="x",
     bos_token="<s>",
     add_bos=True,
+    tool_template="t",
+    special_tokens='{"pad_token": "<p>"}',
     sampling=SamplingDefaults(temperature=0.6, top_k=20),
 )
-OLD_TEXT = replace(TEXT, sampling=SamplingDefaults())
+OLD_TEXT = replace(TEXT, sampling=SamplingDefaults(), tool_template=None, special_tokens="")
 
 
 def deployment(name: str = "chat", *, model: str = "sha256-1") -> Deployment:

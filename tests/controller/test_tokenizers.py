@@ -118,7 +118,7 @@ async def test_what_runs_elsewhere_gives_the_tokens_that_the_codec_gives() -> No
         assert await ask.tokens(ONE, chat("hi")) == codec.encode_chat(chat("hi").messages)
         assert await ask.tool_format(ONE) is codec.tool_format
         for kwargs in ("", '{"q": true}', ""):
-            assert await ask.thinking(ONE, kwargs) == codec.thinking(kwargs)
+            assert await ask.thinking(ONE, kwargs, 1 << 20) == codec.thinking(kwargs)
         assert await ask.tokens(TWO, HI) == other.encode("hi")
         spelled = await ask.token_bytes(TWO)
         tokens = range(-1, other.vocabulary_tokens + 1)

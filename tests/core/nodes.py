@@ -8,6 +8,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     Heartbeat,
+    InstanceLoaded,
     LoadInstance,
     NodeCommand,
     NodeReport,
@@ -18,7 +19,6 @@ from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
     LinkOpened,
-    LoadFinished,
     NodeEvent,
     StepFinished,
 )
@@ -26,12 +26,19 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason, TurnRule
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, LoadTier, StepResult
+from mesh.domain.steps import LoadTier, StepResult
 from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
 RSS_BYTES, ENGINE_BYTES = 300, 200
 """Of every heartbeat."""
+
+
+def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceLoaded:
+    """A load that took 0.1 s."""
+    return InstanceLoaded(
+        instance_id=instance_id, footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1, tier=tier
+    )
 
 
 class NodeUnderTest:
@@ -56,8 +63,7 @@ class NodeUnderTest:
     ) -> list[NodeAction]:
         """Commanded and done."""
         self.command(command or load_command(name))
-        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1, tier=tier)
-        return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
+        return self.tell(loaded(InstanceId(name), tier))
 
     def submit(
         self,

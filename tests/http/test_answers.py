@@ -1,15 +1,19 @@
 """What clients of OpenAI's protocol are answered, over a real loopback server."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from mesh.domain.invocation import Invocation, TextPrompt
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.request import SamplingParams
+from mesh.domain.text import SamplingDefaults
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion
+from mesh.http.asking import with_defaults
 from mesh.http.models import ModelCard, ModelList
 from tests.controller.live import MODEL, SPEC, FakeNode
 from tests.http.edge import Edge, edge, events
@@ -225,6 +229,17 @@ async def test_who_waits_for_a_load_is_told_how_late_it_will_be(http: Edge, stre
     assert 0 < int(told.headers["x-slo-grace-ms"]) < 60_000
     again = await http.post("/v1/completions", body)
     assert "x-slo-grace-ms" not in again.headers
+
+
+def test_absent_numbers_are_as_the_models_makers_recommend() -> None:
+    recommended = SamplingDefaults(
+        temperature=0.3, top_p=0.8, top_k=40, repetition_penalty=1.1, min_p=0.05
+    )
+    asked = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="x"), temperature=0.9)
+    filled = with_defaults(asked, recommended)
+    assert (filled.temperature, filled.top_p, filled.top_k) == (0.9, 0.8, 40)
+    assert (filled.min_p, filled.repetition_penalty) == (0.05, 1.1)
+    assert with_defaults(replace(asked, min_p=0.0), recommended).min_p == 0.0
 
 
 async def test_absent_numbers_are_openais_and_what_the_context_leaves(http: Edge) -> None:

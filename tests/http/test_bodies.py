@@ -60,3 +60,16 @@ def test_what_is_not_built_is_a_member_and_may_ask_for_nothing(field: str) -> No
             with pytest.raises(InvalidInput) as caught:
                 invocations(read(kind, given_))
             assert caught.value.field.split(".")[0] == field
+
+
+def test_what_a_client_has_read_of_an_answer_comes_back_with_it() -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "1", "type": "function", "function": function}
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": "{}",
+        "parsed": {},
+        "provider_specific_fields": None,
+    }
+    body = {"model": "m", "messages": [{**message, "tool_calls": [call]}]}
+    assert read(ChatBody, json.dumps(body).encode()).messages[0].content == "{}"

@@ -18,8 +18,10 @@ GATED = "org/gated"
 
 
 @contextmanager
-def hub(repositories: dict[str, Path]) -> Iterator[str]:
-    """Serves the repositories (name to folder), all at revision main; yields the endpoint."""
+def hub(repositories: dict[str, Path], files_at: str = "") -> Iterator[str]:
+    """Serves the repositories (name to folder), all at revision main; yields the endpoint. Their
+    files are redirected to `files_at` where that is given, as a hub does to its network.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -83,6 +85,10 @@ def hub(repositories: dict[str, Path]) -> Iterator[str]:
                 self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
                 return
             headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT}
+            if files_at:
+                told = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(path.stat().st_size)}
+                self._send(302, b"", {**headers, **told, "Location": f"{files_at}{self.path}"})
+                return
             self._send(200, path.read_bytes(), headers)
 
         def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:

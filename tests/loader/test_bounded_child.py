@@ -1,11 +1,12 @@
 """A child process that is bounded in time, and heard while it runs."""
 
 import sys
+import tempfile
 import time
 
 import pytest
 
-from mesh_loader.bounded_child import OOM_SCORE, run_bounded
+from mesh_loader.bounded_child import OOM_SCORE, OUTPUT_BYTES_MAX, run_bounded
 
 WAIT_S = 20.0
 SPEAKS = """
@@ -56,3 +57,38 @@ def test_what_would_rather_end_than_the_node_has_the_highest_score() -> None:
         [sys.executable, "-c", program], timeout_s=WAIT_S, environment={}, on_wait=lambda: None
     )
     assert int(finished.output) == OOM_SCORE
+
+
+def test_a_program_that_writes_without_end_is_heard_with_a_bound() -> None:
+    program = "import os\nfor _ in range(400): os.write(1, b'x' * 9999 + b'\\n' * (_ % 2))"
+    lengths: list[int] = []
+    finished = run_bounded(
+        [sys.executable, "-c", program],
+        timeout_s=WAIT_S,
+        environment={},
+        on_wait=lambda: None,
+        on_line=lambda line: lengths.append(len(line)),
+    )
+    assert (finished.exit_code, len(finished.output), len(lengths)) == (0, OUTPUT_BYTES_MAX, 200)
+
+
+def test_a_program_that_closes_its_output_is_waited_for() -> None:
+    program = "import os, sys, time; os.close(1); os.close(2); time.sleep(0.3); os._exit(7)"
+    finished = run_bounded(
+        [sys.executable, "-c", program], timeout_s=WAIT_S, environment={}, on_wait=lambda: None
+    )
+    assert (finished.exit_code, finished.output) == (7, "")
+
+
+def test_programs_run_where_no_folder_for_temporary_files_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a read-only root."""
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/none"])
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+    finished = run_bounded(
+        [sys.executable, "-c", "print(1)"], timeout_s=WAIT_S, environment={}, on_wait=lambda: None
+    )
+    assert finished.output == "1\n"

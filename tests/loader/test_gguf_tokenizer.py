@@ -85,6 +85,30 @@ def test_llama3_begins_a_prompt_with_bos_unless_the_file_says_otherwise(tmp_path
     assert Tokenizer.from_str(tokenizer_json(read_header(path))).encode("he").ids == [256, 258]
 
 
+def test_special_tokens_and_templates_have_their_names(tmp_path: Path) -> None:
+    """llama.cpp's keys, `seperator` spelled as there."""
+    path = tmp_path / "m.gguf"
+    ids = {"padding": 258, "unknown": 0, "seperator": 259, "cls": 257, "mask": 1}
+    write_tiny_gguf(
+        path,
+        tokenizer=byte_tokenizer(),
+        metadata={
+            **{f"tokenizer.ggml.{name}_token_id": n for name, n in ids.items()},
+            **{f"tokenizer.chat_template.{name}": name[0] for name in ("tool_use", "rag")},
+        },
+    )
+    config = tokenizer_config(read_header(path))
+    assert config | {"x": 1} == config | {
+        "x": 1,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+        "sep_token": "<|im_end|>",
+        "cls_token": "<s>",
+        "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}],
+    }
+
+
 def test_llama3_takes_a_whole_word_before_it_merges(tmp_path: Path) -> None:
     """A word in the vocabulary that no merge leads to is found by name, but only there."""
     whole = TinyTokenizer(

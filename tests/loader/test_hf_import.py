@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh.text.assets import read_assets
 from mesh_loader import convert_import
 from mesh_loader.store import ModelStore, StoredModel
 from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
@@ -32,6 +34,13 @@ def refusal(store: ModelStore, folder: Path) -> MeshError:
         store.import_model(f"file://{folder}")
     assert store.models() == []
     assert "\n" not in caught.value.message + caught.value.hint
+    return caught.value
+
+
+def refusal_beside(store: ModelStore, folder: Path) -> MeshError:
+    """Where other models are in the store."""
+    with pytest.raises(ModelError) as caught:
+        store.import_model(f"file://{folder}")
     return caught.value
 
 
@@ -277,6 +286,70 @@ def test_stop_tokens_come_from_every_place_that_names_them(store: ModelStore, fo
     assert store.import_model(f"file://{folder}").info.stop_token_ids == (1, 5, 7, 9)
 
 
+def test_templates_in_a_folder_of_their_own_are_taken_and_make_another_model(
+    store: ModelStore, folder: Path
+) -> None:
+    without = store.import_model(f"file://{folder}")
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("T")
+    (templates / "rag.jinja").write_text("R")
+    given = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    stored = store.import_model(f"file://{folder}")
+    assert stored.info.model_id != without.info.model_id
+    assets = read_assets(stored.path)
+    assert (assets.chat_template, assets.tool_template) == (given, "T")
+    (templates / "tool_use.jinja").write_bytes(b"\xff")
+    assert "additional_chat_templates cannot be read" in refusal_beside(store, folder).message
+
+
+def added_token(content: str, **flags: bool) -> dict[str, object]:
+    return {"content": content, "special": True, **flags}
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "ids"),
+    [
+        # An id that is free, one beyond others, and one that a vocabulary gives to something else.
+        ({"258": added_token("<|new|>")}, "b<|new|>", [67, 258]),
+        ({"300": added_token("<|new|>")}, "<|new|>b", [300, 67]),
+        ({"66": added_token("<|new|>")}, "b<|new|>b", [67, 66, 67]),
+        ({"1": added_token("<|eot|>")}, "<|eot|></s>", [1, *[29, 16, 84, 31]]),
+        ({"0": added_token("<s>"), "258": added_token("<x>", special=False)}, "<x><s>", [258, 0]),
+        # What is no token is none: spelled out, as before.
+        (
+            {"-1": added_token("a"), "x": added_token("a"), "9999999999": added_token("a")},
+            "a",
+            [66],
+        ),
+        ({"258": "a", "259": {"content": 7}, "260": {}}, "a", [66]),
+    ],
+)
+def test_added_tokens_that_tokenizer_json_lacks_are_tokens(
+    store: ModelStore, folder: Path, files: dict[str, object], text: str, ids: list[int]
+) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": files}))
+    tokenizer = Tokenizer.from_file(
+        str(store.import_model(f"file://{folder}").path / "tokenizer.json")
+    )
+    assert tokenizer.encode(text).ids == ids
+
+
+def test_older_files_name_added_and_special_tokens_too(store: ModelStore, folder: Path) -> None:
+    """added_tokens.json, and special tokens which only the vocabulary holds."""
+    (folder / "added_tokens.json").write_text(json.dumps({"<|a|>": 258, "<|b|>": 259}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"additional_special_tokens": ["<|a|>"], "pad_token": "b", "eos_token": "<|b|>"})
+    )
+    stored = store.import_model(f"file://{folder}")
+    tokenizer = Tokenizer.from_file(str(stored.path / "tokenizer.json"))
+    assert tokenizer.encode("<|a|><|b|>ab").ids == [258, 259, 66, 67]
+    special = {n for n, one in tokenizer.get_added_tokens_decoder().items() if one.special}
+    assert special == {0, 1, 67, 258, 259}
+    assert stored.info.stop_token_ids == (1,), "the model has no row for <|b|>"
+
+
 def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     said = json.loads(path.read_text())
@@ -287,3 +360,73 @@ def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folde
     path.write_text(json.dumps(said))
     stored = store.import_model(f"file://{folder}")
     assert (stored.path / "chat_template.jinja").read_text() == "D"
+
+
+def test_a_whole_file_comes_before_an_index_that_is_left_over(
+    store: ModelStore, folder: Path
+) -> None:
+    """As in transformers: the shards that the index names may be gone."""
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    stored = store.import_model(f"file://{folder}")
+    assert (stored.path / "model.safetensors").is_file()
+    assert not (stored.path / "model.safetensors.index.json").exists()
+
+
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_named_with_what_fetches_the_file(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    (folder / name).write_text(POINTER)
+    error = refusal(store, folder)
+    assert f"{name} is a pointer of Git LFS" in error.message
+    assert "git lfs pull" in error.hint
+
+
+def test_a_gguf_file_that_is_a_pointer_of_git_lfs_is_named(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").write_text(POINTER)
+    assert "m.gguf is a pointer of Git LFS" in refusal(store, tmp_path / "m.gguf").message
+
+
+@pytest.mark.parametrize("beside_a_config", [True, False])
+def test_a_lora_adapter_is_named_with_its_base(
+    store: ModelStore, folder: Path, beside_a_config: bool
+) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    if not beside_a_config:
+        (folder / "config.json").unlink()
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert "tiny is a LoRA adapter of 'org/base', not a whole model" in error.message
+    assert "merge" in error.hint
+
+
+def test_a_whole_model_beside_an_adapter_is_imported(store: ModelStore, folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert store.import_model(f"file://{folder}").info.layers == 2
+
+
+def test_a_hugging_face_cache_is_answered_with_the_snapshot_to_name(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "hub" / "models--org--tiny"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    (repository / "snapshots" / ("b" * 40)).mkdir()  # of a fetch that was broken off
+    folder.rename(snapshot)
+    assert f"file://{snapshot}" in refusal(store, repository).hint
+    assert "hf://org/tiny" in refusal(store, tmp_path / "hub").hint
+
+
+def test_files_beyond_any_such_file_are_refused(store: ModelStore, folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("x" * ((1 << 20) + 1))
+    assert "chat_template.jinja holds 1048577 bytes" in refusal(store, folder).message

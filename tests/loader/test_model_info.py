@@ -63,4 +63,5 @@ def test_an_eos_token_given_as_an_object_counts(tmp_path: Path) -> None:
         )
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
-    assert stop_token_ids(tmp_path, {"eos_token_id": None}) == (3, 4)
+    assert stop_token_ids(tmp_path, {"eos_token_id": None}, 5) == (3, 4)
+    assert stop_token_ids(tmp_path, {"eos_token_id": [0, 4, 5, -1, True]}, 4) == (0, 3)

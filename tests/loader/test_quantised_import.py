@@ -122,6 +122,16 @@ def refused(
     return caught.value
 
 
+def test_a_node_that_computes_plain_weights_alone_imports_no_others(
+    tmp_path: Path, folder: Path
+) -> None:
+    quantise(folder, "fp8")
+    store = ModelStore(tmp_path / "store", plain=True)
+    with pytest.raises(UnsupportedModel, match="quantised by 'fp8', which the engine of this node"):
+        store.import_model(f"file://{folder}")
+    assert store.models() == []
+
+
 @pytest.mark.parametrize("method", ["hqq", "bitsandbytes"])
 def test_a_method_that_no_engine_has_is_refused_with_both(
     tmp_path: Path, folder: Path, method: str

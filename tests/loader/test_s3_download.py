@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import requests
 
-from mesh.domain.errors import Cancelled, NotFound, TornModel, Unavailable, UnsupportedModel
+from mesh.domain.errors import (
+    Cancelled,
+    InvalidInput,
+    NotFound,
+    TornModel,
+    Unavailable,
+    UnsupportedModel,
+)
 from mesh_loader.download_rate import UNBOUND
+from mesh_loader.reach import NOWHERE_PRIVATE
 from mesh_loader.sources import fetch
 from mesh_loader.store import ModelStore, silent
 from tests.loader.tiny_gguf import write_tiny_gguf
@@ -143,7 +151,7 @@ def test_an_object_whose_server_is_away_is_asked_for_again(
     """A connection that is refused, once boto's own tries are over, costs one of ours."""
     monkeypatch.setattr("mesh_loader.download.PAUSE_S", 0.01)
     client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)
-    seen = s3_download._client()
+    seen = s3_download._client(NOWHERE_PRIVATE)
     refused = [EndpointConnectionError(endpoint_url="http://models")] * 2
     get_object = seen.get_object
 
@@ -153,7 +161,7 @@ def test_an_object_whose_server_is_away_is_asked_for_again(
         return get_object(**asked)
 
     monkeypatch.setattr(seen, "get_object", once_more)
-    monkeypatch.setattr(s3_download, "_client", lambda: seen)
+    monkeypatch.setattr(s3_download, "_client", lambda reach: seen)
     assert fetch("s3://models/m.gguf", tmp_path, silent).read_bytes() == CONTENT
     assert not refused
 
@@ -189,3 +197,15 @@ def test_an_endpoint_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(Unavailable, match="cannot be reached"):
         fetch("s3://models/m.gguf", tmp_path, silent)
+
+
+def test_a_host_that_is_not_the_operators_endpoint_must_be_public(
+    client: Any, tmp_path: Path
+) -> None:
+    """What a bucket's name or an answer's region makes of the host is checked first."""
+    seen = s3_download._client(NOWHERE_PRIVATE)
+    request = type("Request", (), {"url": "https://localhost:1/m.gguf"})()
+    with pytest.raises(InvalidInput, match="not public"):
+        seen.meta.events.emit("before-send.s3.GetObject", request=request)
+    request.url = f"{seen.meta.endpoint_url}/models/m.gguf"
+    seen.meta.events.emit("before-send.s3.GetObject", request=request)

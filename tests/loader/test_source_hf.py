@@ -119,3 +119,33 @@ def test_without_a_network_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert error["type"] == "Unavailable"
     assert error["message"] == "the Hugging Face hub cannot be reached for org/tiny"
     assert "check the network" in error["hint"]
+
+
+def test_weights_that_the_node_does_not_compute_are_not_even_fetched(
+    machine: Machine, tmp_path: Path
+) -> None:
+    config = tmp_path / "repository" / "config.json"
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **quantised}))
+    lines = machine.imports("hf://org/tiny", "store", "--plain")
+    assert lines[-1]["error"]["type"] == "UnsupportedModel"
+    assert "quantised by 'fp8'" in lines[-1]["error"]["message"]
+    assert "vLLM nodes" in lines[-1]["error"]["hint"]
+    assert list((tmp_path / "hf").rglob("config.json"))
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_hub_redirects_to_private_addresses_only_where_the_operator_named_them(
+    tmp_path: Path, allowed: bool
+) -> None:
+    folder = write_tiny_llama(tmp_path / "repository")
+    with hub({"org/tiny": folder}) as files, hub({"org/tiny": folder}, files) as endpoint:
+        machine = Machine(tmp_path, endpoint.replace("127.0.0.1", "localhost"))
+        options = ("--reach", "127.0.0.1") if allowed else ()
+        last = machine.imports("hf://org/tiny", "store", *options)[-1]
+    if allowed:
+        assert "model" in last
+    else:
+        assert last["error"]["type"] == "InvalidInput"
+        assert "127.0.0.1 is at an address that is not public" in last["error"]["message"]

@@ -4,6 +4,7 @@ Made with the gguf package's own writer, as llama.cpp's converters do, rotary in
 so a test can say what the imported tensors must be.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
+
+from mesh_loader.gguf_file import MetadataValue
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 64, 128, 2, 4, 2, 16
 CONTEXT_TOKENS_MAX = 256
@@ -147,7 +150,7 @@ def write_tiny_gguf(
     tensors: dict[str, Array] | None = None,
     quantization: GGMLQuantizationType = GGMLQuantizationType.F16,
     extra: dict[str, Array] | None = None,
-    metadata: dict[str, int | float | str] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
 ) -> dict[str, Array]:
     """Writes a model; returns its tensors under Hugging Face names, as they were before storing.
 
@@ -156,7 +159,7 @@ def write_tiny_gguf(
     tokenizer = tokenizer or byte_tokenizer()
     tensors = tensors or random_tensors(architecture, len(tokenizer.tokens))
     writer = gguf.GGUFWriter(path, architecture)
-    entries: dict[str, int | float | str] = {
+    entries: dict[str, MetadataValue] = {
         f"{architecture}.block_count": LAYERS,
         f"{architecture}.context_length": CONTEXT_TOKENS_MAX,
         f"{architecture}.embedding_length": HIDDEN,
@@ -170,10 +173,15 @@ def write_tiny_gguf(
     for key, value in entries.items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
         elif isinstance(value, int):
-            writer.add_uint32(key, value)
+            add = writer.add_int64 if value < 0 else writer.add_uint64
+            (add if value < 0 or value >= 2**32 else writer.add_uint32)(key, value)
         else:
-            writer.add_float32(key, value)
+            writer.add_float32(key, float(value))
     _add_tokenizer(writer, tokenizer)
     for name, array in tensors.items():
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2], 0)

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, SendReport, StartUnload
+from mesh.domain.actions import NodeAction, SendReport
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, ModelId, NodeId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import InstanceLoaded, NodeHello
+from mesh.domain.messages import InstanceLoaded, NodeHello, UnloadInstance
 from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
@@ -128,7 +128,9 @@ async def test_an_engine_that_does_not_return_ends_the_agent(
     monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
     monkeypatch.setattr("mesh_nodes.agent.ENGINE_CALL_S_MAX", 0.1)
     release = threading.Event()
-    monkeypatch.setattr(NodeCore, "handle", lambda *_: [StartUnload(instance_id=InstanceId("i1"))])
+    monkeypatch.setattr(
+        NodeCore, "handle", lambda *_: [UnloadInstance(instance_id=InstanceId("i1"))]
+    )
     engine = ScriptedEngine()
     monkeypatch.setattr(engine, "unload", lambda _: release.wait(60))
     agent = _agent(tmp_path, engine)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mesh.compute.load_times import PRIORS
-from mesh.domain.steps import HeldModel, LoadedInstance, LoadOrder, LoadTier
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
 from mesh.runtime.engine import Progress
 from mesh_loader.store import ModelStore
 from mesh_nodes.load_trial import COMPILE_RATIO, tried_rates
@@ -19,12 +20,11 @@ IMPORT_S, SHARED_S = 0.5, 0.05
 class SharingEngine(ScriptedEngine):
     """Imports the first instance, and lets the second share."""
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         shares = bool(self.memory())
         loaded = super().load(order, progress)
-        return LoadedInstance(
-            footprint=loaded.footprint,
-            kv_blocks=loaded.kv_blocks,
+        return replace(
+            loaded,
             elapsed_s=SHARED_S if shares else IMPORT_S,
             tier=LoadTier.HOST if shares else LoadTier.PREPARED,
         )
@@ -50,7 +50,7 @@ def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_pa
 
 def test_what_the_page_cache_kept_meanwhile_stands_for_what_it_did_not(tmp_path: Path) -> None:
     class Kept(SharingEngine):
-        def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
             loaded = super().load(order, progress)
             imported = loaded.tier is LoadTier.PREPARED
             return replace(loaded, tier=LoadTier.CACHED) if imported else loaded
@@ -65,7 +65,7 @@ def test_what_the_first_load_of_a_process_pays_extra_is_not_stated(tmp_path: Pat
     class Warming(SharingEngine):
         warm = False
 
-        def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
             loaded = super().load(order, progress)
             extra_s, self.warm = 0.0 if self.warm else 3.0, True
             return replace(loaded, elapsed_s=loaded.elapsed_s + extra_s)

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import pytest
 
-from mesh.domain.actions import StartLoad
 from mesh.domain.errors import (
     Cancelled,
     MeshError,
@@ -19,14 +18,9 @@ from mesh.domain.errors import (
     Unavailable,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
+from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.node_events import (
-    ImportBroke,
-    ImportFinished,
-    ImportProgressed,
-    LinkClosed,
-    NodeEvent,
-)
+from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
@@ -35,6 +29,7 @@ from mesh_nodes import models as models_module
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.models import NodeModels
 from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
+from tests.support.profiles import PROFILE
 
 WAIT_S = 5.0
 FOOTPRINT = Footprint(weights_bytes=5000, kv_block_bytes=64, block_tokens=32)
@@ -101,15 +96,16 @@ class Node:
                 await self.changed.wait()
 
     @staticmethod
-    def action() -> StartLoad:
+    def action() -> LoadInstance:
         """A load of MODEL."""
-        return StartLoad(
+        return LoadInstance(
             instance_id=InstanceId("i-1"),
             deployment=DeploymentName("chat"),
             model=MODEL,
             kv_blocks=8,
             context_tokens_max=256,
             batch_max=4,
+            profile=PROFILE,
         )
 
     async def order(self, progress: Progress = silent) -> Path:
@@ -142,12 +138,12 @@ async def test_an_import_is_prepared_and_reported_with_footprint_and_tokenizer(n
     node.engine.during = lambda progress: progress("quantise", 0.5)
     node.importer.release.set()
     node.models.start_import(OperationId("op-1"), "file:///m", None)
-    finished = await node.event(ImportFinished)
+    finished = await node.event(ImportDone)
     assert finished.operation_id == "op-1"
     assert finished.model == MODEL
     assert finished.footprint == FOOTPRINT
     assert finished.text.tokenizer_json == b"/store/file:/m"
-    told = [e for e in node.events if isinstance(e, ImportProgressed)]
+    told = [e for e in node.events if isinstance(e, ImportProgress)]
     assert [(e.operation_id, e.phase, e.share) for e in told] == [
         ("op-1", "write", 1.0),
         ("op-1", "quantise", 0.5),
@@ -160,7 +156,7 @@ async def test_two_imports_of_one_source_both_end_well_after_one_fetch(node: Nod
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.importer.release.set()
     async with asyncio.timeout(WAIT_S):
-        while sum(isinstance(e, ImportFinished) for e in node.events) < 2:
+        while sum(isinstance(e, ImportDone) for e in node.events) < 2:
             node.changed.clear()
             await node.changed.wait()
     assert node.importer.begun == ["file:///m"]
@@ -170,7 +166,7 @@ async def test_a_failed_import_says_why_with_its_hint(node: Node) -> None:
     node.importer.error = TornModel("m.gguf ends after 12 of 40 bytes", hint="fetch it again")
     node.importer.release.set()
     node.models.start_import(OperationId("op-1"), "file:///m", None)
-    broke = await node.event(ImportBroke)
+    broke = await node.event(ImportFailed)
     assert (broke.operation_id, broke.error, broke.hint) == ("op-1", "TornModel", "fetch it again")
     assert "12 of 40" in broke.message
 
@@ -182,7 +178,7 @@ async def test_a_failed_preparation_fails_the_import(node: Node) -> None:
     node.engine.during = during
     node.importer.release.set()
     node.models.start_import(OperationId("op-1"), "file:///m", None)
-    broke = await node.event(ImportBroke)
+    broke = await node.event(ImportFailed)
     assert (broke.error, broke.message) == ("StorageError", "no space left")
 
 
@@ -190,7 +186,7 @@ async def test_stopping_an_import_ends_it_as_cancelled(node: Node) -> None:
     node.models.start_import(OperationId("op-1"), "file:///m", None)
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.models.stop_import(OperationId("op-1"))
-    assert (await node.event(ImportBroke)).error == "Cancelled"
+    assert (await node.event(ImportFailed)).error == "Cancelled"
     with node.importer.changed:
         ended = node.importer.changed.wait_for(lambda: node.importer.at_once == 0, WAIT_S)
     assert ended, "the importer was not told to stop"
@@ -202,8 +198,8 @@ async def test_stopping_one_of_two_leaves_the_other(node: Node) -> None:
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.models.stop_import(OperationId("op-1"))
     node.importer.release.set()
-    assert (await node.event(ImportFinished)).operation_id == "op-2"
-    assert [e.operation_id for e in node.events if isinstance(e, ImportBroke)] == ["op-1"]
+    assert (await node.event(ImportDone)).operation_id == "op-2"
+    assert [e.operation_id for e in node.events if isinstance(e, ImportFailed)] == ["op-1"]
 
 
 async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> None:
@@ -220,10 +216,10 @@ async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> N
     assert await asyncio.to_thread(preparing.wait, WAIT_S)
     node.models.stop_import(OperationId("op-1"))
     stopped.set()
-    assert (await node.event(ImportBroke)).error == "Cancelled"
+    assert (await node.event(ImportFailed)).error == "Cancelled"
     assert await node.models.close(WAIT_S)
     assert node.engine.prepared == []
-    assert not any(isinstance(e, ImportFinished) for e in node.events)
+    assert not any(isinstance(e, ImportDone) for e in node.events)
 
 
 async def test_a_load_takes_what_the_store_has(node: Node) -> None:

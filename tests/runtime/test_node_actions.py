@@ -7,30 +7,26 @@ from typing import TypeVar
 
 import pytest
 
-from mesh.domain.actions import (
-    AbortInEngine,
-    NodeAction,
-    StartLoad,
-    StartMeasure,
-    StartResize,
-    StartStep,
-    StartUnload,
-)
+from mesh.domain.actions import AbortInEngine, NodeAction, StartMeasure, StartStep
 from mesh.domain.errors import MeshError, ModelError, TornModel
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
-from mesh.domain.messages import NodeReport
+from mesh.domain.messages import (
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadFailed,
+    LoadInstance,
+    NodeReport,
+    ResizeKv,
+    UnloadInstance,
+)
 from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     AbortFinished,
-    LoadBroke,
-    LoadFinished,
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
-    ResizeBroke,
-    ResizeFinished,
     StepFinished,
-    UnloadFinished,
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
@@ -39,6 +35,7 @@ from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.core.cells import MODEL
+from tests.support.profiles import PROFILE
 from tests.support.scripted_engine import (
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
@@ -81,7 +78,7 @@ class Around:
 
     def stop_import(self, operation_id: OperationId) -> None: ...
 
-    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -94,7 +91,7 @@ class Around:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
@@ -185,17 +182,17 @@ def test_a_turn_with_prompts_left_is_one_iteration(engine: ScriptedEngine) -> No
 
 
 def test_a_resize_comes_back_with_the_blocks_in_force_and_its_time(engine: ScriptedEngine) -> None:
-    assert perform(engine, StartResize(instance_id=INSTANCE, kv_blocks=100)) == (
+    assert perform(engine, ResizeKv(instance_id=INSTANCE, kv_blocks=100)) == (
         Lane.COMPUTE,
-        ResizeFinished(instance_id=INSTANCE, kv_blocks=100, elapsed_s=0.003),
+        KvResized(instance_id=INSTANCE, kv_blocks=100, elapsed_s=0.003),
     )
     assert engine.memory()[0].kv_blocks == 100
 
 
 def test_a_resize_that_fails_comes_back_with_its_cause(engine: ScriptedEngine) -> None:
-    lane, event = perform(engine, StartResize(instance_id=INSTANCE, kv_blocks=101))
+    lane, event = perform(engine, ResizeKv(instance_id=INSTANCE, kv_blocks=101))
     assert lane is Lane.COMPUTE
-    assert isinstance(event, ResizeBroke)
+    assert isinstance(event, KvResized)
     assert (event.instance_id, event.error) == (INSTANCE, "OutOfMemory")
     assert str(MEMORY_BYTES) in event.message
 
@@ -241,10 +238,10 @@ def test_an_unload_comes_after_the_calls_before_it_and_where_it_may_be_beside_st
     """The inner of two calls is listed first: it is made of what came of the outer one."""
     around = Around()
     performer = NodePerformer(engine=kind(), lanes=around, link=around, models=around)
-    performer.perform(StartUnload(instance_id=INSTANCE))
+    performer.perform(UnloadInstance(instance_id=INSTANCE))
     assert [lane for lane, _ in around.events] == lanes
     events = [event for _, event in around.events if event is not None]
-    assert events == [UnloadFinished(instance_id=INSTANCE)]
+    assert events == [InstanceGone(instance_id=INSTANCE)]
 
 
 class WakingEngine(ScriptedEngine):
@@ -262,12 +259,12 @@ class Elsewhere(Around):
         self.found = found
         self.posted: list[NodeEvent] = []
 
-    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         return None
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
@@ -280,13 +277,14 @@ class Elsewhere(Around):
 def load(around: Around, kind: type[ScriptedEngine] = ScriptedEngine) -> list[Lane]:
     """The lanes of a load's calls, the last one first: the end of each begins the next."""
     engine = kind(memory_bytes=MEMORY_BYTES, sleep=lambda seconds: None)
-    action = StartLoad(
+    action = LoadInstance(
         instance_id=INSTANCE,
         deployment=DeploymentName("chat"),
         model=MODEL,
         kv_blocks=8,
         context_tokens_max=256,
         batch_max=4,
+        profile=PROFILE,
     )
     NodePerformer(engine=engine, lanes=around, link=around, models=around).perform(action)
     return [lane for lane, _ in around.events]
@@ -306,14 +304,14 @@ def test_a_load_waits_only_for_those_of_its_kind(
 ) -> None:
     surroundings = around()
     assert load(surroundings, kind) == lanes
-    assert isinstance(surroundings.events[0][1], LoadFinished)
+    assert isinstance(surroundings.events[0][1], InstanceLoaded)
 
 
 def test_a_model_that_cannot_be_fetched_fails_its_load() -> None:
     around = Elsewhere(TornModel("it ends early", hint="fetch it again"))
     assert load(around) == [Lane.WAKING]
     assert around.posted == [
-        LoadBroke(
+        LoadFailed(
             instance_id=INSTANCE,
             error="TornModel",
             message="it ends early",

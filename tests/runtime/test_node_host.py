@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad, StartResize
+from mesh.domain.actions import NodeAction
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
@@ -19,6 +19,7 @@ from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
     KvResized,
+    LoadInstance,
     NodeCommand,
     NodeReport,
     RequestReturned,
@@ -28,18 +29,11 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.model import WeightPrecision
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    LinkOpened,
-    NodeEvent,
-    ResizeBroke,
-    ResizeFinished,
-)
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkOpened, NodeEvent
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadTier
-from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, ResizedKv, StepResult
+from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
 from mesh.runtime.node_actions import Lane, NodePerformer
@@ -82,7 +76,7 @@ class LoggingEngine(ScriptedEngine):
         self.log.append("step")
         return super().step(instance_id, prefill_tokens_max, iterations)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         self.log.append(f"resize {kv_blocks}")
         return super().resize_kv(instance_id, kv_blocks)
 
@@ -143,7 +137,7 @@ class HostedNode:
     ) -> None:
         raise AssertionError("nothing is imported here")
 
-    def at_hand(self, action: StartLoad) -> LoadOrder:
+    def at_hand(self, action: LoadInstance) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -157,7 +151,7 @@ class HostedNode:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
@@ -256,8 +250,8 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     assert start == START
     assert replay(NodeCore(limits=START.limits), iter(kept)) is None
     events = [type(decision.event) for decision in kept]
-    assert {ResizeFinished, ResizeBroke} <= set(events)
-    resizes = [a for d in kept for a in d.actions if isinstance(a, StartResize)]
+    assert {KvResized, KvResized} <= set(events)
+    resizes = [a for d in kept for a in d.actions if isinstance(a, ResizeKv)]
     assert [resize.kv_blocks for resize in resizes] == [1, BLOCKS_MAX + 1, BLOCKS_MAX]
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.node_events import NodeEvent, SubmitBroke, UnloadFinished
+from mesh.domain.messages import InstanceGone
+from mesh.domain.node_events import NodeEvent, SubmitBroke
 from mesh.runtime.node_actions import Lane
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
@@ -25,14 +26,14 @@ class Watched:
         self.lanes.run(
             lane,
             lambda: self.lanes.spend(seconds),
-            lambda _: UnloadFinished(instance_id=InstanceId(name)),
+            lambda _: InstanceGone(instance_id=InstanceId(name)),
         )
 
     def finish(self) -> list[tuple[float, str]]:
         while self.clock.step():
             pass
-        assert all(isinstance(event, UnloadFinished) for _, event in self.posted)
-        return [(at, e.instance_id) for at, e in self.posted if isinstance(e, UnloadFinished)]
+        assert all(isinstance(event, InstanceGone) for _, event in self.posted)
+        return [(at, e.instance_id) for at, e in self.posted if isinstance(e, InstanceGone)]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_calls_of_a_lane_follow_each_other_and_lanes_go_beside_each_other(watche
 def test_what_is_posted_beside_calls_is_posted_at_once(watched: Watched) -> None:
     watched.run(Lane.COMPUTE, "a", 1.0)
     watched.clock.call_at(
-        0.5, lambda: watched.lanes.post_soon(UnloadFinished(instance_id=InstanceId("lost")))
+        0.5, lambda: watched.lanes.post_soon(InstanceGone(instance_id=InstanceId("lost")))
     )
     assert watched.finish() == [(0.5, "lost"), (1.0, "a")]
 
@@ -89,8 +90,8 @@ def test_an_error_is_an_outcome_like_any_other(watched: Watched) -> None:
 def test_progress_is_told_when_the_call_has_come_that_far(watched: Watched) -> None:
     def load() -> None:
         watched.lanes.spend(0.25)
-        watched.lanes.post_soon(UnloadFinished(instance_id=InstanceId("part")))
+        watched.lanes.post_soon(InstanceGone(instance_id=InstanceId("part")))
         watched.lanes.spend(0.25)
 
-    watched.lanes.run(Lane.LOADING, load, lambda _: UnloadFinished(instance_id=InstanceId("whole")))
+    watched.lanes.run(Lane.LOADING, load, lambda _: InstanceGone(instance_id=InstanceId("whole")))
     assert watched.finish() == [(0.25, "part"), (0.5, "whole")]

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.ids import InstanceId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.runtime.engine import (
-    EngineCapabilities,
-    LoadedInstance,
-    LoadOrder,
-    Progress,
-    ResizedKv,
-    StepResult,
-)
+from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
 from mesh.sim.virtual_engine import VirtualEngine
 
 BLOCK_TOKENS = 32
@@ -91,7 +85,7 @@ class ScriptedEngine(VirtualEngine):
     def footprint(self, model: ModelInfo) -> Footprint:
         return self._footprint
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         progress("pretend", 0.0)
         self._sleep(self.script.load_s)
         if self.script.fails("fail_loads"):
@@ -103,7 +97,8 @@ class ScriptedEngine(VirtualEngine):
         tier = self.tier_of(order)
         self._enter(order, self._footprint)
         progress("loaded", 1.0)
-        return LoadedInstance(
+        return InstanceLoaded(
+            instance_id=order.instance_id,
             footprint=self._footprint,
             kv_blocks=order.kv_blocks,
             elapsed_s=self.script.load_s,
@@ -133,10 +128,11 @@ class ScriptedEngine(VirtualEngine):
             raise EngineError(f"instance {instance_id} is not measured: the script wants it so")
         return elapsed_s
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         self._sleep(self.script.resize_s)
         if self.script.fails("fail_resizes"):
             raise OutOfMemory(f"instance {instance_id} is not resized: the script wants it so")
         self._resize(instance_id, kv_blocks)
         blocks = self._instances[instance_id].pool.blocks
-        return ResizedKv(kv_blocks=blocks, elapsed_s=self.script.resize_s)
+        elapsed_s = self.script.resize_s
+        return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)

@@ -24,6 +24,8 @@ from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec
 from tests.text.conftest import tiny_assets
 
+LIST = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}]}}}
+
 
 @pytest.mark.parametrize(
     "grammar",
@@ -35,6 +37,16 @@ from tests.text.conftest import tiny_assets
         choice_grammar(["ja", 'nein "gar nicht"', "ü\n"]),
         Grammar(kind=GrammarKind.REGEX, text="[0-9]{1,3}(,[0-9]{3})*"),
         Grammar(kind=GrammarKind.LARK, text='start: "a" | "b" start'),
+        Grammar(kind=GrammarKind.LARK, text='start: ("a" start)?'),
+        Grammar(kind=GrammarKind.LARK, text='start: "a" ("," start)* "b"'),
+        Grammar(kind=GrammarKind.LARK, text='start: "[" [start] "]"'),
+        Grammar(kind=GrammarKind.LARK, text=f"start: %json {json.dumps(LIST)}"),
+        Grammar(kind=GrammarKind.REGEX, text="[a-z]{1,100000}"),
+        json_grammar(LIST),
+        json_grammar({"type": "array", "items": {"$ref": "#"}}),
+        json_grammar({"properties": {"a": {"format": "nope", "type": "string"}}}),
+        json_grammar({"type": "string", "format": "password"}),
+        json_grammar({"properties": {"format": {"type": "string", "format": "path"}}}),
     ],
 )
 def test_these_can_be_kept_to(grammar: Grammar) -> None:
@@ -45,8 +57,24 @@ def test_these_can_be_kept_to(grammar: Grammar) -> None:
     ("grammar", "said"),
     [
         (json_grammar({"type": "foo"}), "Invalid type: foo"),
-        (json_grammar("no json"), "expected ident"),
-        (json_grammar({"properties": {"a": {"format": "nope", "type": "string"}}}), "nope"),
+        (json_grammar("no json"), "Expecting value"),
+        (json_grammar({"$ref": "#"}), "can ever end"),
+        (json_grammar({"allOf": [{"$ref": "#"}]}), "can ever end"),
+        (json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "can ever end"),
+        (json_grammar({**LIST, "required": ["next"]}), "can ever end"),
+        (
+            json_grammar({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            "can ever end",
+        ),
+        (Grammar(kind=GrammarKind.LARK, text="start: start"), "can ever end"),
+        (Grammar(kind=GrammarKind.LARK, text='start: "a" start'), "can ever end"),
+        (Grammar(kind=GrammarKind.LARK, text='start: "a" b\nb: (c | b) "b"\nc: b'), "ever end"),
+        (Grammar(kind=GrammarKind.LARK, text='start: "x" %json {"$ref": "#"}'), "can ever end"),
+        (Grammar(kind=GrammarKind.LARK, text="start: X\nX: /a/ & /b/"), "no answer fits"),
+        (Grammar(kind=GrammarKind.REGEX, text=r"[^\s\S]"), "no answer fits"),
+        (Grammar(kind=GrammarKind.REGEX, text="a{1000000}"), "too large"),
+        (Grammar(kind=GrammarKind.REGEX, text="(a{1000}){1000}"), "too large"),
+        (json_grammar({"type": "string", "pattern": "^b{1000000}$"}), "too large"),
         (Grammar(kind=GrammarKind.REGEX, text="(a"), "unclosed group"),
         (Grammar(kind=GrammarKind.LARK, text="start: x"), "x"),
         (Grammar(kind=GrammarKind.LARK, text="x" * (GRAMMAR_CHARS_MAX + 1)), "characters"),

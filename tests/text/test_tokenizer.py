@@ -1,5 +1,6 @@
 """Encoding prompts and conversations."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from mesh.domain.errors import InvalidInput, TornModel, UnsupportedModel
-from mesh.domain.text import ChatMessage, TextAssets
+from mesh.domain.errors import InvalidInput, TornModel
+from mesh.domain.text import ChatMessage, TextAssets, ToolFormat
 from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec
 from tests.text.conftest import tiny_assets
@@ -100,9 +101,42 @@ def test_a_template_cannot_reach_the_process(assets: TextAssets) -> None:
         TextCodec(replace(assets, chat_template=evil)).encode_chat([USER])
 
 
-def test_a_broken_template_or_tokenizer_is_the_models_fault(assets: TextAssets) -> None:
-    with pytest.raises(UnsupportedModel, match="cannot be compiled"):
-        TextCodec(replace(assets, chat_template="{% if"))
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("x\n{% if %}", "Expected an expression, got 'end of statement block' at line 2"),
+        ("{% frobnicate %}", "unknown tag 'frobnicate'.* at line 1"),
+        ("{{ [" + "(" * 5000, "recursion"),
+        ("{% break %}", "'break' outside loop"),
+    ],
+)
+def test_a_broken_template_refuses_chats_alone(assets: TextAssets, template: str, why: str) -> None:
+    codec = TextCodec(replace(assets, chat_template=template))
+    assert codec.encode("cat") == TextCodec(assets).encode("cat")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=f"template cannot be compiled: .*{why}"):
+            codec.encode_chat([USER])
+
+
+def test_the_template_for_tools_is_taken_where_there_are_some(assets: TextAssets) -> None:
+    both = replace(assets, chat_template="D", tool_template="T <tool_call> {{ tools }}")
+    codec = TextCodec(both)
+    assert codec.tool_format is ToolFormat.HERMES
+    assert codec.render_chat([USER]) == "D"
+    assert codec.render_chat([USER], tools="[1]") == "T <tool_call> [1]"
+    with pytest.raises(InvalidInput, match="no chat template for chats without tools"):
+        TextCodec(replace(both, chat_template=None)).render_chat([USER])
+
+
+def test_templates_know_the_special_tokens_by_name(assets: TextAssets) -> None:
+    tokens = {"pad_token": "<p>", "image_token": "<i>", "additional_special_tokens": ["<a>"]}
+    template = "{{ pad_token }}{{ image_token }}{{ additional_special_tokens[0] }}{{ cls_token }}"
+    given = replace(assets, chat_template=template, special_tokens=json.dumps(tokens))
+    assert TextCodec(given).render_chat([USER]) == "<p><i><a>"
+    assert TextCodec(given).render_chat([USER], '{"pad_token": "P"}') == "P<i><a>"
+
+
+def test_a_broken_tokenizer_is_the_models_fault(assets: TextAssets) -> None:
     with pytest.raises(TornModel, match=r"tokenizer\.json"):
         TextCodec(replace(assets, tokenizer_json=b"{"))
 

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,77 @@ def test_a_call_that_is_required_has_a_grammar(form: ToolFormat) -> None:
     }
     check_grammar(calls_grammar(form, schemas, several=True))
     check_grammar(calls_grammar(form, {"f": schemas["f"]}, several=False))
+
+
+A, TEXT = {"const": 1}, {"type": "string"}
+CLOSED = {"type": "object", "required": ["a"], "additionalProperties": False}
+
+
+def takes(a: Any, **more: Any) -> dict[str, Any]:
+    return {**CLOSED, "properties": {"a": a}, **more}
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3])
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (takes({"$ref": "#/$defs/A"}, **{"$defs": {"A": A}}), 1, 2),
+        (takes({"$ref": "#/definitions/A"}, definitions={"A": A}), 1, 2),
+        (
+            takes({"$ref": "#/$defs/B"}, **{"$defs": {"A": A, "B": {"$ref": "#/$defs/A"}}}),
+            1,
+            2,
+        ),
+        (takes({"anyOf": [{"$ref": "#"}, TEXT]}), {"a": {"a": "x"}}, {"a": 1}),
+        (takes({"$ref": "#/$defs/x~1y"}, **{"$defs": {"x/y": A}}), 1, 2),
+        (takes({"$ref": "#n"}, **{"$defs": {"N": {"$anchor": "n", **A}}}), 1, 2),
+        (takes({"$ref": "#/$defs/A"}, **{"$id": "http://x/y", "$defs": {"A": A}}), 1, 2),
+        (takes({"$ref": "http://x/y#/$defs/A"}, **{"$id": "http://x/y", "$defs": {"A": A}}), 1, 2),
+        (
+            takes(
+                {"$ref": "http://x/n"},
+                **{
+                    "$defs": {
+                        "A": TEXT,
+                        "N": {"$id": "http://x/n", "$ref": "#/$defs/A", "$defs": {"A": A}},
+                    }
+                },
+            ),
+            1,
+            "x",
+        ),
+        (
+            takes({"$ref": "#/properties/b"}, properties={"a": {"$ref": "#/properties/b"}, "b": A}),
+            1,
+            2,
+        ),
+        (
+            takes(
+                {"type": "array", "items": {"$ref": "#/$defs/A"}, "minItems": 1},
+                **{"$defs": {"A": A}},
+            ),
+            [1],
+            [2],
+        ),
+        (takes({"const": {"$ref": "#/x"}}), {"$ref": "#/x"}, {"$ref": "#/y"}),
+        (takes({"type": "string", "format": "path"}), "/tmp", 1),
+    ],
+)
+def test_references_lead_to_the_schema_of_their_own_tool(
+    form: ToolFormat, schema: dict[str, Any], right: Any, wrong: Any
+) -> None:
+    """Also where another tool has the same names for other things."""
+    other = takes({"$ref": "#/$defs/A"}, **{"$defs": {"A": {"const": "other"}}})
+    for schemas in ({"f": schema}, {"g": other, "f": schema}):
+        grammar = calls_grammar(form, schemas, several=False)
+        for a, fits in ((right, True), (wrong, False)):
+            assert accepts(grammar, written(form, "f", a)) is fits
+
+
+def written(form: ToolFormat, name: str, a: Any) -> str:
+    key = "arguments" if form is HERMES else "parameters"
+    call = json.dumps({"name": name, key: {"a": a}})
+    return f"<tool_call>\n{call}\n</tool_call>" if form is HERMES else call
 
 
 MARKS = ("<tool_call>", "</tool_call>")

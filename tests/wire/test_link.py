@@ -4,15 +4,17 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from mesh.domain.errors import AlreadyExists, InvalidInput
-from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.ids import InstanceId, NodeId, OperationId
 from mesh.domain.messages import (
     Heartbeat,
+    ImportDone,
     ImportFailed,
     NodeCommand,
     NodeHello,
@@ -21,13 +23,15 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.text import TextAssets
+from mesh.runtime.link_life import LinkLimits
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
 from mesh.wire.channel import bind, server_options
-from mesh.wire.codec_command import command_to_wire, welcome
-from mesh.wire.codec_node import report_from_wire
-from mesh.wire.link import LinkLimits, NodeLink
+from mesh.wire.codec import command_to_wire, report_from_wire, welcome
+from mesh.wire.link import NodeLink
 from mesh.wire.serving import Guard
+from tests.controller.live import FOOTPRINT, MODEL
 
 HELLO = NodeHello(
     node_id=NodeId("n1"),
@@ -217,6 +221,31 @@ async def test_a_command_with_an_unknown_word_is_refused_and_the_link_goes_on() 
     assert (refused.operation_id, ends.closed) == ("op", ["the node is stopping"])
 
 
+async def test_a_report_that_does_not_fit_its_message_fails_alone_and_the_link_goes_on() -> None:
+    controller = Controller(take)
+    done = ImportDone(
+        operation_id=OperationId("op"),
+        model=replace(MODEL, context_tokens_max=10**18),
+        footprint=FOOTPRINT,
+        text=TextAssets(tokenizer_json=b"{}"),
+    )
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.opened == 1)
+        ends.link.send(done)
+        ends.link.send(Heartbeat(rss_bytes=-1))
+        ends.link.send(Heartbeat(rss_bytes=1))
+        async with asyncio.timeout(5):
+            while len(controller.reports) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await ends.stop()
+    failed, beat = controller.reports[1:]
+    assert isinstance(failed, ImportFailed)
+    assert (failed.operation_id, failed.error) == ("op", "ModelError")
+    assert "Value out of range: 1000000000000000000" in failed.message
+    assert (beat, ends.closed) == (Heartbeat(rss_bytes=1), ["the node is stopping"])
+
+
 async def test_the_welcome_says_who_computes_next_and_an_old_one_means_headroom() -> None:
     controller = Controller(take_and_close, take_of_old)
     async with controller.serving():
@@ -265,15 +294,6 @@ async def test_too_many_waiting_reports_break_the_link() -> None:
         await ends.until(lambda: ends.opened == 2)
         await ends.stop()
     assert "10 reports wait to be sent, which is the limit" in ends.closed[0]
-
-
-async def test_pauses_double_are_bounded_and_spread() -> None:
-    link = Ends("127.0.0.1:1", LinkLimits()).link
-    pauses = [[link._pause_s(failures) for _ in range(50)] for failures in range(12)]
-    assert all(0.05 <= pause <= 0.1 for pause in pauses[0])
-    assert all(2.5 <= pause <= 5.0 for pause in pauses[-1])
-    assert len(set(pauses[3])) > 40
-    link.stop()
 
 
 async def test_stopping_without_a_controller_is_prompt() -> None:

@@ -8,12 +8,18 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import Heartbeat, ProfileRefined, TokensReport
-from mesh.domain.profile import Stalls
+from mesh.domain.profile import Profile, Stalls
+from mesh.domain.views import InstanceSnapshot
 from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
-from mesh.wire.codec_command import command_from_wire
-from mesh.wire.codec_node import report_from_wire, report_to_wire
-from mesh.wire.codec_profile import SIZES_MAX, profile_from_wire, profile_to_wire
-from mesh.wire.codec_views import instance_from_wire
+from mesh.wire.codec import (
+    SIZES_MAX,
+    command_from_wire,
+    from_wire,
+    report_from_wire,
+    report_to_wire,
+    to_wire,
+    view_from_wire,
+)
 from tests.support.profiles import PROFILE
 
 INSTANCE = InstanceId("i1")
@@ -45,14 +51,14 @@ def grid(
     ],
 )
 def test_a_malformed_grid_is_named_and_told(malformed: profile_pb2.Grid, said: str) -> None:
-    message = profile_to_wire(PROFILE)
+    message = to_wire(PROFILE, profile_pb2.Profile)
     message.decode.CopyFrom(malformed)
     with pytest.raises(InvalidInput, match=said):
-        profile_from_wire(message)
-    message = profile_to_wire(PROFILE)
+        from_wire(message, Profile)
+    message = to_wire(PROFILE, profile_pb2.Profile)
     message.prefill.CopyFrom(malformed)
     with pytest.raises(InvalidInput, match=said.replace("decode", "prefill")):
-        profile_from_wire(message)
+        from_wire(message, Profile)
 
 
 @pytest.mark.parametrize(
@@ -60,26 +66,26 @@ def test_a_malformed_grid_is_named_and_told(malformed: profile_pb2.Grid, said: s
     [
         ("model_id", "", "lacks model_id"),
         ("device", "tpu", "device is 'tpu'"),
-        ("measured_s", -1.0, "measured_s has -1"),
+        ("measured_s", -1.0, "measured_s is -1"),
     ],
 )
 def test_a_profile_says_what_it_is_of_and_how_long_it_took(
     changed: str, value: object, said: str
 ) -> None:
-    message = profile_to_wire(PROFILE)
+    message = to_wire(PROFILE, profile_pb2.Profile)
     setattr(message, changed, value)
     with pytest.raises(InvalidInput, match=said):
-        profile_from_wire(message)
+        from_wire(message, Profile)
 
 
 def test_a_profile_has_both_grids() -> None:
-    message = profile_to_wire(PROFILE)
+    message = to_wire(PROFILE, profile_pb2.Profile)
     message.ClearField("decode")
     with pytest.raises(InvalidInput, match="Profile lacks decode"):
-        profile_from_wire(message)
+        from_wire(message, Profile)
     message.ClearField("prefill")
     with pytest.raises(InvalidInput, match="Profile lacks prefill"):
-        profile_from_wire(message)
+        from_wire(message, Profile)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +93,10 @@ def test_a_profile_has_both_grids() -> None:
     [(0, "chosen"), (9, r"Mixture\.chosen is 9; of 8 experts it cannot be")],
 )
 def test_each_token_of_a_mixture_takes_some_of_its_experts(chosen: int, said: str) -> None:
-    message = profile_to_wire(PROFILE)
+    message = to_wire(PROFILE, profile_pb2.Profile)
     message.mixture.CopyFrom(model_pb2.Mixture(experts=8, chosen=chosen, parameters=1))
     with pytest.raises(InvalidInput, match=said):
-        profile_from_wire(message)
+        from_wire(message, Profile)
 
 
 def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
@@ -111,7 +117,7 @@ def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
 def refined_by(correction: float = 0.0, planned: float = 0.0) -> node_link_pb2.NodeReport:
     refined = node_link_pb2.ProfileRefined(
         instance_id="i1",
-        profile=profile_to_wire(PROFILE),
+        profile=to_wire(PROFILE, profile_pb2.Profile),
         correction=correction,
         correction_planned=planned,
     )
@@ -124,6 +130,7 @@ def beat_of(
     """A heartbeat of a node with one instance."""
     instance = node_link_pb2.InstanceReport(
         instance_id="i1",
+        model_id="m",
         footprint=model_pb2.Footprint(kv_block_bytes=1, block_tokens=1),
         correction=correction,
         correction_planned=planned,
@@ -142,8 +149,8 @@ FACTORS: dict[str, Callable[[float], object]] = {
     "planned correction in a heartbeat": lambda value: report_from_wire(beat_of(1.0, value)),
     "correction of a refined profile": lambda value: report_from_wire(refined_by(value)),
     "its planned correction": lambda value: report_from_wire(refined_by(1.0, value)),
-    "correction of an instance": lambda value: instance_from_wire(
-        control_pb2.Instance(state="ready", correction=value)
+    "correction of an instance": lambda value: view_from_wire(
+        control_pb2.Instance(state="ready", correction=value), InstanceSnapshot
     ),
     "load slowdown": lambda value: report_from_wire(
         node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(load_slowdown=value))
@@ -162,7 +169,7 @@ def test_a_factor_that_would_spoil_predictions_is_invalid(factor: str, value: fl
 @pytest.mark.parametrize("value", [nan, inf, -0.5])
 def test_a_stall_lasts_a_number_of_seconds(field: str, value: float) -> None:
     stalls = profile_pb2.Stalls(count=1, **{field: value})
-    with pytest.raises(InvalidInput, match=f"Stalls.{field} has .*; it must be 0 or more"):
+    with pytest.raises(InvalidInput, match=f"Stalls.{field} is .*; it must be 0 or more"):
         report_from_wire(beat_of(1.0, stalls=stalls))
 
 
@@ -178,7 +185,7 @@ def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
     assert of_old.instances[0].correction == 1.0
     assert of_old.instances[0].correction_planned == 1.0
     assert of_old.instances[0].stalls == Stalls()
-    assert instance_from_wire(control_pb2.Instance(state="ready")).correction == 1.0
+    assert view_from_wire(control_pb2.Instance(state="ready"), InstanceSnapshot).correction == 1.0
 
 
 def test_nor_does_one_that_refines_a_profile_without_factors_say_that_they_are_1() -> None:

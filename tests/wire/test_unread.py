@@ -1,6 +1,7 @@
 """Words of a later version: what they are said of has failed or is left out, and the rest holds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from mesh.cli.plain import plain, plain_fields
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import OperationId
 from mesh.domain.invocation import Finished
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
+    AbortRequest,
     ImportDone,
     ImportFailed,
     ImportModel,
@@ -32,17 +35,23 @@ from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import (
     CellStatus,
     DeploymentSnapshot,
+    InstanceSnapshot,
     NodeSnapshot,
     ProfileView,
     RequestSnapshot,
 )
 from mesh.v1 import control_pb2, inference_pb2, model_pb2
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.codec_command import command_from_wire, command_to_wire
-from mesh.wire.codec_invoke import event_from_wire
-from mesh.wire.codec_node import report_from_wire, report_to_wire
-from mesh.wire.codec_views import instance_from_wire, status_from_wire, status_to_wire
-from mesh.wire.unread import refused, report_read
+from mesh.wire.codec import (
+    command_from_wire,
+    command_to_wire,
+    event_from_wire,
+    report_from_wire,
+    report_to_wire,
+    to_wire,
+    view_from_wire,
+)
+from mesh.wire.unread import command_written, refused, report_read, reports_written
 from tests.wire.strategies import values
 from tests.wire.test_codec import CODECS
 
@@ -187,16 +196,16 @@ def test_views_keep_words_that_are_not_known_and_all_that_stands_beside(
 def test_refusals_for_a_reason_that_is_not_known_are_counted_by_its_word(
     status: CellStatus,
 ) -> None:
-    message = status_to_wire(status)
+    message = to_wire(status, control_pb2.Status)
     message.refused["too_loud"] = 7
-    found = status_from_wire(message)
+    found = view_from_wire(message, CellStatus)
     refused: dict[str, int] = dict(status.refused)
     assert dict(found.refused) == {**refused, "too_loud?": 7}
     assert plain_fields(found)["refused"] == {**refused, "too_loud": 7}
 
 
 def test_a_word_that_is_not_known_is_none_of_those_that_are_and_marked_for_people() -> None:
-    instance = instance_from_wire(control_pb2.Instance(state="frozen", tier="disk"))
+    instance = view_from_wire(control_pb2.Instance(state="frozen", tier="disk"), InstanceSnapshot)
     assert f"{instance.state}, {instance.tier}" == "frozen?, disk"
     assert isinstance(instance.state, InstanceState)
     assert instance.state not in list(InstanceState)
@@ -204,7 +213,7 @@ def test_a_word_that_is_not_known_is_none_of_those_that_are_and_marked_for_peopl
     with pytest.raises(ValueError, match="frozen"):
         InstanceState("frozen")
     with pytest.raises(InvalidInput, match="Instance lacks state"):
-        instance_from_wire(control_pb2.Instance())
+        view_from_wire(control_pb2.Instance(), InstanceSnapshot)
 
 
 def test_an_answer_that_ends_in_an_unknown_way_is_told_to_its_end() -> None:
@@ -212,3 +221,65 @@ def test_an_answer_that_ends_in_an_unknown_way_is_told_to_its_end() -> None:
     finished = event_from_wire(inference_pb2.InvokeResponse(finished=end))
     assert isinstance(finished, Finished)
     assert (finished.reason.value, finished.output_tokens) == ("bored", 7)
+
+
+HUGE = (
+    {"context_tokens_max": 10**18},
+    {"stop_token_ids": (1, 2**70)},
+    {"kv_heads": -1},
+    {"parameters": 1.5},
+    {"source": "caf\udce9"},
+)
+
+
+@pytest.mark.parametrize("beyond", HUGE)
+@given(done=values(ImportDone), load=values(LoadInstance))
+@settings(max_examples=5, deadline=None)
+def test_what_does_not_fit_its_message_has_failed(
+    beyond: dict[str, Any], done: ImportDone, load: LoadInstance
+) -> None:
+    (message,) = reports_written(replace(done, model=replace(done.model, **beyond)))
+    failed = report_from_wire(message)
+    assert isinstance(failed, ImportFailed)
+    assert (failed.operation_id, failed.error) == (done.operation_id, "ModelError")
+    assert "does not fit" in failed.message
+    assert "again" not in failed.hint
+
+    answer = command_written(replace(load, model=replace(load.model, **beyond)))
+    assert isinstance(answer, LoadFailed)
+    assert answer.instance_id == load.instance_id
+
+
+@given(values(SubmitRequest), values(AbortRequest))
+def test_a_request_that_does_not_fit_is_returned_and_an_abort_cannot_be(
+    submit: SubmitRequest, abort: AbortRequest
+) -> None:
+    sampling = replace(submit.order.request.sampling, max_tokens=2**40)
+    request = replace(submit.order.request, sampling=sampling)
+    answer = command_written(replace(submit, order=replace(submit.order, request=request)))
+    assert isinstance(answer, RequestReturned)
+    assert answer.request_id == submit.order.request.request_id
+    with pytest.raises(InvalidInput, match="AbortRequest"):
+        command_written(replace(abort, attempt=2**40))
+
+
+def test_a_failure_whose_words_utf8_cannot_hold_is_told_in_others() -> None:
+    failed = ImportFailed(operation_id=OperationId("o"), error="TornModel", message="no \ud800")
+    (message,) = reports_written(failed)
+    assert report_from_wire(message) == replace(failed, message="no ?")
+
+
+@given(values(TokensReport))
+def test_requests_whose_tokens_cannot_be_told_are_returned(told: TokensReport) -> None:
+    outputs = tuple(replace(output, token_ids=(2**70,)) for output in told.outputs)
+    returned = [report_from_wire(m) for m in reports_written(replace(told, outputs=outputs))]
+    ids = [(one.request_id, one.attempt) for one in returned if isinstance(one, RequestReturned)]
+    assert ids == [(output.request_id, output.attempt) for output in outputs]
+
+
+def test_a_message_that_the_other_end_would_not_take_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mesh.wire.unread.MESSAGE_BYTES_MAX", 1000)
+    failed = ImportFailed(operation_id=OperationId("o"), error="TornModel", message="x" * 2000)
+    assert reports_written(failed) == []

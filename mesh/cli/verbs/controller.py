@@ -11,6 +11,7 @@ from mesh.cli.options import (
     http_option,
     join_option,
     policy_option,
+    sources_option,
 )
 from mesh.controller.main import main as run_controller
 from mesh.wire.credentials import TLS_VARIABLE
@@ -34,6 +35,7 @@ from mesh.wire.credentials import TLS_VARIABLE
     help="Decodes of an instance that take no longer together are one turn; default: each is one.",
 )
 @join_option
+@sources_option
 @click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--keys", is_flag=True, help="Each call needs a key, on the loopback, too.")
 @click.option("--open", "open_", is_flag=True, help="None does, off the loopback either.")
@@ -48,6 +50,7 @@ def controller(
     policy: str | None,
     turn: float | None,
     join_ms: float,
+    sources: tuple[str, ...],
     tls: str | None,
     keys: bool,
     open_: bool,
@@ -58,6 +61,8 @@ def controller(
     arguments = ["--listen", listen, "--http", http, "--home", str(home)]
     for host in http_hosts:
         arguments += ["--http-host-allowed", host]
+    for rules in sources:
+        arguments += ["--sources", rules]
     optional = (
         *(("--policy", policy), ("--turn", turn)),
         *(("--join-ms", join_ms), ("--journal", journal), ("--tls", tls)),

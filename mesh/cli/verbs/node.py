@@ -4,7 +4,13 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option, kv_option, precision_option
+from mesh.cli.options import (
+    DEFAULT_ADDRESS,
+    home_option,
+    kv_option,
+    precision_option,
+    sources_option,
+)
 from mesh.domain.reasons import DeviceKind
 from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
@@ -56,6 +62,7 @@ from mesh_nodes.main import main as run_node
     help="When a load checks the digests of its files.",
 )
 @click.option("--download-rate", metavar="SIZE", help="A second, for http and s3; default: any.")
+@sources_option
 @click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
@@ -79,6 +86,7 @@ def node(
     asleep_memory: str | None,
     verify: str,
     download_rate: str | None,
+    sources: tuple[str, ...],
     tls: str | None,
     key_file: str | None,
     journal: str | None,
@@ -87,6 +95,8 @@ def node(
     """Run a node agent in the foreground: this machine computes for a cell."""
     arguments = ["--join", join, "--device", device, "--home", str(home)]
     arguments += ["--verify", verify, "--precision", precision, "--kv", kv]
+    for rules in sources:
+        arguments += ["--sources", rules]
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),

@@ -1,6 +1,11 @@
-"""`mesh pull`: import a model into this machine's store, so that its nodes need not."""
+"""`mesh pull`: import a model into this machine's store, so that its nodes need not.
+
+Whoever types it can reach the host of a URL by other means, too, so that host may be a private one;
+what it redirects to may not.
+"""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -10,6 +15,8 @@ from mesh.cli.output import Format
 from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
 from mesh_loader.download_rate import parse_rate
+from mesh_loader.reach import Reach
+from mesh_loader.sources import check_source
 from mesh_loader.store import ModelStore
 
 
@@ -26,7 +33,9 @@ from mesh_loader.store import ModelStore
 def pull(source: str, download_rate: int | None, form: Format, home: Path) -> None:
     """Import SOURCE: pkg://package/file, file:///path, hf://org/name@revision, https://host/file or
     s3://bucket/prefix."""
-    store = ModelStore(home / "store", download_bytes_per_s=download_rate)
+    check_source(source)
+    own = (urlsplit(source).netloc,) if source.startswith(("http://", "https://")) else ()
+    store = ModelStore(home / "store", download_bytes_per_s=download_rate, reach=Reach(named=own))
     with progress(source) as report:
         stored = store.import_model(source, report)
     if form is Format.TABLE:

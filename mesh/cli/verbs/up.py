@@ -21,6 +21,7 @@ from mesh.cli.options import (
     kv_option,
     policy_option,
     precision_option,
+    sources_option,
 )
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
@@ -69,6 +70,7 @@ WATCH_S = 0.2
 @http_option
 @http_hosts_option
 @join_option
+@sources_option
 @policy_option
 @home_option
 def up(
@@ -87,6 +89,7 @@ def up(
     http: str,
     http_hosts: tuple[str, ...],
     join_ms: float,
+    sources: tuple[str, ...],
     policy: str | None,
     home: Path,
 ) -> None:
@@ -111,6 +114,7 @@ def up(
         kv=kv,
         policy=policy,
         join_ms=join_ms,
+        sources=sources,
         keys=keys,
         open=open_,
         tls=tls,

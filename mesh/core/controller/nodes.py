@@ -66,7 +66,8 @@ def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
     for operation in list(ctx.cell.operations.values()):
         if operation.node is node:
             message = f"node {node.node_id!r} was lost while it worked on that ({reason})"
-            fail_operation(ctx, operation, "Unavailable", message, "try again")
+            hint = "`mesh logs` shows why; `mesh nodes` shows whether it is back"
+            fail_operation(ctx, operation, "Unavailable", message, hint)
     room_changed(ctx)
 
 

@@ -25,7 +25,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import OperationKind
+from mesh.domain.reasons import OperationKind, ProfileSource
 
 
 def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
@@ -169,20 +169,39 @@ def profile_done(ctx: EventContext, said: ProfileDone) -> None:
         return
     operation.store(profile)
     release_instance(ctx, operation)
+    _spread(ctx, profile)
+    ctx.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
+
+
+def _spread(ctx: EventContext, profile: Profile, told_by: InstanceEntry | None = None) -> None:
+    """Predict by a new profile wherever it holds, but where `told_by` does so already: all
+    instances of its model on such nodes, and those of other models of its shape of which less is
+    known.
+    """
     ctx.cell.learn_profile(profile)
     for instance in ctx.cell.instances.values():
-        fits = instance.node.hello.fingerprint == profile.fingerprint
-        if fits and instance.model_id == profile.model_id:
-            instance.use_profile(profile)
-            command = UseProfile(instance_id=instance.instance_id, profile=profile)
+        known = instance.profile
+        if known is None or instance.node.hello.fingerprint != profile.fingerprint:
+            continue
+        alike = bool(profile.shape) and known.shape == profile.shape
+        if instance.model_id != profile.model_id and not alike:
+            continue
+        asked_for = told_by is None and instance.model_id == profile.model_id
+        better = asked_for or known.origin.rank < profile.origin.rank
+        if not better:
+            continue
+        taken = profile.taken_for(instance.model_id)
+        instance.use_profile(taken)
+        if instance is not told_by:
+            command = UseProfile(instance_id=instance.instance_id, profile=taken)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
-    ctx.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
 
 
 def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
     """An instance's iterations have told where its measured profile was off. That holds for what is
     loaded from now on, too, beside what others of its kind have told; those that run learn by
-    themselves. One of an earlier survey than the instance is predicted by comes too late.
+    themselves. One of an earlier survey than the instance is predicted by comes too late. A better
+    known one, that has come of iterations or of its node's rests, takes the place of the profile.
     """
     instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
     known = None if instance is None else instance.profile
@@ -190,7 +209,20 @@ def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
         instance.refine_profile(said, ctx.now_s)
         kept = ctx.cell.refine_profile(known, profile)
         ctx.act(StoreProfile(operation_id=None, profile=kept))
+    elif instance is not None and known is not None and _is_news(instance, known, profile):
+        _spread(ctx, profile, told_by=instance)
+        ctx.act(StoreProfile(operation_id=None, profile=profile))
+
+
+def _is_news(instance: InstanceEntry, known: Profile, told: Profile) -> bool:
+    """Whether a profile that nobody asked for says more than what the instance is predicted by."""
+    by_itself = ProfileSource.ESTIMATE.rank < told.origin.rank < ProfileSource.SURVEY.rank
+    mine = (told.model_id, told.fingerprint) == (
+        instance.model_id,
+        instance.node.hello.fingerprint,
+    )
+    return by_itself and mine and known.origin.rank < told.origin.rank
 
 
 def _survey(profile: Profile) -> tuple[object, ...]:
-    return profile.model_id, profile.fingerprint, profile.measured, profile.measured_s
+    return profile.model_id, profile.fingerprint, profile.origin, profile.measured_s

@@ -202,11 +202,19 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         correction=instance.correction.factor(now_s),
         correction_planned=instance.correction.planned(now_s),
         stalls=instance.stalls,
-        profile=(profile.scaled_from or "measured") if profile else "",
+        profile=_profile_words(profile) if profile else "",
+        profile_source=profile.origin if profile else None,
+        off_p50=instance.off_p50,
+        off_p95=instance.off_p95,
         tier=instance.tier,
         load_expected_s=instance.load_expected_s,
         load_planned_s=instance.load_s,
     )
+
+
+def _profile_words(profile: Profile) -> str:
+    measured_as = f"measured as {profile.measured_as}" if profile.measured_as else "measured"
+    return profile.scaled_from or measured_as
 
 
 def _iteration_s(instance: InstanceEntry, now_s: float) -> float:

@@ -29,9 +29,17 @@ from mesh.domain.messages import (
     CancelImport,
     CancelProfile,
     ContinueRequest,
+    ImportDone,
+    ImportFailed,
     ImportModel,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
     InstanceReport,
+    KvResized,
+    LoadFailed,
     LoadInstance,
+    LoadProgress,
     NodeCommand,
     ProfileInstance,
     RequestReturned,
@@ -44,26 +52,16 @@ from mesh.domain.node_events import (
     AbortFinished,
     CommandReceived,
     HeartbeatDue,
-    ImportBroke,
-    ImportFinished,
-    ImportProgressed,
-    InstanceBroke,
     LinkClosed,
     LinkOpened,
-    LoadBroke,
-    LoadFinished,
-    LoadProgressed,
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
     PrefixesTold,
-    ResizeBroke,
-    ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
     SubmitFinished,
-    UnloadFinished,
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
@@ -89,6 +87,8 @@ class NodeCore:
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
+        if isinstance(event, _DISTURBING):
+            self._node.note_disturbed(now_s)
         self._dispatch(ctx, event)
         self._grant(ctx, primes=_is_calm(event))
         return ctx.ordered()
@@ -145,12 +145,11 @@ class NodeCore:
                 tell_refined(ctx, self._node)
             case MeasureFinished() | MeasureBroke():
                 self._measured(ctx, event)
-            case StepBroke() | InstanceBroke():
-                if isinstance(event, StepBroke):
-                    self._node.end_turn(ctx.now_s)
-                instance = self._node.instances.get(event.instance_id)
-                if instance is not None:
-                    broken(ctx, self._node, instance, event)
+            case StepBroke():
+                self._node.end_turn(ctx.now_s)
+                self._broken(ctx, event)
+            case InstanceGone() if event.error:
+                self._broken(ctx, event)
             case SubmitBroke():
                 for instance in self._node.instances.values():
                     submit_broke(ctx, instance, event)
@@ -159,19 +158,20 @@ class NodeCore:
                     prefixes.submitted(ctx, instance, event)
             case PrefixesTold():
                 prefixes.told(ctx, self._node, event)
-            case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
+            case LoadProgress() | InstanceLoaded() | LoadFailed() | InstanceGone():
                 instances.loading(ctx, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
-                if isinstance(event, LoadFinished) and loaded is not None:
+                if isinstance(event, InstanceLoaded) and loaded is not None:
                     shapes = to_prime(
                         batch_max=min(loaded.command.batch_max, self._limits.primed_batch_max),
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
-                    loaded.prime(shapes)
-            case ResizeFinished() | ResizeBroke():
+                    most = self._limits.prefill_tokens_max if shapes else 0
+                    loaded.prime(shapes, surveyed_chunk=most)
+            case KvResized():
                 instances.resized(ctx, self._node, event)
-            case ImportProgressed() | ImportFinished() | ImportBroke():
+            case ImportProgress() | ImportDone() | ImportFailed():
                 imports.importing(ctx, self._node, event)
             case AbortFinished():
                 instance = self._node.instances.get(event.instance_id)
@@ -185,6 +185,11 @@ class NodeCore:
                 instances.abandon(ctx, self._node)
             case _:
                 assert_never(event)
+
+    def _broken(self, ctx: NodeEventContext, event: StepBroke | InstanceGone) -> None:
+        instance = self._node.instances.get(event.instance_id)
+        if instance is not None:
+            broken(ctx, self._node, instance, event)
 
     def _command(self, ctx: NodeEventContext, command: NodeCommand) -> None:
         match command:
@@ -271,6 +276,10 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+_DISTURBING = CommandReceived | StepFinished | StepBroke | InstanceLoaded | LinkOpened
+"""After these a request is likelier than after others: a survey that nobody asked for waits."""
 
 
 def _tell_changed(ctx: NodeEventContext, instance: LocalInstance) -> None:

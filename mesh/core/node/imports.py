@@ -6,53 +6,24 @@ to store. Before: the deploy call of an operator. After: the model store of the 
 
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import StartImport, StopImport
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel, ImportProgress
-from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed
 
 
 def start_import(ctx: NodeEventContext, node: LocalNode, command: ImportModel) -> None:
     node.begin_import(command.operation_id, command.source)
-    ctx.engine(
-        StartImport(
-            operation_id=command.operation_id, source=command.source, weights=command.weights
-        )
-    )
+    ctx.engine(command)
 
 
 def cancel_import(ctx: NodeEventContext, node: LocalNode, command: CancelImport) -> None:
     if node.end_import(command.operation_id):
-        ctx.engine(StopImport(operation_id=command.operation_id))
+        ctx.engine(command)
 
 
 def importing(
-    ctx: NodeEventContext, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
+    ctx: NodeEventContext, node: LocalNode, event: ImportProgress | ImportDone | ImportFailed
 ) -> None:
-    operation_id = event.operation_id
-    if operation_id not in node.imports:
+    if event.operation_id not in node.imports:
         return
-    match event:
-        case ImportProgressed():
-            ctx.report(
-                ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
-            )
-        case ImportFinished():
-            node.end_import(operation_id)
-            ctx.report(
-                ImportDone(
-                    operation_id=operation_id,
-                    model=event.model,
-                    footprint=event.footprint,
-                    text=event.text,
-                )
-            )
-        case ImportBroke():
-            node.end_import(operation_id)
-            ctx.report(
-                ImportFailed(
-                    operation_id=operation_id,
-                    error=event.error,
-                    message=event.message,
-                    hint=event.hint,
-                )
-            )
+    if not isinstance(event, ImportProgress):
+        node.end_import(event.operation_id)
+    ctx.report(event)

@@ -1,5 +1,7 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
+from dataclasses import replace
+
 from mesh.compute.correction import share_trials
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
@@ -7,9 +9,10 @@ from mesh.core.node.context import NodeEventContext
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import AbortInEngine, StartLoad, StartResize, StartUnload, StopImport
+from mesh.domain.actions import AbortInEngine
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
+    CancelImport,
     InstanceGone,
     InstanceLoaded,
     KvResized,
@@ -18,14 +21,7 @@ from mesh.domain.messages import (
     LoadProgress,
     RequestReturned,
     ResizeKv,
-)
-from mesh.domain.node_events import (
-    LoadBroke,
-    LoadFinished,
-    LoadProgressed,
-    ResizeBroke,
-    ResizeFinished,
-    UnloadFinished,
+    UnloadInstance,
 )
 
 
@@ -44,18 +40,8 @@ def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
 
 
 def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
-    command = instance.command
     node.begin_load(instance, ctx.now_s)
-    ctx.engine(
-        StartLoad(
-            instance_id=command.instance_id,
-            deployment=command.deployment,
-            model=command.model,
-            kv_blocks=command.kv_blocks,
-            context_tokens_max=command.context_tokens_max,
-            batch_max=command.batch_max,
-        )
-    )
+    ctx.engine(instance.command)
 
 
 def _gone(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
@@ -93,7 +79,7 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
             ctx.report(returned)
         instance.leave()
         measuring.stop(ctx, node, instance)
-        ctx.engine(StartUnload(instance_id=instance_id))
+        ctx.engine(UnloadInstance(instance_id=instance_id))
 
 
 def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
@@ -113,86 +99,52 @@ def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
 
 def _start_resize(ctx: NodeEventContext, instance: LocalInstance, kv_blocks: int) -> None:
     instance.begin_resize(kv_blocks)
-    ctx.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
+    ctx.engine(ResizeKv(instance_id=instance.instance_id, kv_blocks=kv_blocks))
 
 
-def resized(ctx: NodeEventContext, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
+def resized(ctx: NodeEventContext, node: LocalNode, event: KvResized) -> None:
     """The oldest resize under way has ended. If an earlier link asked for it, a heartbeat tells of
     it: KvResized would be taken for the end of a resize that this link has asked for.
     """
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
-    kv_blocks, elapsed_s, error, message = instance.kv_blocks, 0.0, "", ""
-    match event:
-        case ResizeFinished():
-            kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
-        case ResizeBroke():
-            error, message = event.error, event.message
-    if not instance.end_resize(kv_blocks):
+    if event.error:
+        event = replace(event, kv_blocks=instance.kv_blocks)
+    if instance.end_resize(event.kv_blocks):
+        ctx.report(event)
+    else:
         ctx.report(node.heartbeat(ctx.now_s))
-        return
-    ctx.report(
-        KvResized(
-            instance_id=event.instance_id,
-            kv_blocks=kv_blocks,
-            elapsed_s=elapsed_s,
-            error=error,
-            message=message,
-        )
-    )
 
 
 def loading(
     ctx: NodeEventContext,
     node: LocalNode,
-    event: LoadProgressed | LoadFinished | LoadBroke | UnloadFinished,
+    event: LoadProgress | InstanceLoaded | LoadFailed | InstanceGone,
 ) -> None:
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
     computed_s = 0.0
-    if isinstance(event, LoadFinished | LoadBroke):
-        tier = event.loaded.tier if isinstance(event, LoadFinished) else None
+    if isinstance(event, InstanceLoaded | LoadFailed):
+        tier = event.tier if isinstance(event, InstanceLoaded) else None
         computed_s = node.end_load(instance, tier, ctx.now_s)
-    instance_id = event.instance_id
     match event:
-        case LoadProgressed():
-            ctx.report(LoadProgress(instance_id=instance_id, phase=event.phase, share=event.share))
-        case LoadFinished() if instance.state is LocalState.ABANDONED:
+        case LoadProgress():
+            ctx.report(event)
+        case InstanceLoaded() if instance.state is LocalState.ABANDONED:
             instance.leave()
-            ctx.engine(StartUnload(instance_id=instance_id))
-        case LoadFinished():
-            loaded = event.loaded
-            instance.note_loaded(loaded.footprint, loaded.kv_blocks)
+            ctx.engine(UnloadInstance(instance_id=event.instance_id))
+        case InstanceLoaded():
+            instance.note_loaded(event.footprint, event.kv_blocks)
             share_trials(node.instances.values(), ctx.now_s)
-            ctx.report(
-                InstanceLoaded(
-                    instance_id=instance_id,
-                    footprint=loaded.footprint,
-                    kv_blocks=loaded.kv_blocks,
-                    elapsed_s=loaded.elapsed_s,
-                    tier=loaded.tier,
-                    computed_s=computed_s,
-                )
-            )
-        case LoadBroke():
+            ctx.report(replace(event, computed_s=computed_s))
+        case LoadFailed():
             _gone(ctx, node, instance)
-            ctx.report(
-                LoadFailed(
-                    instance_id=instance_id,
-                    error=event.error,
-                    message=event.message,
-                    hint=event.hint,
-                )
-            )
-        case UnloadFinished():
+            ctx.report(event)
+        case InstanceGone():
             _gone(ctx, node, instance)
-            ctx.report(
-                InstanceGone(
-                    instance_id=instance_id, error=instance.error, message=instance.message
-                )
-            )
+            ctx.report(replace(event, error=instance.error, message=instance.message))
 
 
 def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
@@ -200,7 +152,7 @@ def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
     know nothing of what loads or leaves. What is loaded stays, for the next link.
     """
     for operation_id in node.imports:
-        ctx.engine(StopImport(operation_id=operation_id))
+        ctx.engine(CancelImport(operation_id=operation_id))
     node.link_closed()
     for instance in node.instances.values():
         for request in list(instance.requests.values()):

@@ -8,9 +8,14 @@ from mesh.core.node.instances import drop
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import StartUnload
-from mesh.domain.messages import ComputedAhead, ProfileRefined, RequestReturned, TokensReport
-from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
+from mesh.domain.messages import (
+    ComputedAhead,
+    InstanceGone,
+    RequestReturned,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
 
@@ -38,7 +43,10 @@ def learn(
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
         shape, each_s = result.shape, measured_s / result.iterations
-        instance.refinement.note(shape, each_s, correction.factor(now_s - measured_s))
+        factor = correction.factor(now_s - measured_s)
+        if not on_trial:
+            instance.note_error(measured_s, predicted_s * factor)
+            instance.refinement.note(shape, each_s, factor)
         correction.observe(measured_s, predicted_s, now_s, shape)
         if on_trial and not correction.trial_left:
             share_trials(node.instances.values(), now_s)
@@ -47,17 +55,15 @@ def learn(
 def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:
     """Predict by what iterations have told of profiles, and have the cell do so."""
     for instance in node.instances.values():
-        profile = instance.refinement.refined(ctx.now_s)
-        if profile is not None and instance.state is LocalState.READY:
+        factor = instance.correction.factor(ctx.now_s)
+        profile = instance.refinement.refined(ctx.now_s, factor)
+        if profile is None or instance.state is not LocalState.READY:
+            continue
+        if instance.profile.measured:
             instance.refine_profile(profile)
-            ctx.report(
-                ProfileRefined(
-                    instance_id=instance.instance_id,
-                    profile=profile,
-                    correction=instance.correction.factor(ctx.now_s),
-                    correction_planned=instance.correction.planned(ctx.now_s),
-                )
-            )
+        else:
+            instance.use_profile(profile)
+        ctx.report(instance.tell_profile(ctx.now_s))
 
 
 def step_finished(
@@ -115,7 +121,7 @@ def broken(
     ctx: NodeEventContext,
     node: LocalNode,
     instance: LocalInstance,
-    broke: StepBroke | InstanceBroke,
+    broke: StepBroke | InstanceGone,
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.
@@ -134,7 +140,7 @@ def broken(
     for request in requests:
         ctx.report(_returned(request, broke.error, broke.message))
     measuring.stop(ctx, node, instance)
-    ctx.engine(StartUnload(instance_id=instance.instance_id))
+    ctx.engine(UnloadInstance(instance_id=instance.instance_id))
 
 
 def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBroke) -> None:

@@ -4,6 +4,7 @@ Before: `instances`, which brings it up and takes it down. After: `state`, which
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -14,11 +15,14 @@ from mesh.compute.times import Times
 from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.messages import InstanceReport, LoadInstance
+from mesh.domain.messages import InstanceReport, LoadInstance, ProfileRefined
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import ProfileSource
 from mesh.request.run_queues import Prompt, RunQueue
 
+ERRORS_KEPT = 256
+"""Iterations by which it is told how far predictions are off."""
 FACTOR_KEPT_S = 0.05
 """Time in which a correction of the times fades by next to nothing."""
 
@@ -63,6 +67,12 @@ class LocalInstance:
     refinement: Refinement = field(init=False)
     unprimed: deque[IterationShape] = field(default_factory=deque)
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
+    surveyed_chunk: int = 0
+    """The largest chunk of a prompt that is timed while the node rests; 0: nothing is."""
+    surveyed: ProfileSource = ProfileSource.ESTIMATE
+    """The last survey of it that came to its end while the node rested."""
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
+    """By what share its last iterations took longer or shorter than predicted."""
     passed: int = 0
     """Turns in a row that passed it over."""
     kept_run_queue: RunQueue | None = None
@@ -182,8 +192,18 @@ class LocalInstance:
         self.correction.refined(Times(self.profile), Times(profile))
         self._predict_by(profile)
 
+    def tell_profile(self, now_s: float) -> ProfileRefined:
+        """What predicts it from now on, and by what that is corrected."""
+        return ProfileRefined(
+            instance_id=self.instance_id,
+            profile=self.profile,
+            correction=self.correction.factor(now_s),
+            correction_planned=self.correction.planned(now_s),
+        )
+
     def _predict_by(self, profile: Profile) -> None:
         self.profile, self.refinement = profile, Refinement(profile)
+        self.errors.clear()
         self.kept_run_queue = None
 
     def has_work(self) -> bool:
@@ -195,8 +215,28 @@ class LocalInstance:
         self.kept_run_queue = None
         self.encourage()
 
-    def prime(self, shapes: deque[IterationShape]) -> None:
-        self.unprimed = shapes
+    def prime(self, shapes: deque[IterationShape], surveyed_chunk: int) -> None:
+        """What to compute, and then to time, while there is nothing else to do."""
+        self.unprimed, self.surveyed_chunk = shapes, surveyed_chunk
+
+    def note_surveyed(self, source: ProfileSource) -> None:
+        self.surveyed = source
+
+    def wants_survey(self, source: ProfileSource) -> bool:
+        """Whether its times would be better known by such a survey, which it has not had."""
+        ready = self.state is LocalState.READY and self.surveyed_chunk > 0
+        known = max(self.profile.origin.rank, self.surveyed.rank)
+        return ready and known < source.rank and self.free_blocks > 1
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of its KV cache that hold nothing, for a request that runs or for one to come."""
+        return self.kv_blocks_next - self.kv_blocks_used - self.cache.kv_blocks
+
+    def note_error(self, measured_s: float, predicted_s: float) -> None:
+        """An iteration took so long that was predicted to take so long, correction included."""
+        if predicted_s > 0.0:
+            self.errors.append(abs(measured_s / predicted_s - 1.0))
 
     def note_primed(self, shape: IterationShape) -> None:
         self.unprimed.remove(shape)
@@ -280,5 +320,13 @@ class LocalInstance:
             correction_planned=self.correction.planned(now_s),
             stalls=self.correction.stalls(now_s),
             kv_blocks_cached=self.cache.kv_blocks,
+            off_p50=_quantile(self.errors, 0.5),
+            off_p95=_quantile(self.errors, 0.95),
             prefixes=tuple(self.cache.digests) if whole else (),
         )
+
+
+def _quantile(values: Collection[float], share: float) -> float:
+    """0 of none."""
+    ascending = sorted(values)
+    return ascending[int(share * (len(ascending) - 1))] if ascending else 0.0

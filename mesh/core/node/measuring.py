@@ -2,11 +2,17 @@
 
 Requests always go first, and wait for one timed iteration at most. What to measure is up to
 `mesh.compute.survey`; the profile that comes of it is used here at once, and reported.
+
+A survey is made because somebody asked for it (`mesh profile`), or by itself while the node rests:
+of a model whose times are estimated a few sizes once those of `priming` are done, and later, when
+the node has had nothing to do for a while, all that its KV cache holds without what is cached in
+it. These pieces are short, and give way to whatever comes: a request, a load, a command.
 """
 
 from dataclasses import replace
 
 from mesh.compute.survey import Survey
+from mesh.compute.times import Times
 from mesh.core.node import priming
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.local_instance import LocalInstance, LocalState
@@ -23,9 +29,21 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.node_events import MeasureBroke, MeasureFinished
+from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import ProfileSource
 
 PROGRESS_SHARE = 0.01
 """Told to the controller after each such part."""
+REST_S = 5.0
+"""Nothing to do for so long: then a whole survey may go on that nobody asked for."""
+REST_SHARE = 0.02
+"""Of the rest so far, that a piece of it may take: who comes after a long rest rarely waits."""
+PIECE_S_MAX = 0.25
+"""That a piece is expected to take at most, where a decode of one request does not take longer."""
+PIECE_DECODES_MAX = 1.5
+"""The same over such a decode."""
+PIECE_OVER_MAX = 2.0
+"""A shape that takes longer than a piece may by so much is not timed again."""
 
 
 def start(
@@ -33,7 +51,7 @@ def start(
 ) -> None:
     """Begin to measure; `prefill_tokens` is the largest chunk that an iteration may have."""
     instance = node.instances.get(command.instance_id)
-    if node.survey is not None:
+    if node.survey is not None and node.survey.operation_id is not None:
         busy = node.survey.instance.instance_id
         _fail(ctx, command.operation_id, f"the node measures {busy} at the moment")
     elif instance is None or instance.footprint is None or instance.state is not LocalState.READY:
@@ -52,22 +70,79 @@ def start(
 
 
 def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
-    """Time the next shape, if a survey is under way and nothing disturbs it; else prime."""
+    """Time the next shape, if a survey is under way and nothing disturbs it; else prime, and then
+    time what nobody has asked for.
+    """
     if node.loading():
         return
     running = node.survey
-    if running is None:
-        if primes:
-            priming.grant(ctx, node)
+    if running is None or running.operation_id is None:
+        if primes and not priming.grant(ctx, node):
+            _grant_at_rest(ctx, node)
         return
     shape = running.survey.next_shape()
     if shape is None:
-        node.end_survey()
-        _finish(ctx, running)
-        return
+        _finish(ctx, node, running)
+    else:
+        _time(ctx, node, running, shape)
+
+
+def _time(
+    ctx: NodeEventContext, node: LocalNode, running: LocalSurvey, shape: IterationShape
+) -> None:
     node.begin_measured(running.instance, ctx.now_s)
     running.ask()
     ctx.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
+
+
+def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
+    """Time the next shape that is short enough for the node's rest and finds room in the cache."""
+    rest_s = ctx.now_s - node.disturbed_s
+    if any(instance.requests for instance in node.instances.values()):
+        return
+    running = node.survey or _begin_at_rest(node, rest_s)
+    if running is None or (running.source is ProfileSource.REST and rest_s < REST_S):
+        return
+    instance, survey = running.instance, running.survey
+    times = Times(instance.profile, max(instance.correction.factor(ctx.now_s), running.slower))
+    while (shape := survey.next_shape()) is not None:
+        expected_s = times.iteration_s(shape)
+        if expected_s > _piece_s(times) or not priming.fits(instance, shape, instance.free_blocks):
+            survey.skip()
+        elif running.source is ProfileSource.REST and expected_s > REST_SHARE * rest_s:
+            return
+        else:
+            _time(ctx, node, running, shape)
+            return
+    _finish(ctx, node, running)
+
+
+def _piece_s(times: Times) -> float:
+    return max(PIECE_S_MAX, PIECE_DECODES_MAX * times.decode_s(1, 1))
+
+
+def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
+    """The survey that is wanted most: of any instance a few sizes before all of another."""
+    sources = [ProfileSource.PRIMING]
+    if rest_s >= REST_S:
+        sources.append(ProfileSource.REST)
+    for source in sources:
+        for instance in node.instances.values():
+            footprint = instance.footprint
+            if footprint is not None and instance.wants_survey(source):
+                survey = Survey(
+                    context_tokens_max=instance.command.context_tokens_max,
+                    batch_max=instance.command.batch_max,
+                    kv_tokens=instance.free_blocks * footprint.block_tokens,
+                    prefill_tokens_max=instance.surveyed_chunk,
+                    coarse=source is ProfileSource.PRIMING,
+                )
+                running = LocalSurvey(
+                    operation_id=None, instance=instance, survey=survey, source=source
+                )
+                node.begin_survey(running)
+                return running
+    return None
 
 
 def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | MeasureBroke) -> None:
@@ -76,18 +151,34 @@ def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | Me
     if running is None or not running.asked:
         return
     running.answered()
-    if isinstance(event, MeasureFinished):
-        running.survey.note(event.elapsed_s)
-    else:
+    operation_id = running.operation_id
+    if isinstance(event, MeasureBroke):
         running.survey.skip()
+    elif operation_id is None:
+        _note_piece(running, event.elapsed_s)
+    else:
+        running.survey.note(event.elapsed_s)
+    if operation_id is None:
+        return
     share = running.survey.share
     if share >= running.told_share + PROGRESS_SHARE:
         running.note_told(share)
         ctx.report(
-            ProfileProgress(
-                operation_id=running.operation_id, phase=running.survey.phase, share=share
-            )
+            ProfileProgress(operation_id=operation_id, phase=running.survey.phase, share=share)
         )
+
+
+def _note_piece(running: LocalSurvey, elapsed_s: float) -> None:
+    """One that was longer than expected is not computed again, so that nobody has to wait for it a
+    second time.
+    """
+    times, shape = Times(running.instance.profile), running.survey.next_shape()
+    if shape is not None:
+        running.note_predicted(times.iteration_s(shape))
+    if elapsed_s > PIECE_OVER_MAX * _piece_s(times):
+        running.survey.note_too_long(elapsed_s)
+    else:
+        running.survey.note(elapsed_s)
 
 
 def cancel(node: LocalNode, command: CancelProfile) -> None:
@@ -100,7 +191,8 @@ def stop(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> Non
     survey = node.survey
     if survey is not None and survey.instance is instance:
         node.end_survey()
-        _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded")
+        if survey.operation_id is not None:
+            _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded")
 
 
 def use(node: LocalNode, command: UseProfile) -> None:
@@ -108,14 +200,22 @@ def use(node: LocalNode, command: UseProfile) -> None:
     instance = node.instances.get(command.instance_id)
     if instance is not None and instance.profile != command.profile:
         instance.use_profile(command.profile)
+        running = node.survey
+        if running is None or running.operation_id is not None:
+            return
+        if running.instance is instance and not instance.wants_survey(running.source):
+            node.end_survey()
 
 
-def _finish(ctx: NodeEventContext, running: LocalSurvey) -> None:
+def _finish(ctx: NodeEventContext, node: LocalNode, running: LocalSurvey) -> None:
+    node.end_survey()
     instance, survey = running.instance, running.survey
+    instance.note_surveyed(running.source)
     try:
         prefill, decode = survey.grids()
     except EngineError as error:
-        _fail(ctx, running.operation_id, error.message)
+        if running.operation_id is not None:
+            _fail(ctx, running.operation_id, error.message)
         return
     profile = replace(
         instance.profile,
@@ -123,9 +223,14 @@ def _finish(ctx: NodeEventContext, running: LocalSurvey) -> None:
         decode=decode,
         scaled_from="",
         measured_s=survey.measured_s,
+        source=running.source,
+        measured_as="",
     )
     instance.use_profile(profile)
-    ctx.report(ProfileDone(operation_id=running.operation_id, profile=profile))
+    if running.operation_id is None:
+        ctx.report(instance.tell_profile(ctx.now_s))
+    else:
+        ctx.report(ProfileDone(operation_id=running.operation_id, profile=profile))
 
 
 def _fail(ctx: NodeEventContext, operation_id: OperationId, message: str) -> None:

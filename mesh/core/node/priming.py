@@ -30,25 +30,29 @@ def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deq
     return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
 
 
-def grant(ctx: NodeEventContext, node: LocalNode) -> None:
-    """Compute the next size of an instance that has some left."""
+def grant(ctx: NodeEventContext, node: LocalNode) -> bool:
+    """Compute the next size of an instance that has some left. False where none has."""
     for instance in node.instances.values():
         shape = _next_shape(instance) if instance.state is LocalState.READY else None
         if shape is not None:
             instance.note_primed(shape)
             node.begin_measured(instance, ctx.now_s)
             ctx.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
-            return
+            return True
+    return False
 
 
 def _next_shape(instance: LocalInstance) -> IterationShape | None:
     """The first that the KV cache has room for."""
+    free = instance.kv_blocks_next - instance.kv_blocks_used
+    return next((shape for shape in instance.unprimed if fits(instance, shape, free)), None)
+
+
+def fits(instance: LocalInstance, shape: IterationShape, free_blocks: int) -> bool:
+    """Whether so many KV blocks hold what such an iteration computes with."""
     footprint = instance.footprint
     if footprint is None:
-        return None
-    free = instance.kv_blocks_next - instance.kv_blocks_used
-    for shape in instance.unprimed:
-        decode = shape.decode_batch * footprint.blocks_for(shape.decode_context_tokens)
-        if decode + footprint.blocks_for(shape.prefill_tokens) <= free:
-            return shape
-    return None
+        return False
+    decode = shape.decode_batch * footprint.blocks_for(shape.decode_context_tokens)
+    prompt = footprint.blocks_for(shape.prefill_past_tokens + shape.prefill_tokens)
+    return decode + prompt <= free_blocks

@@ -11,6 +11,7 @@ from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import Heartbeat, InstanceReport
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
+from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.request.turns import Grant, note_turn
 
@@ -22,9 +23,13 @@ LOAD_SLOWDOWN = 2.0
 class LocalSurvey:
     """A profile in the making."""
 
-    operation_id: OperationId
+    operation_id: OperationId | None
+    """None: nobody has asked for it; it is made while the node rests."""
     instance: LocalInstance
     survey: Survey
+    source: ProfileSource = ProfileSource.SURVEY
+    predicted_s: float = 0.0
+    """Of all that has been timed so far."""
     asked: bool = False
     """One of its shapes is being timed."""
     told_share: float = 0.0
@@ -34,6 +39,15 @@ class LocalSurvey:
 
     def answered(self) -> None:
         self.asked = False
+
+    @property
+    def slower(self) -> float:
+        """By how much what was timed took longer than predicted, in sum."""
+        return self.survey.measured_s / self.predicted_s if self.predicted_s else 1.0
+
+    def note_predicted(self, predicted_s: float) -> None:
+        """A shape has been timed that was predicted to take so long."""
+        self.predicted_s += predicted_s
 
     def note_told(self, share: float) -> None:
         self.told_share = share
@@ -47,6 +61,8 @@ class LocalNode:
     survey: LocalSurvey | None = None
     rule: NodeRule = CELL_RULE
     """As the controller said last."""
+    disturbed_s: float = 0.0
+    """When it last had something to do, or was told something."""
     steps_started: int = 0
     stepping: InstanceId | None = None
     """Whose iteration is under way, a measured one or a real one."""
@@ -128,6 +144,10 @@ class LocalNode:
     def end_turn(self, now_s: float) -> None:
         self.stepping = None
         self.beside_loads.turn_ended(now_s)
+
+    def note_disturbed(self, now_s: float) -> None:
+        """Its rest, if it had one, is over."""
+        self.disturbed_s = now_s
 
     def begin_survey(self, survey: LocalSurvey) -> None:
         self.survey = survey

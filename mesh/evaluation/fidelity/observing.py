@@ -8,26 +8,20 @@ Times are points on the node's clock, which is its machine's. Before: `mesh.runt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mesh.domain.actions import (
-    SendReport,
-    StartLoad,
-    StartMeasure,
-    StartResize,
-    StartStep,
-    StartUnload,
-)
+from mesh.domain.actions import SendReport, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.messages import SubmitRequest, TokensReport
-from mesh.domain.model import Footprint
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    LoadFinished,
-    MeasureFinished,
-    ResizeFinished,
-    StepFinished,
-    UnloadFinished,
+from mesh.domain.messages import (
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadInstance,
+    ResizeKv,
+    SubmitRequest,
+    TokensReport,
+    UnloadInstance,
 )
+from mesh.domain.model import Footprint
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, MeasureFinished, StepFinished
 from mesh.domain.profile import IterationShape
 from mesh.runtime.journal import Decision
 
@@ -125,14 +119,14 @@ class Observer:
                 seen.steps.append(self._iteration(result.shape, result.elapsed_s, now_s))
             case MeasureFinished(elapsed_s=elapsed_s):
                 seen.primings.append(self._iteration(self._shape, elapsed_s, now_s))
-            case LoadFinished(instance_id=instance_id):
-                seen.footprint = event.loaded.footprint
+            case InstanceLoaded(instance_id=instance_id):
+                seen.footprint = event.footprint
                 self._end("load", instance_id, seen.loads, self._loaded_s, now_s)
                 self._loaded_s = now_s
-            case UnloadFinished(instance_id=instance_id):
+            case InstanceGone(instance_id=instance_id, error=""):
                 self._end("unload", instance_id, seen.unloads, self._computed_s, now_s)
                 self._computed_s = now_s
-            case ResizeFinished(instance_id=instance_id, elapsed_s=elapsed_s):
+            case KvResized(instance_id=instance_id, elapsed_s=elapsed_s):
                 self._amid.pop(("resize", instance_id), None)
                 seen.resizes.append(Spent(began_s=now_s - elapsed_s, took_s=elapsed_s))
             case HeartbeatDue():
@@ -151,11 +145,11 @@ class Observer:
             case StartMeasure(shape=shape):
                 self._shape = shape
                 self._begin(now_s)
-            case StartLoad(instance_id=instance_id):
+            case LoadInstance(instance_id=instance_id):
                 self._disturb("load", instance_id, now_s)
-            case StartUnload(instance_id=instance_id):
+            case UnloadInstance(instance_id=instance_id):
                 self._disturb("unload", instance_id, now_s)
-            case StartResize(instance_id=instance_id):
+            case ResizeKv(instance_id=instance_id):
                 self._disturb("resize", instance_id, now_s)
             case SendReport(report=TokensReport(outputs=outputs)):
                 for output in outputs:

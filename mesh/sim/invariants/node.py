@@ -91,4 +91,5 @@ def _check_work(node: LocalNode) -> None:
     for instance_id, instance in node.instances.items():
         works = instance.state is LocalState.READY and instance.has_work() and instance.promising
         hold(not works, "{} has work, and the engine is idle", instance_id)
-    hold(survey is None or node.loading(), "a survey waits, and the engine is idle")
+    asked = survey is not None and survey.operation_id is not None
+    hold(not asked or node.loading(), "a survey waits, and the engine is idle")

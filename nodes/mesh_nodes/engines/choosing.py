@@ -43,6 +43,8 @@ class BuiltEngine:
     """To be called once it has been read what the node takes without instances and `kept_bytes`."""
     as_is: tuple[str, ...] = ()
     """Architectures, by transformers' classes, that its models may have without mesh's knowing."""
+    plain: bool = False
+    """It computes no weights that their makers quantised: such models are not even imported."""
     least_load_s: Callable[[], float] | None = None
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
     whose loads say anything of later ones.
@@ -90,6 +92,7 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
         own_resident_bytes,
         nearer=engine.prepared,
         kept_bytes=ENGINE_BYTES,
+        plain=True,
         least_load_s=engine.least_load_s,
     )
 

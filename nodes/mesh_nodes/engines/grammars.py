@@ -15,14 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from tokenizers import Tokenizer
 
 from mesh.domain.grammar import Grammar
 from mesh.domain.steps import EngineRequest
+from mesh.domain.text import TextAssets
 from mesh.text.grammars import compiled
+from mesh.text.tokenizer import TextCodec
 
 VOCABULARIES_MAX = 8
 """Of tens of MB each."""
+_MARK = "\x02"
+"""A character that is a token of its own in every vocabulary that has bytes."""
 
 BUILD_S_MAX = 10.0
 """For a matcher, on whose thread others may be built before it."""
@@ -37,13 +42,63 @@ def _builder() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
 
+class _Literals:
+    """The tokens of text that a grammar forces, as llguidance's `TokenizerWrapper` asks for them.
+
+    llguidance's own reading of tokenizer.json takes the name of a special token for that token,
+    wherever it stands: `"a<|im_end|>b"` would end an answer amid a string.
+    """
+
+    def __init__(self, tokenizer_json: bytes, vocabulary_tokens: int) -> None:
+        codec = TextCodec(TextAssets(tokenizer_json=tokenizer_json))
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.tokens = [codec.token_bytes(token_id) for token_id in range(vocabulary_tokens)]
+        self.special_token_ids = sorted(codec.special_ids & set(range(vocabulary_tokens)))
+        self.eos_token_id = 0
+        self.bos_token_id = None
+        ordinary = (n for n in range(vocabulary_tokens) if n not in codec.special_ids)
+        self._ids = {self.tokens[n]: n for n in ordinary if self.tokens[n]}
+        self._bytes_max = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str) -> list[int]:
+        if type(text) is not str:
+            raise TypeError("text, no bytes")  # by which llguidance learns what it may give
+        wanted = text.encode()
+        # Some tokenizers begin every text with a space, which is then that of the mark.
+        for mark in ("", _MARK):
+            ids = self._tokenizer.encode(mark + text, add_special_tokens=False).ids
+            said = [self.tokens[n] if n < len(self.tokens) else b"" for n in ids]
+            marks = next((n for n in range(len(ids)) if said[n].endswith(_MARK.encode())), -1) + 1
+            if b"".join(said[marks:]) == wanted:
+                return ids[marks:]
+        return self._longest(wanted)
+
+    def _longest(self, wanted: bytes) -> list[int]:
+        """The longest token each time, up to where none fits."""
+        ids, at = list[int](), 0
+        while at < len(wanted):
+            ends = range(min(len(wanted), at + self._bytes_max), at, -1)
+            end = next((end for end in ends if wanted[at:end] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[wanted[at:end]])
+            at = end
+        return ids
+
+
 @lru_cache(maxsize=VOCABULARIES_MAX)
 def _vocabulary(
     tokenizer_json: Path, vocabulary_tokens: int, stop_ids: tuple[int, ...]
 ) -> LLTokenizer:
-    """Takes a tenth of a second for each 16,000 tokens."""
-    ends = list(stop_ids) or None
-    return LLTokenizer(tokenizer_json.read_text(), n_vocab=vocabulary_tokens, eos_token=ends)
+    """Takes a tenth of a second for each 16,000 tokens. Tokens that the model has no row of logits
+    for, as those of images in a text model, can never come and are left out.
+    """
+    ends = [one for one in stop_ids if one < vocabulary_tokens] or None
+    wrapped = TokenizerWrapper(_Literals(tokenizer_json.read_bytes(), vocabulary_tokens))
+    return LLTokenizer(wrapped, n_vocab=vocabulary_tokens, eos_token=ends)
 
 
 def _matcher(
@@ -58,7 +113,7 @@ class Constraint:
 
     def __init__(self, matcher: "Future[LLMatcher]", stop_ids: Sequence[int]) -> None:
         self._building = matcher
-        self._stop_ids = list(stop_ids)
+        self._stop_ids = np.array(stop_ids, np.int64)
         self._cpu_s, self._cpu_s_max = 0.0, CPU_S_MAX
         self._waiting: list[int] = []
         """Tokens that the matcher was not told yet."""
@@ -73,7 +128,7 @@ class Constraint:
         bits = self._allowed()
         if bits is None:
             forbidden = np.ones(row.size, np.bool_)
-            forbidden[self._stop_ids] = False
+            forbidden[self._stop_ids[self._stop_ids < row.size]] = False
         else:
             forbidden = np.unpackbits(~bits, count=row.size, bitorder="little").view(np.bool_)
         np.copyto(row, -np.inf, where=forbidden)

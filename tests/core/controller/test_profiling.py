@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mesh.core.controller.state.expectations import Expectations
 from mesh.domain.actions import (
     ControllerAction,
     ReplyDone,
@@ -38,11 +39,13 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.profile import Profile
+from mesh.domain.reasons import ProfileSource
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
     MODEL,
+    OTHER_MODEL,
     CellUnderTest,
     commands,
     deployment,
@@ -385,4 +388,35 @@ def test_a_refined_profile_of_something_else_is_not_taken() -> None:
         ProfileRefined(instance_id=InstanceId("gone"), profile=MEASURED),
     ):
         assert of_kind(cell.report(link, wrong), StoreProfile) == []
+    assert cell.core.cell.instances[instance_id].profile == MEASURED
+
+
+def test_what_a_node_has_found_out_by_itself_holds_for_all_of_the_shape_and_is_kept() -> None:
+    """A later deployment of that shape has it from its load on, and after a restart."""
+    cell = CellUnderTest(deployment(), profiles=(), limits=LIMITS)
+    link, _ = cell.join(node("n1", instance("i1", "chat")))
+    cell.join(node("n2", instance("i2", "chat")))
+    estimate = cell.core.cell.instances[InstanceId("i1")].profile
+    assert estimate is not None
+    found = replace(estimate, scaled_from="", source=ProfileSource.PRIMING, measured_s=2.0)
+    said = ProfileRefined(instance_id=InstanceId("i1"), profile=found, correction=1.0)
+    actions = cell.report(link, said)
+    assert only(actions, StoreProfile).profile == found
+    (used,) = commands(actions, UseProfile)
+    assert (used.instance_id, used.profile) == ("i2", found)
+    assert cell.core.cell.instances[InstanceId("i1")].profile == found
+    later = Expectations((found,)).profile(OTHER_MODEL, FOOTPRINT, hello())
+    assert (later.measured, later.measured_as) == (True, found.model_id)
+    assert (later.model_id, later.decode) == (OTHER_MODEL.model_id, found.decode)
+    another = replace(OTHER_MODEL, layers=3)
+    assert not Expectations((found,)).profile(another, FOOTPRINT, hello()).measured
+
+
+def test_less_is_never_taken_for_more() -> None:
+    """What iterations tell of an estimate comes too late where the model has been surveyed."""
+    cell, link, instance_id = measuring_cell()
+    cell.report(link, DONE)
+    less = replace(PROFILE, source=ProfileSource.ITERATIONS)
+    actions = cell.report(link, ProfileRefined(instance_id=instance_id, profile=less))
+    assert of_kind(actions, StoreProfile) == []
     assert cell.core.cell.instances[instance_id].profile == MEASURED

@@ -4,17 +4,14 @@ import pytest
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import InstanceLoaded
-from mesh.domain.node_events import CommandReceived, LoadFinished
+from mesh.domain.node_events import CommandReceived
 from mesh.domain.reasons import FinishReason
-from mesh.domain.steps import LoadedInstance
-from tests.core.cells import FOOTPRINT, only
-from tests.core.nodes import NodeUnderTest, load_command, reports, token
+from tests.core.cells import only
+from tests.core.nodes import NodeUnderTest, load_command, loaded, reports, token
 
 
 def computed_s(node: NodeUnderTest, name: str) -> float:
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=9.0)
-    event = LoadFinished(instance_id=InstanceId(name), loaded=loaded)
-    return only(reports(node.tell(event)), InstanceLoaded).computed_s
+    return only(reports(node.tell(loaded(InstanceId(name)))), InstanceLoaded).computed_s
 
 
 def test_a_load_tells_for_how_long_the_node_computed_beside_it() -> None:

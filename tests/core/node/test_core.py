@@ -2,44 +2,32 @@
 
 import pytest
 
-from mesh.domain.actions import (
-    AbortInEngine,
-    SendReport,
-    StartImport,
-    StartLoad,
-    StartStep,
-    StartUnload,
-    StopImport,
-    SubmitToEngine,
-)
+from mesh.domain.actions import AbortInEngine, SendReport, StartStep, SubmitToEngine
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
+    CancelImport,
     Heartbeat,
     ImportModel,
     InstanceGone,
     InstanceLoaded,
     LoadFailed,
+    LoadInstance,
     RequestReturned,
     UnloadInstance,
 )
 from mesh.domain.node_events import (
     AbortFinished,
-    InstanceBroke,
     LinkClosed,
     LinkOpened,
-    LoadBroke,
-    LoadFinished,
     NodeEvent,
     StepBroke,
     SubmitBroke,
-    UnloadFinished,
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance
-from tests.core.cells import FOOTPRINT, MODEL, only
-from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
+from tests.core.cells import MODEL, only
+from tests.core.nodes import NodeUnderTest, load_command, loaded, outputs, reports, token
 
 
 def test_the_turn_goes_to_the_request_with_the_least_headroom() -> None:
@@ -142,14 +130,14 @@ def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> No
     assert isinstance(first, Heartbeat), "said first, or they would be sent here again"
     assert first.instances == ()
     assert [r.request_id for r in rest if isinstance(r, RequestReturned)] == ["a", "b"]
-    only(broke, StartUnload)
-    gone = reports(node.tell(UnloadFinished(instance_id=InstanceId("i1"))))[0]
+    only(broke, UnloadInstance)
+    gone = reports(node.tell(InstanceGone(instance_id=InstanceId("i1"))))[0]
     assert isinstance(gone, InstanceGone)
     assert gone.message == "boom"
 
 
 I1 = InstanceId("i1")
-LOST = InstanceBroke(instance_id=I1, error="EngineError", message="killed")
+LOST = InstanceGone(instance_id=I1, error="EngineError", message="killed")
 LOST_AMID_A_STEP = StepBroke(instance_id=I1, error="EngineError", message="killed amid a step")
 
 
@@ -160,9 +148,9 @@ def test_an_idle_instance_that_ends_is_unlisted_at_once_and_gone_with_the_reason
     (beat,) = reports(told)
     assert isinstance(beat, Heartbeat)
     assert beat.instances == ()
-    only(told, StartUnload)
+    only(told, UnloadInstance)
     gone = InstanceGone(instance_id=I1, error="EngineError", message="killed")
-    assert reports(node.tell(UnloadFinished(instance_id=I1))) == [gone]
+    assert reports(node.tell(InstanceGone(instance_id=I1))) == [gone]
     assert node.tell(LOST) == [], "told late, of what is gone"
     assert isinstance(reports(node.load())[0], InstanceLoaded), "the node is well"
 
@@ -179,7 +167,7 @@ def test_an_instance_that_ends_amid_a_step_ends_once_and_the_next_turn_is_anothe
     node.submit("b", "i2")
     actions = [action for event in told for action in node.tell(event)]
     assert [r.request_id for r in reports(actions) if isinstance(r, RequestReturned)] == ["a"]
-    only(actions, StartUnload)
+    only(actions, UnloadInstance)
     assert only(actions, StartStep).instance_id == "i2"
 
 
@@ -187,12 +175,11 @@ def test_an_instance_that_ends_before_its_load_is_told_is_never_listed() -> None
     node = NodeUnderTest()
     node.command(load_command())
     assert node.tell(LOST) == []
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    actions = node.tell(LoadFinished(instance_id=I1, loaded=loaded))
-    only(actions, StartUnload)
+    actions = node.tell(loaded(I1))
+    only(actions, UnloadInstance)
     assert reports(actions) == []
     gone = InstanceGone(instance_id=I1, error="EngineError", message="killed")
-    assert reports(node.tell(UnloadFinished(instance_id=I1))) == [gone]
+    assert reports(node.tell(InstanceGone(instance_id=I1))) == [gone]
 
 
 def test_a_request_that_the_engine_will_not_take_is_returned() -> None:
@@ -209,24 +196,23 @@ def test_unloading_returns_what_still_runs() -> None:
     node.submit("a")
     actions = node.command(UnloadInstance(instance_id=InstanceId("i1")))
     assert isinstance(reports(actions)[0], RequestReturned)
-    only(actions, StartUnload)
+    only(actions, UnloadInstance)
     assert node.core.instances() == ()
 
 
 def test_an_instance_unloaded_while_it_loads_goes_as_soon_as_it_has() -> None:
     node = NodeUnderTest()
-    only(node.command(load_command()), StartLoad)
+    only(node.command(load_command()), LoadInstance)
     assert node.command(UnloadInstance(instance_id=InstanceId("i1"))) == []
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    actions = node.tell(LoadFinished(instance_id=InstanceId("i1"), loaded=loaded))
-    only(actions, StartUnload)
+    actions = node.tell(loaded(InstanceId("i1")))
+    only(actions, UnloadInstance)
     assert reports(actions) == []
 
 
 def test_a_failed_load_is_reported_and_the_id_is_free_again() -> None:
     node = NodeUnderTest()
     node.command(load_command())
-    broke = LoadBroke(instance_id=InstanceId("i1"), error="TornModel", message="torn", hint="h")
+    broke = LoadFailed(instance_id=InstanceId("i1"), error="TornModel", message="torn", hint="h")
     failed = reports(node.tell(broke))[0]
     assert isinstance(failed, LoadFailed)
     assert isinstance(reports(node.load())[0], InstanceLoaded)
@@ -242,14 +228,13 @@ def test_a_lost_link_aborts_requests_and_imports_but_keeps_what_is_loaded() -> N
     node.load()
     node.submit("a")
     node.command(load_command("i2"))
-    only(node.command(ImportModel(operation_id=OperationId("op"), source="pkg://x/y")), StartImport)
+    only(node.command(ImportModel(operation_id=OperationId("op"), source="pkg://x/y")), ImportModel)
     actions = node.tell(LinkClosed(reason="reset"))
     only(actions, AbortInEngine)
-    only(actions, StopImport)
+    only(actions, CancelImport)
     assert reports(actions) == []
     assert [i.instance_id for i in node.core.instances()] == ["i1"]
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    only(node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded)), StartUnload)
+    only(node.tell(loaded(InstanceId("i2"))), UnloadInstance)
     assert reports(node.step("i1", token("a", 0))) == [], "nobody hears it"
 
 
@@ -272,14 +257,13 @@ def test_a_load_waits_for_memory_that_the_controller_does_not_know_to_be_taken()
     node.command(load_command("old"))
     node.tell(LinkClosed(reason="reset"))
     node.tell(LinkOpened())
-    assert not [a for a in node.command(load_command("new")) if isinstance(a, StartLoad)]
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    only(node.tell(LoadFinished(instance_id=InstanceId("old"), loaded=loaded)), StartUnload)
-    gone = node.tell(UnloadFinished(instance_id=InstanceId("old")))
-    assert only(gone, StartLoad).instance_id == "new"
+    assert not [a for a in node.command(load_command("new")) if isinstance(a, LoadInstance)]
+    only(node.tell(loaded(InstanceId("old"))), UnloadInstance)
+    gone = node.tell(InstanceGone(instance_id=InstanceId("old")))
+    assert only(gone, LoadInstance).instance_id == "new"
     node.command(UnloadInstance(instance_id=InstanceId("new")))
     again = node.command(load_command("newer"))
-    assert only(again, StartLoad).instance_id == "newer", "what the controller unloads, it books"
+    assert only(again, LoadInstance).instance_id == "newer", "what the controller unloads, it books"
 
 
 def test_a_load_that_waits_is_given_up_at_once() -> None:
@@ -291,8 +275,8 @@ def test_a_load_that_waits_is_given_up_at_once() -> None:
     node.command(load_command("new"))
     gone = reports(node.command(UnloadInstance(instance_id=InstanceId("new"))))
     assert gone == [InstanceGone(instance_id=InstanceId("new"))]
-    after = node.tell(UnloadFinished(instance_id=InstanceId("old")))
-    assert not [a for a in after if isinstance(a, StartLoad)]
+    after = node.tell(InstanceGone(instance_id=InstanceId("old")))
+    assert not [a for a in after if isinstance(a, LoadInstance)]
 
 
 def test_blocks_in_use_are_those_after_the_last_abort() -> None:

@@ -10,6 +10,8 @@ from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import (
     CancelProfile,
+    InstanceGone,
+    LoadFailed,
     ProfileDone,
     ProfileFailed,
     ProfileInstance,
@@ -23,10 +25,8 @@ from mesh.domain.node_events import (
     HeartbeatDue,
     LinkClosed,
     LinkOpened,
-    LoadBroke,
     MeasureBroke,
     MeasureFinished,
-    UnloadFinished,
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
@@ -118,7 +118,7 @@ def test_nothing_is_timed_beside_a_load() -> None:
     node, shape = measuring_node()
     node.command(load_command("i2"))
     assert of_kind(finish(node), StartMeasure) == []
-    broke = LoadBroke(instance_id=InstanceId("i2"), error="OutOfMemory", message="no", hint="")
+    broke = LoadFailed(instance_id=InstanceId("i2"), error="OutOfMemory", message="no", hint="")
     assert only(node.tell(broke), StartMeasure).shape != shape
 
 
@@ -165,7 +165,7 @@ def test_an_instance_that_is_unloaded_fails_its_profile() -> None:
     (failed,) = failures(node.command(UnloadInstance(instance_id=I1)))
     assert (failed.operation_id, failed.message) == (OP, "i1 was unloaded")
     assert failures(finish(node)) == []
-    assert failures(node.tell(UnloadFinished(instance_id=I1))) == []
+    assert failures(node.tell(InstanceGone(instance_id=I1))) == []
 
 
 def test_a_lost_link_ends_a_profile_for_which_nobody_waits() -> None:

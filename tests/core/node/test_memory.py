@@ -9,9 +9,7 @@ from mesh.domain.actions import (
     NodeAction,
     SendReport,
     StartMeasure,
-    StartResize,
     StartStep,
-    StartUnload,
     SubmitToEngine,
 )
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -20,32 +18,22 @@ from mesh.domain.messages import (
     Heartbeat,
     InstanceGone,
     KvResized,
+    LoadFailed,
     ProfileInstance,
     RequestReturned,
     ResizeKv,
     TokensReport,
     UnloadInstance,
 )
-from mesh.domain.node_events import (
-    HeartbeatDue,
-    LinkClosed,
-    LinkOpened,
-    LoadBroke,
-    LoadFinished,
-    MeasureFinished,
-    ResizeBroke,
-    ResizeFinished,
-    StepBroke,
-    UnloadFinished,
-)
+from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened, MeasureFinished, StepBroke
 from mesh.domain.reasons import FinishReason
-from mesh.domain.steps import LoadedInstance
-from tests.core.cells import FOOTPRINT, of_kind, only
+from tests.core.cells import of_kind, only
 from tests.core.nodes import (
     ENGINE_BYTES,
     RSS_BYTES,
     NodeUnderTest,
     load_command,
+    loaded,
     outputs,
     reports,
     token,
@@ -68,7 +56,7 @@ def resize(node: NodeUnderTest, kv_blocks: int, of: InstanceId = I1) -> list[Nod
 
 
 def resized(node: NodeUnderTest, kv_blocks: int) -> list[NodeAction]:
-    return node.tell(ResizeFinished(instance_id=I1, kv_blocks=kv_blocks, elapsed_s=0.02))
+    return node.tell(KvResized(instance_id=I1, kv_blocks=kv_blocks, elapsed_s=0.02))
 
 
 def told_blocks(node: NodeUnderTest) -> int:
@@ -84,7 +72,7 @@ def starved(actions: Sequence[NodeAction]) -> tuple[RequestId, ...]:
 def test_a_resize_is_answered_with_the_blocks_in_force() -> None:
     """More than wanted: a shrink met blocks in use."""
     node = loaded_node()
-    assert resize(node, 8) == [StartResize(instance_id=I1, kv_blocks=8)]
+    assert resize(node, 8) == [ResizeKv(instance_id=I1, kv_blocks=8)]
     assert reports(resized(node, 10)) == [KvResized(instance_id=I1, kv_blocks=10, elapsed_s=0.02)]
     assert told_blocks(node) == 10
 
@@ -94,7 +82,9 @@ def test_a_resize_that_breaks_leaves_the_blocks_as_they_were() -> None:
     resize(node, 8)
     resized(node, 8)
     resize(node, 64)
-    broke = ResizeBroke(instance_id=I1, error="OutOfMemory", message="no room")
+    broke = KvResized(
+        instance_id=I1, kv_blocks=0, elapsed_s=0.0, error="OutOfMemory", message="no room"
+    )
     (said,) = reports(node.tell(broke))
     assert said == KvResized(
         instance_id=I1, kv_blocks=8, elapsed_s=0.0, error="OutOfMemory", message="no room"
@@ -111,7 +101,7 @@ def test_until_resizes_are_done_a_hello_tells_the_most_blocks_that_may_be_held(
 ) -> None:
     """Who does not know of the resizes must not give their memory to another instance."""
     node = loaded_node()
-    asked = [only(resize(node, blocks), StartResize).kv_blocks for blocks in wanted]
+    asked = [only(resize(node, blocks), ResizeKv).kv_blocks for blocks in wanted]
     assert asked == wanted
     told = [told_blocks(node)]
     for blocks in wanted:
@@ -124,7 +114,7 @@ def test_a_resize_amid_an_iteration_is_asked_for_at_once_and_before_a_later_subm
     node = loaded_node()
     node.submit("a")
     actions = [*resize(node, 32), *node.submit("b"), *resize(node, 48)]
-    assert [type(action) for action in actions] == [StartResize, SubmitToEngine, StartResize]
+    assert [type(action) for action in actions] == [ResizeKv, SubmitToEngine, ResizeKv]
     assert of_kind(actions, StartStep) == [], "one iteration at a time"
     assert [output.request_id for output in outputs(node.step("i1", token("a", 0)))] == ["a"]
 
@@ -133,14 +123,14 @@ def test_a_resize_of_an_instance_that_is_not_there_reports_it_gone() -> None:
     node = loaded_node()
     gone = resize(node, 8, of=InstanceId("i9"))
     assert reports(gone) == [InstanceGone(instance_id=InstanceId("i9"))]
-    assert not of_kind(gone, StartResize)
+    assert not of_kind(gone, ResizeKv)
 
 
 def test_the_end_of_an_instance_that_goes_answers_for_its_resize() -> None:
     node = loaded_node()
     node.command(UnloadInstance(instance_id=I1))
     assert resize(node, 8) == []
-    assert reports(node.tell(UnloadFinished(instance_id=I1))) == [InstanceGone(instance_id=I1)]
+    assert reports(node.tell(InstanceGone(instance_id=I1))) == [InstanceGone(instance_id=I1)]
 
 
 def test_an_instance_that_loads_is_not_resized() -> None:
@@ -154,9 +144,9 @@ def test_a_resize_under_way_is_answered_before_the_end_of_its_instance() -> None
     node.submit("a")
     resize(node, 32)
     broke = node.tell(StepBroke(instance_id=I1, error="EngineError", message="boom"))
-    only(broke, StartUnload)
+    only(broke, UnloadInstance)
     assert only(reports(resized(node, 32)), KvResized).kv_blocks == 32
-    only(reports(node.tell(UnloadFinished(instance_id=I1))), InstanceGone)
+    only(reports(node.tell(InstanceGone(instance_id=I1))), InstanceGone)
     assert resized(node, 32) == [], "nobody has this instance any more"
 
 
@@ -188,12 +178,11 @@ def test_growth_waits_for_what_an_old_link_was_loading_to_leave_the_memory() -> 
     node.command(load_command("i2"))
     node.tell(LinkClosed(reason="reset"))
     node.tell(LinkOpened())
-    assert of_kind(resize(node, LOADED_BLOCKS + 1), StartResize) == []
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    left = node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded))
-    assert only(left, StartUnload).instance_id == "i2"
-    free = node.tell(UnloadFinished(instance_id=InstanceId("i2")))
-    assert only(free, StartResize).kv_blocks == LOADED_BLOCKS + 1
+    assert of_kind(resize(node, LOADED_BLOCKS + 1), ResizeKv) == []
+    left = node.tell(loaded(InstanceId("i2")))
+    assert only(left, UnloadInstance).instance_id == "i2"
+    free = node.tell(InstanceGone(instance_id=InstanceId("i2")))
+    assert only(free, ResizeKv).kv_blocks == LOADED_BLOCKS + 1
     assert only(reports(resized(node, LOADED_BLOCKS + 1)), KvResized).error == ""
 
 
@@ -202,13 +191,13 @@ def test_a_shrink_does_not_wait_and_growth_that_waits_does_not_outlive_its_link(
     node.command(load_command("i2"))
     node.tell(LinkClosed(reason="reset"))
     node.tell(LinkOpened())
-    assert only(resize(node, 4), StartResize).kv_blocks == 4
+    assert only(resize(node, 4), ResizeKv).kv_blocks == 4
     resized(node, 4)
     resize(node, LOADED_BLOCKS)
     node.tell(LinkClosed(reason="reset"))
     node.tell(LinkOpened())
-    failed = LoadBroke(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
-    assert of_kind(node.tell(failed), StartResize) == []
+    failed = LoadFailed(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
+    assert of_kind(node.tell(failed), ResizeKv) == []
 
 
 def test_growth_that_waits_goes_with_its_instance() -> None:
@@ -218,8 +207,8 @@ def test_growth_that_waits_goes_with_its_instance() -> None:
     node.tell(LinkOpened())
     resize(node, LOADED_BLOCKS + 1)
     node.command(UnloadInstance(instance_id=I1))
-    failed = LoadBroke(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
-    assert of_kind(node.tell(failed), StartResize) == []
+    failed = LoadFailed(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
+    assert of_kind(node.tell(failed), ResizeKv) == []
 
 
 def test_requests_that_starve_are_reported_and_stay() -> None:
@@ -291,7 +280,7 @@ HELP = [ask_for_blocks, take_a_request_back, bring_another_request]
 def test_a_starved_instance_gets_its_turn_after_what_may_help_it(asked: Ask) -> None:
     node, _ = starving_node()
     first, second = asked(node)
-    assert isinstance(first, StartResize | AbortInEngine | SubmitToEngine)
+    assert isinstance(first, ResizeKv | AbortInEngine | SubmitToEngine)
     assert isinstance(second, StartStep), "the engine gets it in this order"
 
 
@@ -342,7 +331,7 @@ def test_a_survey_reckons_with_the_blocks_of_a_resize_before_it() -> None:
     while asked := of_kind(actions, StartMeasure):
         shape = asked[0].shape
         tokens.append(shape.decode_batch * shape.decode_context_tokens)
-        assert resize(node, 4 * LOADED_BLOCKS) == [StartResize(instance_id=I1, kv_blocks=64)]
+        assert resize(node, 4 * LOADED_BLOCKS) == [ResizeKv(instance_id=I1, kv_blocks=64)]
         actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.2))
     assert LOADED_BLOCKS * 32 < max(tokens) <= 4 * LOADED_BLOCKS * 32
 
@@ -358,6 +347,5 @@ def test_what_is_beside_the_engines_books_is_told_after_two_quiet_heartbeats() -
     assert [told(rss_bytes) for rss_bytes in (300, 320, 310, 900, 300)] == [0, 100, 110, 110, 110]
     node.command(load_command("i2"))
     assert [told(900), told(900)] == [110, 110]
-    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-    node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded))
+    node.tell(loaded(InstanceId("i2")))
     assert [told(900), told(900), told(300)] == [110, 700, 700]

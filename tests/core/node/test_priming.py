@@ -4,14 +4,8 @@ from mesh.core.node.core import NodeCore
 from mesh.domain.actions import StartMeasure, StartStep
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import ResizeKv
-from mesh.domain.node_events import (
-    HeartbeatDue,
-    LinkOpened,
-    MeasureBroke,
-    MeasureFinished,
-    ResizeFinished,
-)
+from mesh.domain.messages import KvResized, ResizeKv
+from mesh.domain.node_events import HeartbeatDue, LinkOpened, MeasureBroke, MeasureFinished
 from mesh.domain.reasons import FinishReason
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, token
@@ -51,7 +45,7 @@ def test_who_a_grow_is_for_waits_for_no_size() -> None:
     grown = node.command(ResizeKv(instance_id=I1, kv_blocks=32))
     assert not of_kind(grown, StartMeasure)
     assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
-    ended = node.tell(ResizeFinished(instance_id=I1, kv_blocks=32, elapsed_s=0.0))
+    ended = node.tell(KvResized(instance_id=I1, kv_blocks=32, elapsed_s=0.0))
     assert not of_kind(ended, StartMeasure)
 
 

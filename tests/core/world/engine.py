@@ -5,16 +5,10 @@ It holds the node to what it may ask for: what a real engine would bear or refus
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.runtime.engine import (
-    EngineRequest,
-    LoadedInstance,
-    LoadOrder,
-    Progress,
-    ResizedKv,
-    StepResult,
-)
+from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, StepResult
 from tests.core.cells import FOOTPRINT
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -37,7 +31,7 @@ class StrictEngine(ScriptedEngine):
         """No call fails any more."""
         self.script = Script(step_s=MEASURED_S)
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         assert order.instance_id not in self._instances
         return super().load(order, progress)
 
@@ -77,7 +71,7 @@ class StrictEngine(ScriptedEngine):
         assert not able, "a measurement goes before a request"
         return super().measure(instance_id, shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         self._stuck.discard(instance_id)
         return super().resize_kv(instance_id, kv_blocks)
 

@@ -10,22 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.actions import NodeAction
 from mesh.domain.errors import MeshError
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId, OperationId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.messages import ImportDone, ImportFailed, LoadInstance, NodeCommand, NodeReport
 from mesh.domain.model import Footprint, WeightPrecision
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    ImportBroke,
-    ImportFinished,
-    LinkClosed,
-    LinkOpened,
-    NodeEvent,
-)
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
@@ -202,11 +194,11 @@ class WorldNode:
     ) -> None:
         def done(result: MeshError | None) -> NodeEvent:
             if self.engine.script.fails("fail_loads"):
-                return ImportBroke(
+                return ImportFailed(
                     operation_id=operation_id, error="TornModel", message="as told", hint=""
                 )
             model = MODEL if source == MODEL.source else OTHER_MODEL
-            return ImportFinished(
+            return ImportDone(
                 operation_id=operation_id, model=model, footprint=self.footprint, text=TEXT
             )
 
@@ -215,7 +207,7 @@ class WorldNode:
     def stop_import(self, operation_id: OperationId) -> None:
         """It ends all the same, and nobody is told."""
 
-    def at_hand(self, action: StartLoad) -> LoadOrder:
+    def at_hand(self, action: LoadInstance) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -228,7 +220,7 @@ class WorldNode:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:

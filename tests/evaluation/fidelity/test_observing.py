@@ -2,17 +2,17 @@
 
 import pytest
 
-from mesh.domain.actions import NodeAction, SendReport, StartResize, StartStep, StartUnload
+from mesh.domain.actions import NodeAction, SendReport, StartStep
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.messages import SubmitRequest, TokensReport
-from mesh.domain.node_events import (
-    CommandReceived,
-    HeartbeatDue,
-    NodeEvent,
-    ResizeFinished,
-    StepFinished,
-    UnloadFinished,
+from mesh.domain.messages import (
+    InstanceGone,
+    KvResized,
+    ResizeKv,
+    SubmitRequest,
+    TokensReport,
+    UnloadInstance,
 )
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.slo import Slo
 from mesh.domain.steps import StepResult
@@ -74,12 +74,12 @@ def test_an_iteration_lasts_from_its_turn_to_the_decision_on_it() -> None:
 
 
 def test_an_iteration_beside_a_resize_is_not_undisturbed() -> None:
-    resize = StartResize(instance_id=ONE, kv_blocks=9)
+    resize = ResizeKv(instance_id=ONE, kv_blocks=9)
     seen = observe(
         decided(1.0, beat(), STEP),
         decided(1.25, beat(), resize),
         decided(1.5, stepped(0.4), STEP),
-        decided(1.6, ResizeFinished(instance_id=ONE, kv_blocks=9, elapsed_s=0.0625)),
+        decided(1.6, KvResized(instance_id=ONE, kv_blocks=9, elapsed_s=0.0625)),
         decided(2.0, stepped(0.4), STEP),
         decided(2.5, stepped(0.4)),
     )
@@ -90,9 +90,9 @@ def test_an_iteration_beside_a_resize_is_not_undisturbed() -> None:
 def test_an_unload_counts_from_when_the_engine_is_free_for_it() -> None:
     seen = observe(
         decided(1.0, beat(), STEP),
-        decided(1.25, beat(), StartUnload(instance_id=TWO)),
+        decided(1.25, beat(), UnloadInstance(instance_id=TWO)),
         decided(2.0, stepped(0.9)),
-        decided(2.5, UnloadFinished(instance_id=TWO)),
+        decided(2.5, InstanceGone(instance_id=TWO)),
     )
     assert [unload.took_s for unload in seen.unloads] == [0.5]
 

@@ -10,7 +10,8 @@ from mesh.domain.slo import Slo
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.replay.simulating import LiveCell, cell_plan, simulate
 from mesh.sim.testbed import known_models
-from mesh.wire.codec_views import node_from_wire, node_to_wire
+from mesh.v1 import control_pb2
+from mesh.wire.codec import to_wire, view_from_wire
 from mesh_workloads.replay_plan import Call, ReplayPlan
 from tests.cli.views import CHAT_SMALL, NODE
 
@@ -79,10 +80,10 @@ def test_a_node_is_what_the_live_one_is() -> None:
 
 
 def test_a_node_of_a_kind_that_only_the_controller_knows_is_refused() -> None:
-    message = node_to_wire(HOST)
+    message = to_wire(HOST, control_pb2.Node)
     message.device = "npu"
     with pytest.raises(InvalidInput, match="'cpu0' computes on 'npu', and no simulated node"):
-        cell_plan(live(VIEW, node_from_wire(message)))
+        cell_plan(live(VIEW, view_from_wire(message, NodeSnapshot)))
 
 
 @pytest.mark.parametrize("lacking", ["profile", "footprint"])

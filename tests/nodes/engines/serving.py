@@ -4,17 +4,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded
 from mesh.domain.model import ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import (
-    Engine,
-    EngineRequest,
-    LoadedInstance,
-    LoadOrder,
-    Progress,
-    StepResult,
-)
+from mesh.runtime.engine import Engine, EngineRequest, LoadOrder, Progress, StepResult
 
 INSTANCE = InstanceId("i-1")
 STEPS_MAX = 2000
@@ -30,7 +24,7 @@ def load(
     context_tokens_max: int = 256,
     batch_max: int = 8,
     progress: Progress = lambda *_: None,
-) -> LoadedInstance:
+) -> InstanceLoaded:
     order = LoadOrder(
         instance_id=instance_id,
         deployment=DeploymentName("d"),

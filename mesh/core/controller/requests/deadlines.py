@@ -33,6 +33,10 @@ RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Told to clients that are refused for want of a place."""
 LOOKED_AT = 8
 """So many of a queue that are looked at together cost what the validation of one does."""
+GUESSED_SHARE_MOST = 0.5
+"""Of the time until a first token is due, that an estimated profile may say it takes: an estimate
+may be off by a multiple, and a request that was never tried is not refused by one alone.
+"""
 NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full, and no further one may start."""
 
@@ -226,23 +230,42 @@ def _too_long(ctx: EventContext, request: RequestEntry) -> bool:
 
 
 def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
-    """Seconds to its first token on the quickest node, by measured profiles alone: a correction is
-    of one instance, and passes. 0 where a node's profile is an estimate, which may be far off.
+    """Seconds to its first token on the quickest node. Measured profiles count alone: a correction
+    is of one instance, and passes. An estimate counts as iterations have corrected it, the quickest
+    instance first, and for a part of the time that there is; where none has been tried it says
+    nothing. It never takes less than the way to the client, so that a refusal is there before the
+    first token was due.
     """
     deployment = entry.deployment
     assert deployment is not None
     seen: dict[str, float] = {}
     cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
+    most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
     for node in ctx.cell.nodes.values():
-        if node.hello.fingerprint in seen or not ctx.takes(node, entry.spec):
+        fingerprint = node.hello.fingerprint
+        if fingerprint in seen or not ctx.takes(node, entry.spec):
             continue
         footprint = node.footprint_of(deployment)
         profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-        seconds = 0.0
         if profile.measured:
-            seconds = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
-        seen[node.hello.fingerprint] = seconds
-    return min(seen.values(), default=0.0)
+            seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
+        else:
+            seen[fingerprint] = min(_tried_s(ctx, entry, request, fingerprint, cached), most_s)
+    return min(seen.values(), default=min(ctx.limits.delivery_s_max, most_s))
+
+
+def _tried_s(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, fingerprint: str, cached: int
+) -> float:
+    """The same by estimates that iterations on such nodes have corrected; the way to the client
+    where there are none.
+    """
+    seconds = (
+        alone_s(i.profile, request, i.node.rule, ctx.limits, i.correction.latest, cached)
+        for i in entry.instances.values()
+        if i.profile and i.node.hello.fingerprint == fingerprint and not i.correction.trial_left
+    )
+    return min(seconds, default=ctx.limits.delivery_s_max)
 
 
 def _why(

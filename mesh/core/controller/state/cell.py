@@ -94,6 +94,10 @@ class Cell:
         self.expectations.learn_profile(profile)
         self.refusals.fleet_changed()
 
+    def note_estimate_tried(self) -> None:
+        """Iterations have shown how far an estimate is off: who waits is looked at anew."""
+        self.refusals.fleet_changed()
+
     def refine_profile(self, before: Profile, told: Profile) -> Profile:
         """The same of one that iterations have refined; see `Expectations.refine_profile`."""
         self.refusals.fleet_changed()

@@ -35,9 +35,13 @@ class Expectations:
 
     def refine_profile(self, before: Profile, told: Profile) -> Profile:
         """A measured one is nearer to what iterations take, as a node has told that predicted
-        by `before`: now and then, so that estimates which they have corrected stay so. Returns what
-        is kept.
+        by `before`: now and then, so that estimates which they have corrected stay so. It is kept
+        for the model that was measured: one profile for all models of a shape. Returns what is
+        kept.
         """
+        if told.measured_as:
+            model_id = ModelId(told.measured_as)
+            before, told = before.taken_for(model_id), told.taken_for(model_id)
         kept = self._measured.get((told.model_id, told.fingerprint), before)
         refined = taken_up(kept, before, told)
         self._keep(refined)
@@ -71,6 +75,7 @@ class Expectations:
             cores=node.cores,
             parameters=model.parameters,
             mixture=model.mixture,
+            shape=model.shape,
             weights_bytes=footprint.weights_bytes,
             kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
         )

@@ -56,7 +56,9 @@ class InstanceEntry:
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     stalls: Stalls = field(default_factory=Stalls)
-    """As its node told last."""
+    off_p50: float = 0.0
+    off_p95: float = 0.0
+    """By what share predictions of its last iterations were off. All as its node told last."""
     _measurements: int = field(default=0, init=False)
     """Operations that have its model measured on it."""
     grow_again_s: float = 0.0
@@ -310,6 +312,7 @@ class InstanceEntry:
         self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.stalls = said.stalls
+        self.off_p50, self.off_p95 = said.off_p50, said.off_p95
 
     def note_all_prefixes(self, digests: Sequence[int]) -> None:
         """Of the blocks in its KV cache, as a hello states them."""

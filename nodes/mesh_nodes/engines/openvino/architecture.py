@@ -4,7 +4,6 @@
 it comes the store's folder, after it `weights` (which tensors there must be) and `graph`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log, sqrt
@@ -12,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh_loader.architectures import GEMMAS, MIXTURES, NATIVE_ARCHITECTURES, sparse_layers
+from mesh_loader.architectures import (
+    GEMMAS,
+    MIXTURES,
+    NATIVE_ARCHITECTURES,
+    sparse_layers,
+    with_defaults,
+)
+from mesh_loader.config_keys import check_config
+from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 
 SUPPORTED_KINDS = NATIVE_ARCHITECTURES
@@ -107,12 +114,7 @@ def read_architecture(model_path: Path) -> Architecture:
     for something that the graph does not have.
     """
     path = model_path / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TornModel(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise TornModel(f"{path} holds no JSON object")
+    config = read_json(path)
     method = quantisation_of(model_path, config)
     if method:
         raise _unsupported(
@@ -124,10 +126,12 @@ def read_architecture(model_path: Path) -> Architecture:
 
 def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """The same from the parsed config. Raises as `read_architecture` does."""
+    check_config(config, "config.json")
     kind = str(config.get("model_type", "missing"))
     if kind not in SUPPORTED_KINDS:
         raise _unsupported(f"model_type {kind!r}", f"supported: {', '.join(SUPPORTED_KINDS)}")
-    given = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    config = with_defaults(config)
+    given = config.get("hidden_activation") or config.get("hidden_act")
     if given not in _ACTIVATIONS:
         raise _unsupported(f"hidden_act {given!r}", f"supported: {', '.join(_ACTIVATIONS)}")
     if config.get("use_bidirectional_attention"):
@@ -144,7 +148,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         hidden_size = int(config["hidden_size"])
         head_size = int(config.get("head_dim") or hidden_size // heads)
         layers = int(config["num_hidden_layers"])
-        attention_bias = bool(config.get("attention_bias", kind == "qwen2"))
+        attention_bias = bool(config["attention_bias"])
         qkv_alone = kind in ("qwen2", "qwen2_moe")
         return Architecture(
             kind=kind,
@@ -157,20 +161,20 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
             vocabulary_tokens=int(config["vocab_size"]),
             norm_epsilon=float(config["rms_norm_eps"]),
             rope=_parse_rope(config),
-            tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
-            qkv_bias=bool(config.get("qkv_bias", True)) if qkv_alone else attention_bias,
+            tied_embeddings=bool(config["tie_word_embeddings"]),
+            qkv_bias=bool(config.get("qkv_bias", True))
+            if kind == "qwen2_moe"
+            else attention_bias or kind == "qwen2",
             output_bias=attention_bias and not qkv_alone,
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
             fused=kind == "phi3",
             rotary_size=int(head_size * float(config.get("partial_rotary_factor", 1.0))),
             windows=_windows(config, kind, layers),
-            local_rope=Rope(theta=float(config.get("rope_local_base_freq", 10000.0)))
+            local_rope=Rope(theta=float(config["rope_local_base_freq"]))
             if kind == "gemma3_text"
             else None,
-            attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5
-            if gemma
-            else 0.0,
+            attention_scale=float(config["query_pre_attn_scalar"]) ** -0.5 if gemma else 0.0,
             activation=_ACTIVATIONS[given],
             embedding_scale=hidden_size**0.5 if gemma else 1.0,
             norm_offset=1.0 if gemma else 0.0,
@@ -180,7 +184,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         raise TornModel(f"config.json has a field of a wrong kind: {error}") from error
 
 
@@ -194,12 +198,22 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ..
     types = config.get("layer_types")
     if types is not None:
         return tuple(window if types[n] == "sliding_attention" else 0 for n in range(layers))
-    period = {"gemma2": 2, "gemma3_text": int(config.get("sliding_window_pattern") or 6)}.get(kind)
-    first = int(config.get("max_window_layers", layers)) if kind.startswith("qwen") else 0
-    return tuple(
-        0 if layer < first or (period and (layer + 1) % period == 0) else window
-        for layer in range(layers)
-    )
+    return tuple(window if _has_window(config, kind, layer) else 0 for layer in range(layers))
+
+
+def _has_window(config: Mapping[str, Any], kind: str, layer: int) -> bool:
+    """Of a model with windows and without `layer_types`."""
+    match kind:
+        case "gemma2":
+            return layer % 2 == 0
+        case "gemma3_text":
+            return (layer + 1) % int(config["sliding_window_pattern"]) != 0
+        case "qwen2" | "qwen3":
+            return layer >= int(config["max_window_layers"])
+        case "qwen2_moe":
+            return layer % 2 == 0 and layer < int(config["max_window_layers"])
+        case _:
+            return True
 
 
 def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts:
@@ -208,7 +222,7 @@ def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts:
         count=int(config["num_experts"]),
         chosen=int(config["num_experts_per_tok"]),
         intermediate_size=int(config["moe_intermediate_size"]),
-        normalised=bool(config.get("norm_topk_prob", False)),
+        normalised=bool(config["norm_topk_prob"]),
         shared_intermediate_size=shared,
         layers=sparse_layers(config, layers, "config.json"),
     )
@@ -218,7 +232,7 @@ def _parse_rope(config: Mapping[str, Any]) -> Rope:
     """`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`, which holds both."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or parameters
-    theta = float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    theta = float(scaling.get("rope_theta") or config["rope_theta"])
     name = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if name == "default":
         return Rope(theta=theta)
@@ -231,7 +245,7 @@ def _parse_rope(config: Mapping[str, Any]) -> Rope:
             factor=float(scaling["factor"]),
             low_frequency_factor=float(scaling["low_freq_factor"]),
             high_frequency_factor=float(scaling["high_freq_factor"]),
-            original_context_tokens=int(scaling["original_max_position_embeddings"]),
+            original_context_tokens=_original_context(config, scaling),
         )
     if name == "longrope":
         return _longrope(config, scaling, theta)
@@ -240,9 +254,8 @@ def _parse_rope(config: Mapping[str, Any]) -> Rope:
 
 def _longrope(config: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> Rope:
     """Phi-3's (Ding et al. 2024, LongRoPE), as transformers reads it."""
-    original = scaling.get("original_max_position_embeddings")
-    original = int(original or config["original_max_position_embeddings"])
-    stretch = int(config["max_position_embeddings"]) / original
+    original = _original_context(config, scaling)
+    stretch = float(scaling.get("factor") or int(config["max_position_embeddings"]) / original)
     computed = sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0
     return Rope(
         theta=theta,
@@ -251,6 +264,12 @@ def _longrope(config: Mapping[str, Any], scaling: Mapping[str, Any], theta: floa
         short_factors=tuple(float(factor) for factor in scaling["short_factor"]),
         table_factor=float(scaling.get("attention_factor") or computed),
     )
+
+
+def _original_context(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> int:
+    """Tokens that the model was trained with before its context was stretched."""
+    key = "original_max_position_embeddings"
+    return int(scaling.get(key) or config.get(key) or config["max_position_embeddings"])
 
 
 def _unsupported(what: str, hint: str) -> UnsupportedModel:

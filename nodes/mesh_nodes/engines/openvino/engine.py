@@ -18,6 +18,7 @@ import openvino as ov
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import (
     ComputePrecision,
     Footprint,
@@ -34,10 +35,8 @@ from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     Progress,
-    ResizedKv,
     StepResult,
 )
 from mesh_loader.digests import Verify
@@ -55,6 +54,7 @@ from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
+from mesh_nodes.engines.openvino.rope import tables_bytes
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
@@ -194,7 +194,7 @@ class OpenVinoEngine:
     def tier_of(self, order: LoadOrder) -> LoadTier:
         return LoadTier.HOST if self._shares(order) else LoadTier.DISK
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
         self._check(order)
         shares = self._shares(order)
@@ -224,7 +224,8 @@ class OpenVinoEngine:
         compiled_tier = prepared_tier if found else LoadTier.DISK
         elapsed_s = time.perf_counter() - start_s
         self._wish_for_blob(order, graph, elapsed_s)
-        return LoadedInstance(
+        return InstanceLoaded(
+            instance_id=order.instance_id,
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=elapsed_s,
@@ -269,10 +270,11 @@ class OpenVinoEngine:
         with self._computes():
             return self._instance(instance_id).measure(shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()
         blocks = self._instance(instance_id).resize_kv(kv_blocks)
-        return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
+        elapsed_s = time.perf_counter() - start_s
+        return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         with self._lock:
@@ -329,6 +331,8 @@ class OpenVinoEngine:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         check_bounds(order)
         wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
+        if not self._shares(order):
+            wanted_bytes += tables_bytes(order.model.head_size, order.context_tokens_max)
         if wanted_bytes > available_bytes:
             raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
 

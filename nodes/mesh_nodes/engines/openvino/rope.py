@@ -12,6 +12,10 @@ from openvino import Node
 from mesh.domain.errors import UnsupportedModel
 from mesh_nodes.engines.openvino.architecture import Rope
 
+PIECE_TOKENS = 8192
+"""Computed at once: in double precision a context of millions would take gigabytes."""
+_ELEMENT_BYTES = 4
+
 
 def inverse_frequencies(rope: Rope, head_size: int) -> npt.NDArray[np.float64]:
     """Radians per position of each rotated pair, [head_size / 2].
@@ -47,10 +51,21 @@ def rope_tables(
             hint=f"set spec.context_tokens_max to {rope.original_context_tokens}, "
             "or deploy it on vLLM nodes",
         )
-    angles = np.outer(np.arange(context_tokens_max), inverse_frequencies(rope, head_size))
-    angles = np.concatenate([angles, angles], axis=1)
-    cosines, sines = np.cos(angles) * rope.table_factor, np.sin(angles) * rope.table_factor
-    return cosines.astype(np.float32), sines.astype(np.float32)
+    frequencies = inverse_frequencies(rope, head_size)
+    cosines = np.empty((context_tokens_max, 2 * len(frequencies)), np.float32)
+    sines = np.empty_like(cosines)
+    for begin in range(0, context_tokens_max, PIECE_TOKENS):
+        rows = slice(begin, min(begin + PIECE_TOKENS, context_tokens_max))
+        angles = np.outer(np.arange(rows.start, rows.stop), frequencies)
+        angles = np.concatenate([angles, angles], axis=1)
+        cosines[rows] = np.cos(angles) * rope.table_factor
+        sines[rows] = np.sin(angles) * rope.table_factor
+    return cosines, sines
+
+
+def tables_bytes(head_size: int, context_tokens_max: int) -> int:
+    """What the tables take while a graph with them is compiled: they, and the graph's copy."""
+    return 2 * 2 * _ELEMENT_BYTES * head_size * context_tokens_max
 
 
 def rotate(x: Node, cosine: Node, sine: Node, head_size: int) -> Node:

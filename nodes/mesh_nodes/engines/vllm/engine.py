@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
@@ -25,10 +26,8 @@ from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
-    LoadedInstance,
     LoadOrder,
     Progress,
-    ResizedKv,
     StepResult,
 )
 from mesh_loader.digests import Verifier, Verify, require_originals
@@ -161,7 +160,7 @@ class VllmEngine:
         here = self._sleepers.has(kind) or kind.weights in self._pooled()
         return LoadTier.HOST if here else LoadTier.DISK
 
-    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+    def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
         check_order(order)
         require_originals(order.model_path)
@@ -180,7 +179,8 @@ class VllmEngine:
                 del self._loading[order.instance_id]
         self._ahead.fill()
         progress("loaded", 1.0)
-        return LoadedInstance(
+        return InstanceLoaded(
+            instance_id=order.instance_id,
             footprint=footprint,
             kv_blocks=order.kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
@@ -239,11 +239,12 @@ class VllmEngine:
         self._cached[instance_id].make_room()
         return cast(float, remote.call(Verb.MEASURE, shape))
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()
         self._instance(instance_id)
         blocks = self._cached[instance_id].resize(kv_blocks)
-        return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
+        elapsed_s = time.perf_counter() - start_s
+        return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)
 
     def bound_memory(self, memory_bytes: int) -> None:
         """Does not wait for iterations to end unless there is something new."""

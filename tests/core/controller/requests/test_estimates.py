@@ -12,7 +12,7 @@ from mesh.domain.actions import RefuseRequest, TellAccepted
 from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, LoadInstance, TokensReport
-from mesh.domain.reasons import FinishReason, Verdict
+from mesh.domain.reasons import FinishReason, RefusalReason, Verdict
 from mesh.domain.slo import Slo
 from tests.core.admission import BusyCell, instance, node, submitted
 from tests.core.cells import (
@@ -216,3 +216,46 @@ def test_a_load_is_promised_unseen_only_where_nobody_computes() -> None:
     for _ in range(TRIAL_ITERATIONS):
         cell.report(link, slow)
     assert of_kind(cell.invoke(request("a1", of="a")), TellAccepted) == []
+
+
+BURST = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.15)
+
+
+def test_of_a_burst_those_without_time_are_refused_as_soon_as_the_estimate_is_corrected() -> None:
+    """By the estimate there is time for all 32 that the instance has places for."""
+    cell = unmeasured(replace(BURST, tpot_s=10.0))
+    cell.ask("first", "a", 200)
+    for number in range(100):
+        assert of_kind(cell.ask(f"r{number}", "a", 200), RefuseRequest) == []
+    for _ in range(TRIAL_ITERATIONS):
+        cell.iterated("a", correction=8.0)
+    cell.now_s += CellLimits().place_retry_s
+    refused = of_kind(cell.retry(), RefuseRequest)
+    late = [r for r in refused if r.reason is RefusalReason.FIRST_TOKEN_LATE]
+    assert len(refused) >= len(late) > 60
+
+
+@pytest.mark.parametrize("correction", [None, 1.0, 8.0])
+def test_nobody_is_refused_when_its_first_token_was_due(correction: float | None) -> None:
+    """The instance computes for one request all along, and nothing is known of its times but what
+    its iterations tell, if they tell anything.
+    """
+    cell = unmeasured(BURST)
+    cell.ask("first", "a", 20)
+    for number in range(40):
+        cell.ask(f"r{number}", "a", 200)
+    due_s, refused = cell.now_s + BURST.ttft_s, 0
+    while cell.now_s < due_s:
+        if correction is not None:
+            cell.iterated("a", correction=correction)
+        refused += len(of_kind(cell.retry(), RefuseRequest))
+        cell.now_s = min(cell.core.cell.retry_at_s or due_s, due_s)
+    held = cell.core.cell.requests.values()
+    assert [r for r in held if r.instance is None and not r.accepted] == []
+    assert refused or correction is not None
+
+
+def test_an_estimate_alone_refuses_nobody() -> None:
+    """It says that a prompt takes longer than there is time, and may be wrong."""
+    cell = unmeasured(Slo(ttft_s=0.01, ttft_tokens_per_s=1e6, tpot_s=0.15))
+    assert submitted(cell.ask("r1", "a", 200)) == [("r1", "a")]

@@ -56,6 +56,8 @@ def test_rope_parameters_of_newer_configs_are_understood() -> None:
 S, F = 128, 0
 QWEN2 = {"model_type": "qwen2", "sliding_window": S, "max_window_layers": 4}
 GEMMA3 = {"model_type": "gemma3_text", "sliding_window": S, "hidden_act": "gelu_pytorch_tanh"}
+GEMMA2 = GEMMA3 | {"model_type": "gemma2", "attn_logit_softcapping": None}
+QWEN2_MOE = QWEN2 | {"model_type": "qwen2_moe", "use_sliding_window": True}
 LAYER_TYPES = ["full_attention", *["sliding_attention"] * 5]
 
 
@@ -70,7 +72,11 @@ LAYER_TYPES = ["full_attention", *["sliding_attention"] * 5]
         (GEMMA3, (S, S, S, S, S, F)),
         (GEMMA3 | {"sliding_window_pattern": 3}, (S, S, F, S, S, F)),
         (GEMMA3 | {"layer_types": LAYER_TYPES}, (F, S, S, S, S, S)),
-        (GEMMA3 | {"model_type": "gemma2"}, (S, F, S, F, S, F)),
+        (GEMMA2, (S, F, S, F, S, F)),
+        (QWEN2_MOE, (S, F, S, F, F, F)),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True}, (4096,) * 6),
+        ({"model_type": "mistral"}, (4096,) * 6),
+        ({"model_type": "gemma3_text"}, (4096, 4096, 4096, 4096, 4096, F)),
     ],
 )
 def test_which_layers_have_a_window(change: dict[str, Any], windows: tuple[int, ...]) -> None:

@@ -6,18 +6,23 @@ In the exact form, in which tokens do not depend on who else is computed.
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from mesh.domain.grammar import Grammar, GrammarKind
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest
 from mesh.text.assets import read_assets
 from mesh.text.grammars import choice_grammar, json_grammar
 from mesh.text.tokenizer import TextCodec
 from mesh_loader.store import StoredModel
+from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.contract.driving import Driver, Running, greedy
 from tests.contract.engine_contract import StoredModel as ContractModel
@@ -33,6 +38,35 @@ SCHEMA = {
     "additionalProperties": False,
 }
 DRAWN = SamplingParams(max_tokens=120, temperature=1.0, grammar=json_grammar(SCHEMA))
+
+
+def test_tokens_that_the_model_has_no_row_for_are_left_out_of_a_grammar(tmp_path: Path) -> None:
+    """A tokenizer of 4 tokens beside a model of 3, whose configuration names an end beyond both."""
+    vocabulary = {"a": 0, "b": 1, "</s>": 2, "ab": 3}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>", "<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    request = EngineRequest(
+        request_id=RequestId("r"),
+        attempt=1,
+        prompt_tokens=(0,),
+        output_tokens=(0,),
+        sampling=SamplingParams(grammar=Grammar(kind=GrammarKind.REGEX, text="ab")),
+        stop_token_ids=(2, 9),
+    )
+    constraint = constraint_of(request, tmp_path, 3)
+    assert constraint is not None
+    for token_id in (1, 2):
+        row = np.zeros(3, np.float32)
+        constraint.restrict(row)
+        assert [n for n in range(3) if row[n] == 0] == [token_id]
+        constraint.add([token_id])
+    constraint.add([0])
+    row = np.zeros(3, np.float32)
+    constraint.restrict(row)
+    assert constraint.failed
+    assert row[2] == 0, "an answer that can go on no more ends"
 
 
 class Model:
@@ -122,3 +156,18 @@ def test_tokens_that_break_a_grammar_fail_that_request_alone(model: Model) -> No
     model.driver.finish()
     assert broken.finish is FinishReason.FAILED
     assert beside.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "text", ["a<|im_end|>b", "<|im_start|>system\n<|endoftext|>", "ü<|im_end|>"]
+)
+def test_the_name_of_a_special_token_in_a_grammar_is_text(model: Model, text: str) -> None:
+    """It is written by tokens of text, and the answer does not end there."""
+    for grammar, said in (
+        (json_grammar({"const": text}), json.dumps(text, ensure_ascii=False)),
+        (choice_grammar([text]), text),
+    ):
+        running = model.submit(text + grammar.kind, SamplingParams(max_tokens=60, grammar=grammar))
+        model.driver.finish()
+        assert running.finish is FinishReason.STOP
+        assert model.text(running) == said

@@ -11,7 +11,8 @@ import pytest
 from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
-from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
+from mesh.v1 import profile_pb2
+from mesh.wire.codec import from_wire, to_wire
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -91,7 +92,7 @@ def test_iterations_are_measured_with_vllm_and_without() -> None:
     }
     names = {"model_id": ModelId(told["model_id"]), "device": DeviceKind(told["device"])}
     profile = Profile(**{**told, **grids, **names})
-    assert profile_from_wire(profile_to_wire(profile)) == profile
+    assert from_wire(to_wire(profile, profile_pb2.Profile), Profile) == profile
 
 
 @pytest.mark.parametrize("script", ["sleep_and_resize", "virtual_kv"])

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.actions import NodeAction
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     InstanceGone,
+    LoadInstance,
     NodeReport,
     RequestReturned,
     SubmitRequest,
@@ -134,7 +135,7 @@ class Node:
     def send(self, report: NodeReport) -> None:
         self.reports.append(report)
 
-    def at_hand(self, action: StartLoad) -> LoadOrder:
+    def at_hand(self, action: LoadInstance) -> LoadOrder:
         return self._model.order(
             action.instance_id,
             kv_blocks=action.kv_blocks,
@@ -144,7 +145,7 @@ class Node:
 
     def bring(
         self,
-        action: StartLoad,
+        action: LoadInstance,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:

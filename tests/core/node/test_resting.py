@@ -1,0 +1,144 @@
+"""Surveys that nobody asked for: what is timed while a node rests, and who goes first."""
+
+from dataclasses import replace
+
+from mesh.compute.refining import LOOK_S
+from mesh.compute.times import Times
+from mesh.core.node.core import NodeCore
+from mesh.core.node.measuring import PIECE_S_MAX, REST_S
+from mesh.domain.actions import NodeAction, StartMeasure, StartStep
+from mesh.domain.ids import InstanceId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import ProfileRefined, UseProfile
+from mesh.domain.node_events import HeartbeatDue, LinkOpened, MeasureFinished
+from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import FinishReason, ProfileSource
+from tests.core.cells import of_kind, only
+from tests.core.nodes import NodeUnderTest, load_command, reports, token
+from tests.support.profiles import PROFILE, profile
+
+I1 = InstanceId("i1")
+BEAT = HeartbeatDue(rss_bytes=0)
+ESTIMATE = profile(scaled_from="another")
+SLOWER = 1.6
+"""What iterations take, over what the estimate says."""
+
+
+def resting_node(known: Profile = ESTIMATE) -> NodeUnderTest:
+    """It has an instance, and has computed the few sizes that it primes."""
+    node = NodeUnderTest()
+    node.core = NodeCore(limits=NodeLimits(primed_tokens_max=4))
+    node.tell(LinkOpened())
+    node.load("i1", command=replace(load_command("i1"), profile=known))
+    return node
+
+
+def took_s(shape: IterationShape, machine: Profile = PROFILE) -> float:
+    return Times(machine, SLOWER).iteration_s(shape)
+
+
+def rest(
+    node: NodeUnderTest, seconds: float, machine: Profile = PROFILE
+) -> tuple[list[IterationShape], list[NodeAction]]:
+    """What is timed in so long a rest, a heartbeat a second, and all that the node does."""
+    shapes: list[IterationShape] = []
+    done: list[NodeAction] = []
+    until_s = node.now_s + seconds
+    while node.now_s < until_s:
+        actions = node.tell(BEAT)
+        done += actions
+        while found := of_kind(actions, StartMeasure):
+            shapes.append(found[0].shape)
+            elapsed_s = took_s(found[0].shape, machine)
+            node.now_s += elapsed_s
+            actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=elapsed_s))
+            done += actions
+        node.now_s += 1.0
+    return shapes, done
+
+
+def told(actions: list[NodeAction]) -> list[Profile]:
+    return [refined.profile for refined in of_kind(reports(actions), ProfileRefined)]
+
+
+def test_an_estimate_is_measured_after_the_load_and_whole_in_a_rest() -> None:
+    _, done = rest(node := resting_node(), REST_S - 1.0)
+    (primed,) = told(done)
+    assert (primed.source, primed.measured) == (ProfileSource.PRIMING, True)
+    shape = IterationShape(decode_batch=4, decode_context_tokens=100)
+    assert Times(primed).iteration_s(shape) / took_s(shape) < 1.2
+    _, done = rest(node, 60.0)
+    (rested,) = told(done)
+    assert rested.source is ProfileSource.REST
+    assert abs(Times(rested).iteration_s(shape) / took_s(shape) - 1.0) < 0.05
+    assert rest(node, 60.0)[0] == [], "there is nothing left to find out"
+
+
+def test_a_surveyed_profile_is_never_surveyed_in_a_rest() -> None:
+    node = resting_node(PROFILE)
+    shapes, done = rest(node, 120.0)
+    assert len(shapes) == 4 + 1, "batches, and a prefill, that are primed"
+    assert told(done) == []
+
+
+def test_a_request_goes_before_the_next_piece_and_ends_the_rest() -> None:
+    node = resting_node()
+    rest(node, REST_S - 1.0)
+    node.now_s += REST_S
+    assert of_kind(node.tell(BEAT), StartMeasure)
+    node.submit("a", "i1")
+    actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
+    assert only(actions, StartStep).instance_id == "i1"
+    assert not of_kind(actions, StartMeasure)
+    ended = node.step("i1", token("a", 0, finish=FinishReason.STOP))
+    assert not of_kind([*ended, *node.tell(BEAT)], StartMeasure), "the rest has just begun"
+
+
+def test_no_piece_takes_long() -> None:
+    """A prompt of 256 tokens would take more than a second: it is left to those who ask for it."""
+    slow = profile(
+        scaled_from="another",
+        prefill=replace(PROFILE.prefill, seconds=((0.02, 0.02), (1.5, 1.6))),
+    )
+    node = resting_node(slow)
+    shapes, done = rest(node, 60.0, slow)
+    assert told(done)
+    assert shapes
+    assert max(took_s(shape, slow) for shape in shapes) <= PIECE_S_MAX * SLOWER
+
+
+def test_pieces_leave_the_cached_blocks_alone() -> None:
+    """Of 16 blocks 15 hold what a later request of the same prefix would find."""
+    node = resting_node()
+    node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),)))
+    actions = [node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),))) for _ in range(20)]
+    shapes = [found.shape for each in actions for found in of_kind(each, StartMeasure)]
+    assert all(shape.prefill_tokens + shape.decode_context_tokens <= 32 for shape in shapes)
+    assert told([action for each in actions for action in each]) == []
+
+
+def test_a_better_known_profile_ends_the_survey() -> None:
+    node = resting_node()
+    rest(node, 1.0)
+    node.command(UseProfile(instance_id=I1, profile=PROFILE))
+    assert rest(node, 60.0)[0] == []
+
+
+def test_iterations_of_requests_make_a_measured_profile_of_an_estimate() -> None:
+    node = NodeUnderTest()
+    node.load("i1", command=replace(load_command("i1"), profile=ESTIMATE))
+    node.submit("a")
+    shape = IterationShape(decode_batch=1, decode_context_tokens=32)
+    index, found = 0, list[Profile]()
+    until_s = node.now_s + 4 * LOOK_S
+    while node.now_s < until_s and not found:
+        for _ in range(100):
+            node.now_s += SLOWER * Times(ESTIMATE).decode_s(1, 0) + 0.1
+            node.step("i1", token("a", index))
+            index += 1
+        found = told(node.tell(BEAT))
+    (measured,) = found
+    assert (measured.source, measured.measured) == (ProfileSource.ITERATIONS, True)
+    assert Times(measured).iteration_s(shape) > Times(ESTIMATE).iteration_s(shape)
+    report = node.heartbeat().instances[0]
+    assert report.correction == 1.0, "the profile has taken it up"
