@@ -167,6 +167,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         shares_weights=hello.shares_weights,
         busy_load_factor=hello.busy_load_factor,
         prefetch_bytes=hello.prefetch_bytes,
+        precision=hello.precision,
         models=_held_to_wire(hello.models),
         load_rates={
             tier: pb.LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
@@ -199,6 +200,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         shares_weights=message.shares_weights,
         busy_load_factor=factor_from_wire(message.busy_load_factor, message, "busy_load_factor"),
         prefetch_bytes=message.prefetch_bytes,
+        precision=message.precision,
         models=_held_from_wire(message.models) if message.HasField("models") else None,
         load_rates=tuple(
             (tier, _load_rate_from_wire(rate))
