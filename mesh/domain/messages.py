@@ -188,6 +188,8 @@ class NodeHello:
     """All that the node has at hand; None: it does not say."""
     prefetch_bytes: int = 0
     """Of its memory, the most for what is loaded before anybody calls for it; 0: nothing is."""
+    precision: str = ""
+    """In which precisions the node computes and why, in words; empty where it does not say."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
     """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
     the past, or as it measured when it started.

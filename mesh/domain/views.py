@@ -177,6 +177,8 @@ class NodeSnapshot:
     """By which a load takes longer beside which it computes all along."""
     prefetch_bytes: int = 0
     """Of its memory, the most for what is loaded before anybody calls for it."""
+    precision: str = ""
+    """In which precisions the node computes and why, in words; empty where it does not say."""
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()

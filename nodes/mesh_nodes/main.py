@@ -169,6 +169,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         shares_weights=engine_is.shares_weights,
         busy_load_factor=engine_is.busy_load_factor,
         prefetch_bytes=options.prefetch_bytes,
+        precision=built.precision,
         version=__version__,
     )
 

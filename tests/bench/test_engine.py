@@ -157,7 +157,7 @@ def test_a_trial_says_of_each_candidate_what_it_took_and_its_share(
     machine = roofline("avx512_vnni")
     seconds = tuple(2 * machine.least_s(LAYERS, shape, PLAIN) for shape in SHAPES)
     timed = (
-        Timed(precisions=PLAIN, error=0.01, seconds=seconds),
+        Timed(precisions=PLAIN, error=0.01, rounds=(seconds,)),
         Timed(precisions=BF16, error=float("nan")),
     )
     trial = Trial(architecture=LAYERS, timed=timed, roofline=machine)

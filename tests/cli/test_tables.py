@@ -171,7 +171,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "devices             cpu\n"
         "tensor_parallel     1\n"
         "weights             default\n"
-        "precision           default\n"
+        "precision           each node's, see mesh describe NODE\n"
         "context_tokens_max  2048\n"
         "ttft_slo_s          max(2, prompt tokens / 512)\n"
         "tpot_slo_s          0.25\n"

@@ -27,6 +27,9 @@ def describe(name: str, form: Format, address: str) -> None:
     if isinstance(found, NodeSnapshot):
         output.table(tables.NODES, [found])
         output.text("")
+        if found.precision:
+            output.fields([("precision", found.precision)])
+            output.text("")
         output.table(memory_tables.NODE_MEMORY, [found])
         output.text("")
         output.table(tables.LOAD_TIMES, found.load_times)

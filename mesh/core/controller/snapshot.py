@@ -136,6 +136,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         load_slowdown=node.load_slowdown,
         busy_load_factor=1.0 + cell.expectations.slowdown(node.hello),
         prefetch_bytes=node.hello.prefetch_bytes,
+        precision=node.hello.precision,
         asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
         footprints=tuple(sorted(node.footprints.items())),

@@ -49,6 +49,8 @@ class BuiltEngine:
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
     whose loads say anything of later ones.
     """
+    precision: str = ""
+    """In which precisions it computes and why, in words; empty where the engine does not say."""
 
 
 def build_engine(options: NodeOptions) -> BuiltEngine:
@@ -77,11 +79,11 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
         compute=options.precision,
         kv=options.kv,
     )
-    precisions = chosen(wish, options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json")
+    choice = chosen(wish, options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json")
     engine = OpenVinoEngine(
         threads=options.threads,
-        precision=precisions.compute,
-        kv=precisions.kv,
+        precision=choice.precisions.compute,
+        kv=choice.precisions.kv,
         blobs_path=options.home / _BLOBS,
         footprints_path=options.home / _FOOTPRINTS,
         verify=options.verify,
@@ -94,6 +96,7 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
         kept_bytes=ENGINE_BYTES,
         plain=True,
         least_load_s=engine.least_load_s,
+        precision=str(choice),
     )
 
 

@@ -1,14 +1,17 @@
 """In which precisions this node computes: as it was told, as it found before, or as it finds now.
 
-Owns one small file for each kind of node under the node's home, by its fingerprint. A torn or
-missing file is as good as none: the trial is made again. Before: `choosing`, at the node's start.
-After: the engine. `precisions` decides, `precision_trial` measures.
+Owns one small file for each kind of node under the node's home, by its fingerprint. A file that is
+torn, missing, or of a release that measured otherwise is as good as none: the trial is made again.
+Before: `choosing`, at the node's start. After: the engine. `precisions` decides, `precision_trial`
+measures.
 """
 
 import json
 import logging
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +28,13 @@ from mesh_nodes.engines.openvino.precisions import (
     Timed,
     candidates,
     choose,
-    known_of,
-    mean_ratio,
-    passes,
+    reason,
 )
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
-"""It takes 2 to 12 s on two cores."""
+"""It takes 7 s a precision on two cores without VNNI, twice that while others compute."""
 _CHILD = "mesh_nodes.engines.openvino.precision_trial"
 USUAL = Architecture(
     kind="llama",
@@ -57,7 +58,18 @@ USUAL = Architecture(
 log = logging.getLogger(__name__)
 
 
-def chosen(wish: TrialWish, kept: Path) -> Precisions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The precisions that a node serves in, and why, as `mesh describe` shows it."""
+
+    precisions: Precisions
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.precisions}: {self.why}"
+
+
+def chosen(wish: TrialWish, kept: Path) -> Choice:
     """The precisions to serve in; `kept` is the file of what was found, replaced by what is found
     now. Where nothing can be measured, what is known to serve.
 
@@ -73,11 +85,19 @@ def chosen(wish: TrialWish, kept: Path) -> Precisions:
             hint="leave out --kv, or both; caches are bf16 or u8 beside bf16, f16 or u8 beside f16",
         )
     if len(possible) == 1:
-        return possible[0]
-    timed = _read(kept, wish) or _found(wish, kept)
-    best = choose(timed) if timed else possible[0]
-    log.info("the node computes in %s", best)
-    return best
+        settled = wish.compute is not None
+        why = "as asked for" if settled else "this CPU multiplies in nothing else"
+        return Choice(precisions=possible[0], why=why)
+    found = _read(kept, wish) or _found(wish, kept)
+    if found is None:
+        choice = Choice(
+            precisions=possible[0], why="nothing could be measured, the node's log says why"
+        )
+    else:
+        why = f"measured {found.measured_at} on {found.shape}: {reason(found.timed)}"
+        choice = Choice(precisions=choose(found.timed), why=why)
+    log.info("the node computes in %s", choice)
+    return choice
 
 
 def tried(wish: TrialWish) -> tuple[Timed, ...]:
@@ -118,7 +138,17 @@ def plain(architecture: Architecture) -> Architecture:
     )
 
 
-def _found(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a trial has found, as the file keeps it."""
+
+    measured_at: str
+    """In UTC."""
+    shape: str
+    timed: Sequence[Timed]
+
+
+def _found(wish: TrialWish, kept: Path) -> _Found | None:
     """By this node, or by another of the same kind that starts meanwhile: two that measured at once
     would measure each other."""
     try:
@@ -128,34 +158,41 @@ def _found(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:
             return _read(kept, wish) or _tried(wish, kept)
     except (OSError, Unavailable) as error:
         log.warning("precisions are not compared: %s", error)
-        return ()
+        return None
 
 
-def _tried(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:
+def _tried(wish: TrialWish, kept: Path) -> _Found | None:
+    shape = wish.architecture
     try:
-        timed = tried(wish)
-        known = known_of(timed)
-        for each in timed:
-            ratio = f"{mean_ratio(each, known):.2f} x" if each.seconds else "not timed"
-            log.info("%s: error %.3f, time %s", each.precisions, each.error, ratio)
-        keep_json(kept, {**_content(kept), _key(wish): json.loads(told(timed))})
+        found = _Found(
+            measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            shape=f"layers of {shape.hidden_size} by {shape.intermediate_size}",
+            timed=tried(wish),
+        )
+        entry = {"measured_at": found.measured_at, "shape": found.shape}
+        timed = json.loads(told(found.timed))
+        keep_json(kept, {**_content(kept), _key(wish): {**entry, "timed": timed}})
     except (OSError, ValueError) as error:
         log.warning("precisions could not be compared on this machine: %s", error)
-        return ()
-    return timed
+        return None
+    return found
 
 
-def _read(path: Path, wish: TrialWish) -> tuple[Timed, ...]:
+def _read(path: Path, wish: TrialWish) -> _Found | None:
+    """`None` also for what cannot be compared as it is now: other rounds, other candidates."""
+    content = _content(path).get(_key(wish))
+    if content is None:
+        return None
     try:
-        found = _content(path).get(_key(wish))
-        timed = () if found is None else heard(found)
-        error = known_of(timed).error if timed else 0.0
-        # What an earlier release found too far off it has not timed.
-        whole = all(each.seconds or not passes(each.error, error) for each in timed)
-        return timed if whole else ()
-    except (KeyError, TypeError, ValueError) as error:
-        log.warning("what %s says of precisions is not used: %s", path, error)
-        return ()
+        timed = heard(content["timed"])
+        found = _Found(
+            measured_at=str(content["measured_at"]), shape=str(content["shape"]), timed=timed
+        )
+        choose(timed)  # It raises where rounds are missing.
+        return found
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.info("what %s says of precisions is measured again: %s", path, error)
+        return None
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -58,10 +58,10 @@ SHAPES = (
     IterationShape(prefill_tokens=128, prefill_past_tokens=1024),
 )
 """Each counts as much as another."""
-ROUNDS_MIN, ROUNDS_MAX = 3, 12
-"""The shortest counts; the first, which builds kernels, is one more."""
-AGREE = 1.05
-"""By so much the second shortest may exceed it, else there is another round."""
+ROUNDS = 5
+"""The trial is made so many times over, so that the spread of its results is known."""
+TIMES = 2
+"""An iteration is timed so often in a round, all candidates in turn; the shortest time counts."""
 _BLOCKS = 8 * 512 // BLOCK_TOKENS + 8
 _EXACT = Precisions(compute=ComputePrecision.F32, kv=KvPrecision.F32)
 
@@ -70,7 +70,6 @@ class _Runner:
     """A compiled graph with a KV cache of its own."""
 
     def __init__(self, graph: CompiledGraph) -> None:
-        self._seconds: list[float] = []
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
         self._cache = bind_kv_cache(
@@ -79,11 +78,8 @@ class _Runner:
         places = BlockPlaces(self._cache, blocks=_BLOCKS, total=_BLOCKS)
         self._pool = KvBlocks(_BLOCKS, places, CacheRoom())
 
-    @property
-    def agrees(self) -> bool:
-        return agree(self._seconds)
-
-    def run(self, shape: IterationShape) -> None:
+    def run(self, shape: IterationShape) -> float:
+        """Compute one iteration; how long it took, in seconds."""
         active = sequences_of(shape, VOCABULARY_TOKENS)
         for sequence in active:
             sequence.reserve(sequence.left, self._pool)
@@ -91,17 +87,10 @@ class _Runner:
         self._inputs.bind(plan(active, shape.prefill_tokens, self._pool).work)
         start_s = perf_counter()
         self._request.infer(share_outputs=True)
-        self._seconds.append(perf_counter() - start_s)
+        taken_s = perf_counter() - start_s
         for sequence in active:
             sequence.release(self._pool)
-
-    def begin(self, shape: IterationShape) -> None:
-        """With kernels for it in place."""
-        self.run(shape)
-        self._seconds = []
-
-    def shortest_s(self) -> float:
-        return min(self._seconds)
+        return taken_s
 
     def close(self) -> None:
         self._cache.close()
@@ -128,32 +117,33 @@ def tried(wish: TrialWish) -> tuple[Timed, ...]:
         found.append(Timed(precisions=precisions, error=_error(graph, exact)))
         if passes(found[-1].error, known_of(found).error):
             good.append(found[-1])
-    seconds = dict(zip(good, _seconds([graphs[each.precisions] for each in good]), strict=True))
-    return tuple(replace(each, seconds=seconds.get(each, ())) for each in found)
+    rounds = dict(zip(good, _rounds([graphs[each.precisions] for each in good]), strict=True))
+    return tuple(replace(each, rounds=rounds.get(each, ())) for each in found)
 
 
-def _seconds(graphs: Sequence[CompiledGraph]) -> list[tuple[float, ...]]:
-    """Of each graph and shape the shortest. They take turns."""
+def _rounds(graphs: Sequence[CompiledGraph]) -> list[tuple[tuple[float, ...], ...]]:
+    """Of each graph, by round and shape, the shortest time. The graphs take turns."""
     made = [_Runner(graph) for graph in graphs]
-    found = []
+    found: list[list[tuple[float, ...]]] = [[] for _ in made]
     for shape in SHAPES:
         for each in made:
-            each.begin(shape)
-        for _ in range(ROUNDS_MAX):
-            for each in made:
-                each.run(shape)
-            if all(each.agrees for each in made):
-                break
-        found.append([each.shortest_s() for each in made])
+            each.run(shape)  # It builds the kernels.
+    for _ in range(ROUNDS):
+        times = [_shortest(made, shape) for shape in SHAPES]
+        for rounds, seconds in zip(found, zip(*times, strict=True), strict=True):
+            rounds.append(seconds)
     for each in made:
         each.close()
-    return list(zip(*found, strict=True))
+    return [tuple(rounds) for rounds in found]
 
 
-def agree(seconds: Sequence[float]) -> bool:
-    """Whether another round would hardly tell of a shorter time."""
-    shortest = sorted(seconds)[:2]
-    return len(seconds) >= ROUNDS_MIN and shortest[1] <= AGREE * shortest[0]
+def _shortest(made: Sequence[_Runner], shape: IterationShape) -> list[float]:
+    """Of each runner. A change of shape costs the plugin some milliseconds, which no decode that
+    follows another one has: the first time of each is left out."""
+    for each in made:
+        each.run(shape)
+    times = [[each.run(shape) for each in made] for _ in range(TIMES)]
+    return [min(taken) for taken in zip(*times, strict=True)]
 
 
 def cut(architecture: Architecture) -> Architecture:

@@ -47,15 +47,17 @@ def heard(content: Any) -> tuple[Timed, ...]:
     """What `told` was given, of its JSON. Raises KeyError, TypeError or ValueError, also where
     nothing was timed."""
     timed = tuple(_timed(**each) for each in content)
-    if not any(each.seconds for each in timed):
+    if not any(each.rounds for each in timed):
         raise ValueError("no precision was timed")
     return timed
 
 
-def _timed(precisions: dict[str, str], error: float, seconds: list[float]) -> Timed:
+def _timed(precisions: dict[str, str], error: float, rounds: list[list[float]]) -> Timed:
     compute, kv = ComputePrecision(precisions["compute"]), KvPrecision(precisions["kv"])
-    if not all(each > 0.0 for each in seconds):
-        raise ValueError(f"{compute}, KV {kv} took {seconds} s")
+    if not all(each > 0.0 for seconds in rounds for each in seconds):
+        raise ValueError(f"{compute}, KV {kv} took {rounds} s")
     return Timed(
-        precisions=Precisions(compute=compute, kv=kv), error=float(error), seconds=tuple(seconds)
+        precisions=Precisions(compute=compute, kv=kv),
+        error=float(error),
+        rounds=tuple(map(tuple, rounds)),
     )
