@@ -8,7 +8,7 @@ vLLM; other architectures, and folders with pickled weights only, go to convert_
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ from mesh_loader.model_info import (
 from mesh_loader.placement import place
 from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
+from mesh_loader.tensor_values import Located, check_finite, equal, located
 from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHT_TYPES = ("F16", "BF16", "F32")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HARMLESS = ("rotary_emb.inv_freq", "attn.masked_bias")
+"""Ends of names of tensors that hold no weights: what they say config.json says, too."""
 BOOKED_BY = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads"),
     *("max_position_embeddings", "vocab_size"),
@@ -66,14 +70,17 @@ class HfPlan:
     config: dict[str, Any]
     weights: tuple[tuple[Path, str], ...]
     """Each file of weights, and its name in the store."""
+    tensors: tuple[Located, ...]
+    """All of them, whose values are still to be checked."""
     parameters: int
     form: ModelFormat = ModelFormat.SAFETENSORS
 
     def write(self, folder: Path, progress: Progress) -> int:
         """Writes the model; returns the number of its parameters.
 
-        Raises StorageError for a full disk.
+        Raises TornModel for weights that are not finite, StorageError for a full disk.
         """
+        check_finite(self.tensors, progress)
         write_json(folder / "config.json", self.config)
         place_small_files(self.path, folder)
         place(self.weights, folder, own_files=self.own_files, progress=progress)
@@ -99,7 +106,6 @@ def plan_hf(
     native = config.get("model_type") in NATIVE_ARCHITECTURES
     if not weights or not (native or as_is or method):
         return plan_convert(path, config)
-    tensors: dict[str, StoredTensor] = {}
     try:
         shape = shape_of(config, name)
         config = normalised(config, shape, name)
@@ -108,8 +114,13 @@ def plan_hf(
             raise
         _check_as_is(config, as_is, name)
         shape = None
-    for file, _ in weights:
-        tensors |= read_whole(file)
+    tensors = {one.name: one for file, _ in weights for one in located(file, read_whole(file))}
+    if shape is not None and not method:
+        if shape.tied and _has_own_head(tensors):
+            shape = replace(shape, tied=False)
+            config["tie_word_embeddings"] = False
+        if not as_is:
+            _refuse_unused(shape, tensors, path.name)
     sharded = weights[0][1] != WEIGHTS
     index = ((path / INDEX, INDEX),) if sharded else ()
     return HfPlan(
@@ -117,8 +128,38 @@ def plan_hf(
         own_files=own_files,
         config=config,
         weights=(*weights, *index),
-        parameters=_parameters(shape, tensors, method, path.name),
+        tensors=tuple(tensors.values()),
+        parameters=_parameters(
+            shape, {name: one.tensor for name, one in tensors.items()}, method, path.name
+        ),
     )
+
+
+def _has_own_head(tensors: Mapping[str, Located]) -> bool:
+    """Whether a model whose head is said to be its embedding has another one after all, as after a
+    training that did not tie them. transformers computes with it, too.
+    """
+    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    if head is None or embedding is None:
+        return head is not None
+    if (head.tensor.shape, head.tensor.dtype in WEIGHT_TYPES) != (embedding.tensor.shape, True):
+        return True
+    return embedding.tensor.dtype in WEIGHT_TYPES and not equal(head, embedding)
+
+
+def _refuse_unused(shape: Shape, tensors: Collection[str], folder: str) -> None:
+    """Raises UnsupportedModel for a tensor that the graph would leave out: without it the model
+    would compute something else than whoever trained it meant.
+    """
+    used = {want.name for want in expected_tensors(shape)} | {HEAD}
+    for name in sorted(tensors):
+        if name not in used and not name.endswith(HARMLESS):
+            raise UnsupportedModel(
+                f"{folder}: tensor {name} has no place in a {shape.architecture} model with this "
+                "config.json",
+                hint="correct config.json where it leaves out what the tensor belongs to, or "
+                "remove the tensor from the file",
+            )
 
 
 def _check_as_is(config: Mapping[str, Any], as_is: Collection[str], name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
@@ -15,7 +16,10 @@ from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedMode
 from mesh.domain.model import ModelFormat
 from mesh.text.assets import read_assets
 from mesh_loader import convert_import
+from mesh_loader.safetensors_file import StoredTensor, header_bytes, read_whole
 from mesh_loader.store import ModelStore, StoredModel
+from mesh_loader.tensor_values import check_finite, located
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
 
 
@@ -430,3 +434,132 @@ def test_a_hugging_face_cache_is_answered_with_the_snapshot_to_name(
 def test_files_beyond_any_such_file_are_refused(store: ModelStore, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("x" * ((1 << 20) + 1))
     assert "chat_template.jinja holds 1048577 bytes" in refusal(store, folder).message
+
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        (lambda head: head, False),
+        (lambda head: head.astype(np.float32), False),
+        (lambda head: head + np.float16(0.25) * (np.arange(len(head)) == 257)[:, None], True),
+        (lambda head: head.astype(np.float32) * np.float32(1.0001), True),
+    ],
+)
+def test_a_head_beside_tied_embeddings_is_used_where_it_is_another(
+    store: ModelStore, folder: Path, change: Callable[[Any], Any], own: bool
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = np.ascontiguousarray(change(tensors[EMBEDDING]))
+    save_file(tensors, folder / "model.safetensors")
+    change_config(folder, lambda c: c.update(tie_word_embeddings=True))
+    stored = store.import_model(f"file://{folder}")
+    assert config(stored)["tie_word_embeddings"] is not own
+    assert stored.info.parameters == sum(
+        array.size for name, array in tensors.items() if own or name != HEAD
+    )
+    assert read_architecture(stored.path).tied_embeddings is not own
+
+
+def test_a_head_of_another_shape_is_named_though_it_is_said_to_be_tied(
+    store: ModelStore, folder: Path
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors[HEAD][:100]
+    save_file(tensors, folder / "model.safetensors")
+    change_config(folder, lambda c: c.update(tie_word_embeddings=True))
+    assert f"tensor {HEAD} has shape (100, 32)" in refusal(store, folder).message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.bias",
+        "model.lm_head.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.2.mlp.up_proj.weight",
+    ],
+)
+def test_a_tensor_that_would_be_left_out_is_refused_by_name(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name: np.ones(32, np.float16)}, folder / "model.safetensors")
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert f"tensor {name} has no place in a llama model" in error.message
+
+
+def test_what_an_old_checkpoint_keeps_of_its_rotary_embedding_is_left_out(
+    store: ModelStore, folder: Path
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    assert store.import_model(f"file://{folder}").info.layers == 2
+
+
+def bits_of(dtype: str, negative: bool, kind: str) -> int:
+    """An infinity, or the NaN with the fewest bits set."""
+    exponent, mantissa = {"F16": (5, 10), "BF16": (8, 7), "F32": (8, 23)}[dtype]
+    largest = ((1 << exponent) - 1) << mantissa
+    return negative << (exponent + mantissa) | largest | (kind == "NaN")
+
+
+@pytest.mark.parametrize("kind", ["NaN", "Inf"])
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_weights_that_are_not_finite_are_refused_by_their_tensors_name(
+    store: ModelStore, folder: Path, dtype: str, negative: bool, kind: str, place: int
+) -> None:
+    """Whatever the type, and at both ends of a tensor; the largest finite number passes."""
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    integer = np.uint32 if dtype == "F32" else np.uint16
+    values = np.zeros(tensors[name].size, integer)
+    values[place] = bits_of(dtype, negative, "Inf") - 1
+    write_as(folder, tensors, name, dtype, values)
+    assert store.import_model(f"file://{folder}").info.layers == 2
+    values[place] = bits_of(dtype, negative, kind)
+    write_as(folder, tensors, name, dtype, values)
+    fresh = ModelStore(folder.parent / "fresh")
+    error = refusal(fresh, folder)
+    assert isinstance(error, TornModel)
+    assert f"model.safetensors: tensor {name} holds values that are not finite" in error.message
+
+
+def write_as(
+    folder: Path, tensors: dict[str, Any], name: str, dtype: str, values: npt.NDArray[Any]
+) -> None:
+    """The model with one tensor of these bits."""
+    kept = {key: array for key, array in tensors.items() if key != name}
+    entries = {key: StoredTensor(dtype="F16", shape=array.shape) for key, array in kept.items()}
+    entries[name] = StoredTensor(dtype=dtype, shape=tensors[name].shape)
+    data = b"".join(array.tobytes() for array in kept.values()) + values.tobytes()
+    (folder / "model.safetensors").write_bytes(header_bytes(entries.items()) + data)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "bad"),
+    [
+        *(("F8_E4M3", 0x7E, False), ("F8_E4M3", 0x7F, True), ("F8_E4M3", 0xFF, True)),
+        *(("F8_E5M2", 0x7B, False), ("F8_E5M2", 0x7C, True), ("F8_E5M2", 0xFD, True)),
+        *(("F8_E8M0", 0xFE, False), ("F8_E8M0", 0xFF, True)),
+        ("I8", 0xFF, False),
+    ],
+)
+def test_so_are_eight_bits_of_a_quantised_checkpoint(
+    tmp_path: Path, dtype: str, bits: int, bad: bool
+) -> None:
+    path = tmp_path / "m.safetensors"
+    entry = StoredTensor(dtype=dtype, shape=(5,))
+    path.write_bytes(header_bytes([("w", entry)]) + bytes([0, 1, 2, 3, bits]))
+    found = located(path, read_whole(path))
+    if not bad:
+        check_finite(found, lambda phase, share: None)
+        return
+    with pytest.raises(TornModel, match="tensor w holds values that are not finite"):
+        check_finite(found, lambda phase, share: None)
