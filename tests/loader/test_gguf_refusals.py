@@ -147,7 +147,7 @@ def test_a_count_that_is_none_is_corrupt(tmp_path: Path, key: str) -> None:
     [
         ("context_length", 2**31 - 1, "max_position_embeddings should be an integer from 1"),
         ("context_length", 0, "max_position_embeddings should be an integer from 1"),
-        ("attention.key_length", 2**31 - 1, "head_dim should be an integer from 1"),
+        ("attention.key_length", 2**31 - 1, "keys of 2147483647, values of 16"),
         ("attention.head_count", 0, "0 heads over an embedding of 64"),
         ("attention.head_count_kv", 3, "4 heads do not divide into 3 KV heads"),
         ("block_count", 10**9, "num_hidden_layers should be an integer from 1 to 1024"),

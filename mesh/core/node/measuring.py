@@ -96,9 +96,11 @@ def _time(
 
 
 def _grant_at_rest(ctx: NodeEventContext, node: LocalNode) -> None:
-    """Time the next shape that is short enough for the node's rest and finds room in the cache."""
+    """Time the next shape that is short enough for the node's rest and finds room in the cache.
+    Without a link nobody would hear what comes of it.
+    """
     rest_s = ctx.now_s - node.disturbed_s
-    if any(instance.requests for instance in node.instances.values()):
+    if not node.linked or any(instance.requests for instance in node.instances.values()):
         return
     running = node.survey or _begin_at_rest(node, rest_s)
     if running is None or (running.source is ProfileSource.REST and rest_s < REST_S):
