@@ -170,7 +170,7 @@ def _prompts(body: Body) -> Sequence[Prompt]:
     match body:
         case ChatBody():
             check_tools(body.tools, body.tool_choice)
-            messages = tuple(_message(*numbered) for numbered in enumerate(body.messages))
+            messages = tuple(map(_message, body.messages))
             kwargs = body.chat_template_kwargs
             return (
                 ChatPrompt(messages=messages, template_kwargs=json.dumps(kwargs) if kwargs else ""),
@@ -195,7 +195,7 @@ def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence
     ]
 
 
-def _message(number: int, message: Message) -> ChatMessage:
+def _message(message: Message) -> ChatMessage:
     content, calls = message.content, message.tool_calls
     if isinstance(content, list):
         content = "".join(part.text for part in content)
@@ -203,7 +203,7 @@ def _message(number: int, message: Message) -> ChatMessage:
         role="system" if message.role == "developer" else message.role,
         content=content or "",
         name=message.name or "",
-        tool_calls=calls_of(calls, f"messages[{number}].tool_calls") if calls else "",
+        tool_calls=calls_of(calls) if calls else "",
         tool_call_id=message.tool_call_id or "",
         reasoning_content=message.reasoning_content or "",
     )

@@ -5,7 +5,7 @@ and the grammar that an answer keeps to.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -130,16 +130,20 @@ def with_tools(
     return replace(asked, prompt=prompt, grammar=grammar)
 
 
-def calls_of(calls: Sequence[ToolCall], field: str) -> str:
-    """As templates take them. Raises InvalidInput for arguments that are no JSON object."""
-    read = []
-    for n, call in enumerate(calls):
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            place = f"{field}[{n}].function.arguments"
-            raise InvalidInput(f"{place} is no JSON object", field=place)
-        read.append((call.id, call.function.name, arguments))
-    return turn_of_calls(read)
+def calls_of(calls: Sequence[ToolCall]) -> str:
+    """As templates take them."""
+    return turn_of_calls(
+        (call.id, call.function.name, _arguments(call.function.arguments)) for call in calls
+    )
+
+
+def _arguments(text: str) -> Mapping[str, Any] | str:
+    """Most templates want an object. What is none stays text: an answer that `max_tokens` has cut
+    comes back on every later turn.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()  # JSON can say half a character
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

@@ -35,10 +35,6 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def called(arguments: str) -> dict[str, Any]:
-    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
 def error_of(response: requests.Response) -> dict[str, Any]:
     error: dict[str, Any] = response.json()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
@@ -209,11 +205,6 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
         {**GOOD, "messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
         "lacks",
         "messages[0].tool_calls[0].function",
-    ),
-    (
-        {**GOOD, "messages": [{"role": "assistant", "tool_calls": [called("no JSON")]}]},
-        "no JSON object",
-        "messages[0].tool_calls[0].function.arguments",
     ),
     ({**GOOD, "tools": [tool("f")]}, "calls no tools", "tools"),
     ({**GOOD, "tools": [tool("f"), tool("f")]}, "two tools are called 'f'", "tools"),

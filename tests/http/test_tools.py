@@ -117,6 +117,41 @@ async def test_calls_and_their_results_go_back_to_the_template(http: Edge) -> No
     assert len(order.prompt_tokens) == len(rendered), "and no tools, since none is to be called"
 
 
+@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "plain", "items"),
+    [
+        ('{"city": "Bern", "days": 2}', "city=Bern;days=2;", "city=Bern;days=2;"),
+        ('{"city": "B", "days', '"{\\"city\\": \\"B\\", \\"days"', "city=B;"),
+        ('{"city": "K', '"{\\"city\\": \\"K"', "city=K;"),
+        ('["K"]', '"[\\"K\\"]"', ""),
+        ('{"city": "\\ud800"}', '"{\\"city\\": \\"\\\\ud800\\"}"', ""),
+        ("no JSON", '"no JSON"', ""),
+        ("", "", ""),
+    ],
+)
+async def test_a_call_that_was_cut_goes_back_to_templates_of_either_kind(
+    http: Edge, objects: bool, arguments: str, plain: str, items: str
+) -> None:
+    """One that writes arguments of any type as JSON, and one that takes objects alone."""
+    listed = "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}"
+    either = "{% if a is string %}{{ a | tojson }}{% else %}" + listed + "{% endif %}"
+    node = await http.cell.node()
+    called = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": arguments},
+    }
+    messages = [{"role": "assistant", "content": None, "tool_calls": [called]}]
+    body, rendered = (listed, items) if objects else (either, plain)
+    wrap = "<tool_call>{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+    node.text = replace(ASSETS, chat_template=wrap + body + "{% endfor %}")
+    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    answer = await http.chat(messages=messages, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    assert len(orders(node)[-1].prompt_tokens) == len("<tool_call>" + rendered)
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
