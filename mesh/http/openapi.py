@@ -41,6 +41,8 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "mesh", "version": __version__},
         "paths": {
+            "/": {"get": _plain("What this is, and where its documentation is.")},
+            "/v1": {"get": _plain("The same.")},
             "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},

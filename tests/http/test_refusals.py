@@ -15,6 +15,9 @@ import pytest
 import requests
 
 from mesh.controller.gateway import GatewayLimits
+from mesh.controller.keys import KeyBook
+from mesh.controller.main import read_origin
+from mesh.domain.access import Role, TenantName
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
@@ -311,6 +314,115 @@ async def test_a_name_that_the_operator_allows_is_as_the_loopbacks(
         body = {**GOOD, "max_tokens": 1}
         response = await http.post("/v1/chat/completions", body, headers=headers)
         assert response.status_code == status
+
+
+def make_key(home: Path) -> None:
+    """Without any a controller that wants keys does not start."""
+    book = KeyBook(home / "controller")
+    book.create(Role.ADMIN, TenantName(""))
+    book.close()
+
+
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    "Access-Control-Request-Private-Network": "true",
+}
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_pages_of_origins_that_the_operator_allows_may_ask(
+    tmp_path: Path, keys: bool
+) -> None:
+    """A preflight needs no key, and errors can be read."""
+    make_key(tmp_path)
+    page, other = "https://chat.example", "https://evil.example"
+    async with edge(tmp_path, http_origins=(page,), keys=keys) as http:
+        url = http.url + "/v1/chat/completions"
+        for origin, status in ((page, 200), (other, 400)):
+            told = await asyncio.to_thread(
+                requests.options, url, headers={**PREFLIGHT, "Origin": origin}, timeout=WAIT_S_MAX
+            )
+            assert told.status_code == status
+            allowed = told.headers.get("access-control-allow-origin")
+            assert allowed == (page if status == 200 else None)
+            if status == 200:
+                names = told.headers["access-control-allow-headers"]
+                assert names == PREFLIGHT["Access-Control-Request-Headers"]
+                assert "POST" in told.headers["access-control-allow-methods"]
+        asked = await http.post("/v1/chat/completions", GOOD, headers={"Origin": page})
+        assert error_of(asked)["code"] == ("invalid_api_key" if keys else "model_not_found")
+        assert asked.headers["access-control-allow-origin"] == page
+        exposed = asked.headers["access-control-expose-headers"].lower().split(", ")
+        assert {"x-request-id", "retry-after"} <= {*exposed}
+        asked = await http.post("/v1/chat/completions", GOOD, headers={"Origin": other})
+        assert asked.status_code == (401 if keys else 403)
+        assert "access-control-allow-origin" not in asked.headers
+
+
+async def test_all_pages_may_ask_and_names_that_lead_elsewhere_stay_refused(
+    tmp_path: Path,
+) -> None:
+    async with edge(tmp_path, http_origins=("*",)) as http:
+        await http.cell.deployed()
+        body = {**GOOD, "max_tokens": 1, "stream": True}
+        headers = {"Origin": "https://any.example"}
+        answer = await http.post("/v1/chat/completions", body, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "*"
+        headers["Host"] = "evil.example"
+        answer = await http.post("/v1/chat/completions", body, headers=headers)
+        assert answer.status_code == 403
+
+
+async def test_without_origins_no_page_is_told_that_it_may_ask(http: Edge) -> None:
+    answer = await asyncio.to_thread(
+        requests.options,
+        http.url + "/v1/models",
+        headers={**PREFLIGHT, "Origin": "http://localhost:3000"},
+        timeout=WAIT_S_MAX,
+    )
+    assert answer.status_code == 405
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_the_root_says_what_this_is_and_where_its_documentation_is(
+    tmp_path: Path, keys: bool
+) -> None:
+    make_key(tmp_path)
+    async with edge(tmp_path, keys=keys) as http:
+        for path in ("/", "/v1"):
+            answer = await http.get(path)
+            assert answer.status_code == 200
+            assert answer.json()["name"] == "mesh"
+            document = await http.get(answer.json()["documentation"])
+            assert {"/", "/v1"} <= document.json()["paths"].keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://chat.example", "https://chat.example"),
+        ("HTTPS://Chat.Example:443/", "https://chat.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("https://chat.example:80", "https://chat.example:80"),
+        ("app://obsidian.md", "app://obsidian.md"),
+        ("*", "*"),
+        ("chat.example", None),
+        ("https://chat.example/path", None),
+        ("https://*.example", None),
+        ("null", None),
+        ("", None),
+    ],
+)
+def test_origins_are_read_as_browsers_say_them(given: str, origin: str | None) -> None:
+    if origin is None:
+        with pytest.raises(InvalidInput, match="--http-cors"):
+            read_origin(given)
+    else:
+        assert read_origin(given) == origin
 
 
 async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
