@@ -90,10 +90,13 @@ class _Braces:
 
 
 class ToolReader:
-    """One answer. Text is held back only while it may be the beginning of a call."""
+    """One answer. Text is held back only while it may be the beginning of a call. `calls_alone`: it
+    is nobody's words, and not told.
+    """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, *, calls_alone: bool = False) -> None:
         self._form = form
+        self._calls_alone = calls_alone
         self.calls = 0
         self._text = ""
         """Not told yet."""
@@ -207,7 +210,8 @@ class ToolReader:
 
     def _plain(self, text: str) -> list[Said]:
         """Blanks between calls are nobody's words."""
-        return [Text(text)] if text and not (self.calls and text.isspace()) else []
+        between = self._calls_alone or (self.calls and text.isspace())
+        return [Text(text)] if text and not between else []
 
     def _take(self, count: int) -> str:
         taken, self._text = self._text[:count], self._text[count:]

@@ -1,6 +1,7 @@
 """What becomes of a call that is not served: a status that clients act on, or an event."""
 
 import asyncio
+import gzip
 import socket
 import time
 from collections.abc import Sequence
@@ -222,15 +223,20 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ),
     ({**GOOD, "temperature": "1"}, "valid number", "temperature"),
     ({**GOOD, "temperature": -1}, "temperature is -1", "temperature"),
-    ({**GOOD, "top_p": 0}, "top_p is 0", "top_p"),
+    ({**GOOD, "top_p": -0.1}, "top_p is -0.1", "top_p"),
+    ({**GOOD, "top_p": 0, "temperature": -1}, "temperature is -1", "temperature"),
     ({**GOOD, "top_k": 1 << 32}, "top_k is 4294967296", "top_k"),
     ({**GOOD, "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
     ({**GOOD, "max_tokens": True}, "valid integer", "max_tokens"),
     ({**GOOD, "seed": 1 << 70}, "seed is", "seed"),
+    ({**GOOD, "seed": 1 << 63}, "seed is", "seed"),
+    ({**GOOD, "seed": -(1 << 63) - 1}, "seed is", "seed"),
     ({**GOOD, "stop": ["x"] * 17}, "17 stop strings", "stop"),
     ({**GOOD, "stop": [1]}, "valid string", "stop[0]"),
     ({**GOOD, "stream": "yes"}, "valid boolean", "stream"),
     ({**GOOD, "temprature": 1}, "unknown member", "temprature"),
+    ({**GOOD, "min_tokens": 1}, "min_tokens is not supported", "min_tokens"),
+    ({**GOOD, "chat_template": "x"}, "unknown member", "chat_template"),
     ({**GOOD, "n": 2}, "n is not supported", "n"),
     ({**GOOD, "logit_bias": {"1": 2}}, "not supported", "logit_bias"),
     ({**GOOD, "logprobs": 1}, "valid boolean", "logprobs"),
@@ -433,6 +439,10 @@ async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     assert str(BODY_BYTES_MAX) in error_of(response)["message"]
     form = await http.post("/v1/chat/completions", b"{}", headers={"Content-Type": "text/plain"})
     assert (form.status_code, error_of(form)["code"]) == (415, "unsupported_media_type")
+    for encoding, status in (("gzip", 415), ("br, gzip", 415), ("Identity", 400)):
+        headers = {"Content-Encoding": encoding}
+        response = await http.post("/v1/chat/completions", gzip.compress(b"{}"), headers=headers)
+        assert response.status_code == status
 
 
 def test_bodies_together_are_bounded() -> None:

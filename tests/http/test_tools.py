@@ -164,6 +164,28 @@ async def test_a_call_that_is_required_is_kept_to_by_a_grammar(http: Edge, choic
     assert '"const": "weather"' in order.sampling.grammar.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "says", ["<tool_c", '<tool_call>\n{"na', f'{CALL}\n<tool_call>\n{{"name": "wea', CALL[:-20]]
+)
+async def test_a_required_call_that_is_cut_is_nobodys_words(
+    http: Edge, says: str, stream: bool
+) -> None:
+    await calling(http, says)
+    asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": len(says)}
+    response = await http.chat(**asked, stream=stream)
+    if stream:
+        *chunks, _ = events(response)
+        told = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = sum("id" in one for delta in told for one in delta.get("tool_calls", []))
+        content = "".join(delta.get("content") or "" for delta in told)
+    else:
+        message = response.json()["choices"][0]["message"]
+        content, calls = message["content"], len(message["tool_calls"] or [])
+    assert not content
+    assert calls == says.count('"weather"')
+
+
 async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
     await calling(http, CALL)
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}
