@@ -74,6 +74,8 @@ class LocalCell:
         http = ["--http", self._http] if self._http else []
         for host in self._plan.http_hosts:
             http += ["--http-host-allowed", host]
+        for origin in self._plan.http_origins:
+            http += ["--http-cors", origin]
         sources = [part for rules in self._plan.sources for part in ("--sources", rules)]
         tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
         wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))

@@ -50,6 +50,8 @@ class CellPlan:
     """Where HTTP is served, if it is."""
     http_hosts: tuple[str, ...] = ()
     """By which it may be asked, beside this machine's own names."""
+    http_origins: tuple[str, ...] = ()
+    """Whose pages may ask it, as browsers say them."""
     join_ms: float = 0.0
     """As of the controller."""
     sources: tuple[str, ...] = ()

@@ -97,6 +97,17 @@ def http_hosts_option(command: Command) -> Command:
     )(command)
 
 
+def http_cors_option(command: Command) -> Command:
+    """`--http-cors ORIGIN`, given to the command as `http_origins`."""
+    return click.option(
+        "--http-cors",
+        "http_origins",
+        metavar="ORIGIN",
+        multiple=True,
+        help="Whose pages may ask by HTTP, like https://chat.example; * for all; repeatable.",
+    )(command)
+
+
 def sources_option(command: Command) -> Command:
     """`--sources ROLE=RULE,…`, given to the command as `sources`: texts that read_source_rules
     takes."""

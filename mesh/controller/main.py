@@ -29,6 +29,7 @@ from mesh.wire.credentials import Tls
 DONE, FAILED, USAGE = 0, 1, 2
 HTTP_OFF = "off"
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PORTS = {"http": ":80", "https": ":443"}
 TURN_S_LARGEST = 1.0
 """Of --turn: nobody is looked at before a turn ends."""
 JOIN_MS_LARGEST = 1000.0
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             listen=options.listen,
             http=None if options.http == HTTP_OFF else options.http,
             http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
+            http_origins=tuple(map(read_origin, options.http_cors)),
             home=options.home,
             journal=options.journal,
             policy=options.policy,
@@ -113,6 +115,25 @@ def _host(text: str) -> str:
     return name
 
 
+def read_origin(text: str) -> str:
+    """As browsers say it: in lower case, and without the port that its scheme has anyhow. Raises
+    InvalidInput for what is none.
+    """
+    parts = re.fullmatch(
+        r"([a-z][a-z0-9+.-]*)(://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\]))(:[0-9]{1,5})?/?", text.lower()
+    )
+    if parts is None and text != "*":
+        raise InvalidInput(
+            f"--http-cors: {text!r} is no origin of pages",
+            hint="give it as https://chat.example or http://localhost:3000, with no path, or * for "
+            "all",
+        )
+    if parts is None:
+        return text
+    scheme, host, port = parts.groups(default="")
+    return f"{scheme}{host}{port if port != _PORTS.get(scheme) else ''}"
+
+
 def _turn_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
     hint = "0.02 makes a turn of the decodes that take 20 ms together"
@@ -146,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
     parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
     parser.add_argument("--http-host-allowed", action="append", default=[], metavar="NAME")
+    parser.add_argument("--http-cors", action="append", default=[], metavar="ORIGIN")
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")

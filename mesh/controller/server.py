@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,8 @@ class ControllerConfig:
     """The same of HTTP, where that is to be served."""
     http_hosts_allowed: tuple[str, ...] = ()
     """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
+    http_origins: tuple[str, ...] = ()
+    """Whose pages may ask it, as browsers say them; `*`: all."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -127,7 +129,7 @@ async def serve(
             address = bind(server, config.listen, config.tls)
             http = _bound_http(config, opened)
             controller = Controller(config, ending, opened, access)
-            await controller.start(server, http, config.http_hosts_allowed)
+            await controller.start(server, http, config)
             at = http.address if http else None
             logger.info("mesh %s serves at %s", __version__, address)
             if at is not None:
@@ -304,7 +306,7 @@ class Controller:
         )
 
     async def start(
-        self, server: grpc.aio.Server, http: "HttpServer | None", hosts_allowed: Sequence[str]
+        self, server: grpc.aio.Server, http: "HttpServer | None", config: ControllerConfig
     ) -> None:
         """Serve everything on servers that are bound but have not started."""
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
@@ -321,23 +323,25 @@ class Controller:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         if http is not None:
-            self._start_http(http, hosts_allowed)
+            self._start_http(http, config)
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
             self._warm(public_name(deployment.spec.name))
 
-    def _start_http(self, http: "HttpServer", hosts_allowed: Sequence[str]) -> None:
-        from mesh.http.app import application
+    def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
+        from mesh.http.app import application, shared
 
+        origins = frozenset(config.http_origins)
         routes = application(
             gateway=self._gateway,
             snapshot=self._gateway.snapshot,
             find=find_deployment,
             metrics=self._metrics.exposition,
             gate=self._gate,
-            hosts_allowed=frozenset(hosts_allowed),
+            hosts_allowed=frozenset(config.http_hosts_allowed),
+            origins=origins,
         )
-        http.start(routes)
+        http.start(shared(routes, origins))
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Bounded by DRAIN_S_MAX and the build of a small tokenizer."""

@@ -2,7 +2,7 @@
 
 Where no key is wanted, a page that a browser on this machine shows must not reach the cell by a
 name of its own that leads here (DNS rebinding): over the loopback only names of the loopback count,
-and those that the operator allows.
+and those that the operator allows. Pages of origins that the operator allows may ask.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from mesh.wire.channel import is_loopback
 
 Told = Callable[[Request, Exception], Response]
 
+ANY_ORIGIN = "*"
 _SHOWN_CHARS = 100
 
 
@@ -35,9 +36,11 @@ class Keys:
         routes: list[Route],
         told: Told,
         hosts: frozenset[str],
+        origins: frozenset[str],
     ) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = origins
         self._gate = gate
         self._routes = routes
         self._told = told
@@ -57,7 +60,7 @@ class Keys:
 
     def _check(self, request: Request) -> None:
         if not self._gate.wants_keys:
-            _check_names(request, self._hosts)
+            _check_names(request, self._hosts, self._origins)
             return
         roles = self._roles(request.scope)
         if roles is not None:
@@ -70,7 +73,7 @@ class Keys:
         return frozenset({Role.ADMIN})
 
 
-def _check_names(request: Request, hosts_allowed: frozenset[str]) -> None:
+def _check_names(request: Request, hosts_allowed: frozenset[str], origins: frozenset[str]) -> None:
     """Raises Forbidden."""
     server = request.scope.get("server")
     # A listener on [::] has the addresses of IPv4 within those of IPv6.
@@ -78,12 +81,14 @@ def _check_names(request: Request, hosts_allowed: frozenset[str]) -> None:
         return
     for header, is_ours in (("host", _leads_here), ("origin", _is_loopback)):
         given = request.headers.get(header)
+        if header == "origin" and not origins.isdisjoint((given, ANY_ORIGIN)):
+            continue
         host = "" if given is None else _host_of(given)
         if given is not None and host not in hosts_allowed and not is_ours(host):
             raise Forbidden(
                 f"the {header} {given[:_SHOWN_CHARS]!r} is no name of this machine's loopback",
                 hint="ask for 127.0.0.1 or localhost, or start the controller with "
-                "--http-host-allowed NAME or --keys",
+                "--http-host-allowed NAME or --keys; --http-cors ORIGIN lets a page ask",
             )
 
 

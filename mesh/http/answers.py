@@ -7,6 +7,7 @@ answer; a test holds each of them against its schema. Before: `generation`, whic
 import json
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from mesh.domain.invocation import Accepted, Finished, Tokens
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ToolFormat
 from mesh.http.logprobs import (
+    Characters,
     ChatLogprobs,
     CompletionLogprobs,
     TokenBytes,
@@ -315,13 +317,11 @@ class CompletionWriter(Writer):
         bytes_of: TokenBytes | None = None,
     ) -> None:
         super().__init__(id_, model, usage=usage, bytes_of=bytes_of)
-        self._chars: dict[int, int] = {}
-        """Of the tokens told so far, by the answer's number."""
+        self._characters: defaultdict[int, Characters] = defaultdict(Characters)
+        """By the answer's number."""
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> CompletionLogprobs:
-        told = completion_logprobs(tokens, bytes_of, self._chars.get(index, 0))
-        self._chars[index] = told.text_offset[-1] + len(told.tokens[-1])
-        return told
+        return completion_logprobs(tokens, bytes_of, self._characters[index])
 
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')

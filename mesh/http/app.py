@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from mesh import __version__
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
@@ -25,6 +28,15 @@ from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
 from mesh.wire.access import Gate
 
+ABOUT = {
+    "name": "mesh",
+    "version": __version__,
+    "description": "LLM inference by OpenAI's protocol: clients take the path /v1 as their base.",
+    "documentation": "/openapi.json",
+}
+EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "x-slo-grace-ms")
+"""Headers of answers that pages of other origins may read."""
+
 
 def application(
     *,
@@ -34,12 +46,17 @@ def application(
     metrics: Callable[[], Awaitable[bytes]],
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
+    origins: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format; `hosts_allowed`, in lower case: see `access`.
+    them in Prometheus' text format; `hosts_allowed`, in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
+    about = encoded(ABOUT)
+
+    async def what(request: Request) -> Response:
+        return Response(about, media_type="application/json")
 
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
@@ -59,6 +76,8 @@ def application(
 
     bodies = Bodies()
     routes = [
+        Route("/", what),
+        Route("/v1", what),
         Route(
             "/v1/chat/completions",
             Generation(gateway, ChatBody, ChatWriter, bodies),
@@ -79,9 +98,32 @@ def application(
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Keys, gate=gate or Gate(), routes=routes, told=_keyless, hosts=hosts_allowed)
+            Middleware(
+                Keys,
+                gate=gate or Gate(),
+                routes=routes,
+                told=_keyless,
+                hosts=hosts_allowed,
+                origins=origins,
+            )
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
+    )
+
+
+def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:
+    """The same for pages of these origins, too. It goes around all else: a browser shows no key in
+    its preflight, and lets a page read an error where it could have read the answer.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=EXPOSED,
     )
 
 

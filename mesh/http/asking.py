@@ -18,7 +18,7 @@ from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, T
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
-from mesh.http.tools import calls_of, check_tools
+from mesh.http.tools import calls_of, check_tools, requires_call
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 from mesh.wire.own_slo import own_limits_s
 
@@ -38,8 +38,21 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "priority": (0,),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
+_SEEDS = 1 << 63
 _OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
 
 
@@ -52,7 +65,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=0 if body.top_k == -1 else body.top_k,
-        seed=body.seed,
+        seed=_seed(body.seed),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
@@ -64,6 +77,8 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         grammar=_grammar(body),
         cache_salt=body.cache_salt or "",
     )
+    if asked.top_p == 0 and (asked.temperature or 0) >= 0:
+        asked = replace(asked, temperature=0.0, top_p=1.0)  # the likeliest token alone is left
     return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
 
 
@@ -98,7 +113,7 @@ def with_tools(
 
 def grammar_member(body: Body) -> str:
     """Which of its members the grammar is of."""
-    if isinstance(body, ChatBody) and body.tool_choice not in (None, "none", "auto"):
+    if isinstance(body, ChatBody) and requires_call(body.tool_choice):
         return "tools"
     return "response_format" if body.structured_outputs is None else "structured_outputs"
 
@@ -166,11 +181,16 @@ def _max_tokens(body: Body) -> int:
     return CONTEXT_TOKENS_MAX if given is None else given
 
 
+def _seed(given: int | None) -> int | None:
+    """Nodes know seeds of 63 bits: a negative one of 64 bits stands for one of those."""
+    return given if given is None or not -_SEEDS <= given < 0 else given + _SEEDS
+
+
 def _prompts(body: Body) -> Sequence[Prompt]:
     match body:
         case ChatBody():
             check_tools(body.tools, body.tool_choice)
-            messages = tuple(_message(*numbered) for numbered in enumerate(body.messages))
+            messages = tuple(map(_message, body.messages))
             kwargs = body.chat_template_kwargs
             return (
                 ChatPrompt(messages=messages, template_kwargs=json.dumps(kwargs) if kwargs else ""),
@@ -195,7 +215,7 @@ def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence
     ]
 
 
-def _message(number: int, message: Message) -> ChatMessage:
+def _message(message: Message) -> ChatMessage:
     content, calls = message.content, message.tool_calls
     if isinstance(content, list):
         content = "".join(part.text for part in content)
@@ -203,7 +223,7 @@ def _message(number: int, message: Message) -> ChatMessage:
         role="system" if message.role == "developer" else message.role,
         content=content or "",
         name=message.name or "",
-        tool_calls=calls_of(calls, f"messages[{number}].tool_calls") if calls else "",
+        tool_calls=calls_of(calls) if calls else "",
         tool_call_id=message.tool_call_id or "",
         reasoning_content=message.reasoning_content or "",
     )

@@ -7,12 +7,12 @@ comes together, in the gateway. Before: `generation`, which has read the bytes. 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
-from mesh.http.tools import ToolCall, ToolChoice, Tools
+from mesh.http.tools import Strict, ToolCall, ToolChoice, Tools
 
 T = TypeVar("T", bound="Body")
 
@@ -26,20 +26,12 @@ def _shape(value: Any) -> str:
     return "tokens" if value and isinstance(value[0], int) else "texts"
 
 
-class _Strict(BaseModel):
-    """No number is read from text, none is NaN or infinite, and no member goes unread."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
+class Message(Strict):
     """`developer` is `system` by another name. Clients send assistants' messages back as they came:
     the members that are null or empty there are taken so, and only so.
     """
@@ -61,7 +53,7 @@ class Message(_Strict):
     audio: None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(
         default=None, description="Each chunk says how many tokens its answer has; vLLM's name."
@@ -69,7 +61,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = Field(default=None, description="Ignored: there is none.")
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """What OpenAI's protocol calls a format by a schema, which is kept to, `strict` or not."""
 
     name: str | None = None
@@ -78,12 +70,12 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(Strict):
     """vLLM's words for the same, one of them."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
@@ -98,7 +90,7 @@ Stops = Annotated[
 ]
 
 
-class Body(_Strict):
+class Body(Strict):
     """What both calls take."""
 
     model: str = Field(min_length=1, description="A deployment's name.")
@@ -128,6 +120,15 @@ class Body(_Strict):
     prompt_cache_retention: Any = None
     prediction: Any = None
     prompt_logprobs: Any = None
+    min_tokens: Any = None
+    stop_token_ids: Any = None
+    bad_words: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    priority: Any = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = Field(
@@ -182,6 +183,10 @@ class ChatBody(Body):
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
+    documents: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    echo: Any = None
 
 
 def read(kind: type[T], raw: bytes) -> T:

@@ -25,6 +25,7 @@ IN_HAND_BYTES_MAX = 256 << 20
 UNREAD_BYTES_MAX = 256 << 20
 """Of a body that is too long: as much is let go by before the answer, which else would be lost."""
 BODY_S_MAX = 60.0
+_SHOWN_BYTES = 100
 END_S_MAX = 1.0
 """For telling a client how its stream ends; one that does not even read that is cut off."""
 GRACE_HEADER = b"x-slo-grace-ms"
@@ -146,6 +147,14 @@ class Exchange:
             raise InvalidInput(
                 "the body's content type is no application/json",
                 hint="send the header Content-Type: application/json",
+            )
+        encoding = (self.header(b"content-encoding") or b"identity").strip().lower()
+        if encoding != b"identity":
+            self._status = 415, "unsupported_media_type"
+            raise InvalidInput(
+                f"the body is encoded as {encoding[:_SHOWN_BYTES].decode('latin-1')!r}, and no "
+                "encoding is read here",
+                hint="send the body as it is, without the header Content-Encoding",
             )
         return body
 

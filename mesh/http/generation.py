@@ -27,7 +27,7 @@ from mesh.http.asking import grammar_member, invocations, with_defaults, with_sl
 from mesh.http.bodies import Body, ChatBody, read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
-from mesh.http.tools import offers_tools
+from mesh.http.tools import offers_tools, requires_call
 from mesh.text.answer_reader import Reading
 from mesh.text.grammars import after_thought
 
@@ -92,7 +92,8 @@ class Generation:
         if thinking is not None and asked.grammar is not None:
             await self._gateway.check_grammar(asked.grammar)  # as it was asked for
             asked = replace(asked, grammar=after_thought(asked.grammar, thinking))
-        return Reading(thinking, form), asked
+        alone = form is not ToolFormat.NONE and requires_call(body.tool_choice)
+        return Reading(thinking, form, calls_alone=alone), asked
 
     async def _stream(
         self, write: NewWriter, usage: UsageTold, events: Numbered, exchange: Exchange

@@ -5,6 +5,7 @@ the model's tokenizer, since a token may be part of a character. Before: `answer
 chunk's tokens.
 """
 
+import codecs
 from collections.abc import Callable
 
 from pydantic import BaseModel
@@ -32,7 +33,9 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """`text_offset`: characters of the answer's tokens before each."""
+    """`text_offset`: characters of the answer before each token, or before the one that it is a
+    part of. Such tokens are told by their bytes, as OpenAI does: as texts they are all alike.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -49,15 +52,28 @@ def chat_logprobs(tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
     return ChatLogprobs(content=content)
 
 
-def completion_logprobs(tokens: Tokens, bytes_of: TokenBytes, offset: int) -> CompletionLogprobs:
-    """`offset`: characters of the answer's earlier tokens."""
-    texts = [_text(bytes_of(token_id)) for token_id in tokens.token_ids]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+class Characters:
+    """Counts those of an answer, whose tokens may be parts of them."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
+
+    def before(self, token: bytes) -> int:
+        """Before this further token; those that it completes are counted from then on."""
+        before = self._count
+        self._count += len(self._decoder.decode(token))
+        return before
+
+
+def completion_logprobs(
+    tokens: Tokens, bytes_of: TokenBytes, characters: Characters
+) -> CompletionLogprobs:
+    """`characters`: those of the answer's earlier tokens are counted."""
+    parts = [bytes_of(token_id) for token_id in tokens.token_ids]
+    texts = [_name(part) for part in parts]
     tops = [
-        {_text(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
+        {_name(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
         | {text: _finite(told.logprob)}
         for text, told in zip(texts, tokens.logprobs, strict=True)
     ]
@@ -65,12 +81,19 @@ def completion_logprobs(tokens: Tokens, bytes_of: TokenBytes, offset: int) -> Co
         tokens=texts,
         token_logprobs=[_finite(told.logprob) for told in tokens.logprobs],
         top_logprobs=tops if any(told.top for told in tokens.logprobs) else None,
-        text_offset=offsets,
+        text_offset=[characters.before(part) for part in parts],
     )
 
 
 def _told(token: bytes, logprob: float) -> TopLogprob:
     return TopLogprob(token=_text(token), logprob=_finite(logprob), bytes=list(token))
+
+
+def _name(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _text(token: bytes) -> str:

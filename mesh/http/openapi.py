@@ -19,7 +19,7 @@ _REFUSED = {
     "404": "There is no such model.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is no application/json.",
+    "415": "The body is no application/json, or it is compressed.",
     "429": "It is refused; Retry-After and retry-after-ms say when to come again.",
     "499": "An operator has ended it.",
     "500": "A load or an engine failed, or mesh did.",
@@ -41,6 +41,8 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "mesh", "version": __version__},
         "paths": {
+            "/": {"get": _plain("What this is, and where its documentation is.")},
+            "/v1": {"get": _plain("The same.")},
             "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},

@@ -5,11 +5,11 @@ and the grammar that an answer keeps to.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation
@@ -20,11 +20,29 @@ TOOLS_MAX = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class Strict(BaseModel):
+    """No number is read from text, none is NaN or infinite, and no member goes unread, unless it is
+    null: a client says so that it asks for nothing.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: one for name, one in given.items() if one is not None or name in known}
 
 
-class Function(_Strict):
+class Function(Strict):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(
@@ -35,16 +53,16 @@ class Function(_Strict):
     )
 
 
-class Tool(_Strict):
+class Tool(Strict):
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Strict):
+class FunctionName(Strict):
     name: str
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     type: Literal["function"]
     function: FunctionName
 
@@ -52,13 +70,13 @@ class NamedTool(_Strict):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = Field(default=None, description="Ignored: read by a client.")
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """Of an assistant's message that a client sends back."""
 
     id: str
@@ -76,7 +94,7 @@ def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None
     twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
     if twice is not None:
         raise InvalidInput(f"two tools are called {twice!r}", field="tools")
-    if not names and choice not in (None, "none", "auto"):
+    if not names and requires_call(choice):
         raise InvalidInput("tool_choice wants a call, and there are no tools", field="tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise InvalidInput(
@@ -84,6 +102,10 @@ def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None
             hint=f"they are {', '.join(names)}",
             field="tool_choice",
         )
+
+
+def requires_call(choice: ToolChoice | None) -> bool:
+    return choice not in (None, "none", "auto")
 
 
 def offers_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
@@ -112,7 +134,7 @@ def with_tools(
     assert isinstance(asked.prompt, ChatPrompt)
     offered = [tool.model_dump(exclude_none=True) for tool in tools]
     prompt = replace(asked.prompt, tools=json.dumps(offered, ensure_ascii=False))
-    if choice in (None, "auto"):
+    if not requires_call(choice):
         return replace(asked, prompt=prompt)
     if asked.grammar is not None:
         raise InvalidInput(
@@ -130,16 +152,20 @@ def with_tools(
     return replace(asked, prompt=prompt, grammar=grammar)
 
 
-def calls_of(calls: Sequence[ToolCall], field: str) -> str:
-    """As templates take them. Raises InvalidInput for arguments that are no JSON object."""
-    read = []
-    for n, call in enumerate(calls):
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            place = f"{field}[{n}].function.arguments"
-            raise InvalidInput(f"{place} is no JSON object", field=place)
-        read.append((call.id, call.function.name, arguments))
-    return turn_of_calls(read)
+def calls_of(calls: Sequence[ToolCall]) -> str:
+    """As templates take them."""
+    return turn_of_calls(
+        (call.id, call.function.name, _arguments(call.function.arguments)) for call in calls
+    )
+
+
+def _arguments(text: str) -> Mapping[str, Any] | str:
+    """Most templates want an object. What is none stays text: an answer that `max_tokens` has cut
+    comes back on every later turn.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()  # JSON can say half a character
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

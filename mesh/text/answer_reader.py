@@ -20,6 +20,8 @@ class Reading:
     thinking: Thinking | None = None
     tools: ToolFormat = ToolFormat.NONE
     """How it calls tools, where it was given some."""
+    calls_alone: bool = False
+    """It has to call some: what is no call is one that was cut."""
 
     def __bool__(self) -> bool:
         return self.thinking is not None or self.tools is not ToolFormat.NONE
@@ -35,7 +37,7 @@ class AnswerReader:
         self._thoughts = None if reading.thinking is None else ThoughtReader(reading.thinking)
         self._calls = None
         if reading.tools is not ToolFormat.NONE:
-            self._calls = ToolReader(reading.tools)
+            self._calls = ToolReader(reading.tools, calls_alone=reading.calls_alone)
         self.thought_tokens = 0
         """What the model has thought in. Of the piece that closes the thought one is the mark, and
         the others by their share of the text.

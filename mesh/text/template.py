@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.domain.errors import InvalidInput, UnsupportedModel
 from mesh.domain.text import ChatMessage, TextAssets
+from mesh.text.tool_calls import with_objects
 
 
 class _Generation(Extension):
@@ -66,8 +67,15 @@ class ChatTemplate:
         names = _names(template_kwargs)
         if taken := sorted(own.keys() & names.keys()):
             raise _wrong_kwargs(f"name {taken[0]}, which mesh gives the template itself")
+        told = {**self._further, **names, **own}
         try:
-            return self._template.render({**self._further, **names, **own})
+            try:
+                return self._template.render(told)
+            except Exception:
+                objects = [_with_objects(turn) for turn in turns]
+                if objects == turns:
+                    raise
+                return self._template.render({**told, "messages": objects})
         except InvalidInput:
             raise
         except Exception as error:
@@ -102,6 +110,12 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn
+
+
+def _with_objects(turn: dict[str, Any]) -> dict[str, Any]:
+    """Without text as the arguments of a call, on which many templates fail."""
+    calls = turn.get("tool_calls")
+    return {**turn, "tool_calls": with_objects(calls)} if calls else turn
 
 
 def _listed(text: str, field: str) -> list[Any]:

@@ -7,7 +7,7 @@ none is text. Before: the answer's text, in pieces. After: whoever writes it in 
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,13 @@ class _Braces:
 
 
 class ToolReader:
-    """One answer. Text is held back only while it may be the beginning of a call."""
+    """One answer. Text is held back only while it may be the beginning of a call. `calls_alone`: it
+    is nobody's words, and not told.
+    """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, *, calls_alone: bool = False) -> None:
         self._form = form
+        self._calls_alone = calls_alone
         self.calls = 0
         self._text = ""
         """Not told yet."""
@@ -207,7 +210,8 @@ class ToolReader:
 
     def _plain(self, text: str) -> list[Said]:
         """Blanks between calls are nobody's words."""
-        return [Text(text)] if text and not (self.calls and text.isspace()) else []
+        between = self._calls_alone or (self.calls and text.isspace())
+        return [Text(text)] if text and not between else []
 
     def _take(self, count: int) -> str:
         taken, self._text = self._text[:count], self._text[count:]
@@ -274,11 +278,43 @@ def _call_schema(key: str, name: str, schema: Any) -> dict[str, Any]:
     }
 
 
-def turn_of_calls(calls: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Calls that were made, by id, name and arguments, as templates take them: JSON."""
+def turn_of_calls(calls: Iterable[tuple[str, str, Mapping[str, Any] | str]]) -> str:
+    """Calls that were made, by id, name and arguments, as templates take them: JSON. Arguments that
+    are no object stay text.
+    """
     return json.dumps(
         [
             {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
             for id_, name, arguments in calls
         ]
     )
+
+
+def with_objects(calls: Sequence[Any]) -> list[Any]:
+    """The same turn of calls for a template that takes objects alone: text becomes what it says up
+    to where it was cut.
+    """
+    return [
+        {**call, "function": {**call["function"], "arguments": _begun(arguments)}}
+        if isinstance(arguments := _arguments_in(call), str)
+        else call
+        for call in calls
+    ]
+
+
+def _arguments_in(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    return function.get("arguments") if isinstance(function, dict) else None
+
+
+def _begun(text: str) -> dict[str, Any]:
+    """An object of which this is the beginning; an empty one where it is that of none. The library
+    is imported here alone: a command's start would have it, too.
+    """
+    from pydantic_core import from_json
+
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -50,6 +50,8 @@ RPCS: Mapping[str, frozenset[Role] | None] = {
     },
 }
 ROUTES: Mapping[str, frozenset[Role] | None] = {
+    "/": None,
+    "/v1": None,
     "/v1/chat/completions": _USERS,
     "/v1/completions": _USERS,
     "/v1/models": _USERS,

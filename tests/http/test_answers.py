@@ -3,17 +3,19 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from mesh.domain.invocation import Invocation, TextPrompt
+from mesh.domain.invocation import Invocation, TextPrompt, Tokens
 from mesh.domain.messages import SubmitRequest
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.text import SamplingDefaults
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion
 from mesh.http.asking import with_defaults
+from mesh.http.logprobs import Characters, completion_logprobs
 from mesh.http.models import ModelCard, ModelList
 from tests.controller.live import MODEL, SPEC, FakeNode
 from tests.http.edge import Edge, edge, events
@@ -158,7 +160,7 @@ async def test_completions_tell_log_probabilities_with_their_places(http: Edge) 
     await http.cell.deployed()
     asked = {"prompt": ["x", "yz"], "max_tokens": 3}
     choices = (await http.complete(**asked, logprobs=2)).json()["choices"]
-    text = PART["token"]
+    text = r"bytes:\xa4"
     for choice in choices:
         assert choice["logprobs"] == {
             "tokens": [text] * 3,
@@ -177,6 +179,44 @@ async def test_completions_tell_log_probabilities_with_their_places(http: Edge) 
     assert places == [[0, 1, 2]] * 2
     refused = await http.complete("x", logprobs=21)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+
+
+def test_parts_of_a_character_are_told_apart_and_have_its_place() -> None:
+    tokens = {0: b"a", 1: "\N{EURO SIGN}".encode()[:1], 2: "\N{EURO SIGN}".encode()[1:], 3: b"b"}
+    drawn = (TokenLogprobs(logprob=-0.5, top=((1, -1.0), (2, -2.0), (3, -3.0))),) * 4
+    given = Tokens(first_index=0, token_ids=(0, 1, 2, 3), text="a\N{EURO SIGN}b", logprobs=drawn)
+    told = completion_logprobs(given, tokens.__getitem__, Characters())
+    assert told.tokens == ["a", r"bytes:\xe2", r"bytes:\x82\xac", "b"]
+    assert told.text_offset == [0, 1, 1, 2]
+    assert told.top_logprobs is not None
+    assert told.top_logprobs[0] == {
+        "a": -0.5,
+        r"bytes:\xe2": -1.0,
+        r"bytes:\x82\xac": -2.0,
+        "b": -3.0,
+    }
+
+
+async def test_what_asks_for_nothing_is_taken(http: Edge) -> None:
+    """As greedy, as another seed, or as if it were not there."""
+    node = await http.cell.deployed()
+    neutral: dict[str, Any] = {
+        "min_tokens": 0,
+        "chat_template": None,
+        "skip_special_tokens": True,
+        "stop_token_ids": [],
+        "nobody_knows_it": None,
+    }
+    for body in ({"top_p": 0}, {"top_p": 0.0, "temperature": 0.7}, {"seed": -1}, neutral):
+        assert (await http.chat(max_tokens=1, **body)).status_code == 200, body
+        assert (await http.complete("x", max_tokens=1, **body)).status_code == 200, body
+    seeds = (-(1 << 63), -2, (1 << 63) - 1)
+    for seed in seeds:
+        assert (await http.chat(max_tokens=1, seed=seed)).status_code == 200
+    sampling = asked(node)
+    assert [(one.temperature, one.top_p) for one in sampling[:4]] == [(0.0, 1.0)] * 4
+    assert [one.seed for one in sampling[4:6]] == [(1 << 63) - 1] * 2
+    assert [one.seed for one in sampling[8:]] == [0, (1 << 63) - 2, (1 << 63) - 1]
 
 
 async def test_what_is_asked_reaches_the_node(http: Edge) -> None:

@@ -55,7 +55,8 @@ def test_what_is_not_built_is_a_member_and_may_ask_for_nothing(field: str) -> No
             with suppress(InvalidInput):  # the other protocol's type
                 body = read(kind, json.dumps({**GOOD[kind], field: nothing}).encode())
                 assert len(invocations(body)) == 1
-        for something in (2, True, {"1": 2}, ["a"], "high"):
+        wanted = (2, True, {"1": 2}, ["a"], "high")
+        for something in (one for one in wanted if one not in NOT_BUILT[field]):
             given_ = json.dumps({**GOOD[kind], field: something}).encode()
             with pytest.raises(InvalidInput) as caught:
                 invocations(read(kind, given_))

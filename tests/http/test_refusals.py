@@ -1,6 +1,7 @@
 """What becomes of a call that is not served: a status that clients act on, or an event."""
 
 import asyncio
+import gzip
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ import pytest
 import requests
 
 from mesh.controller.gateway import GatewayLimits
+from mesh.controller.keys import KeyBook
+from mesh.controller.main import read_origin
+from mesh.domain.access import Role, TenantName
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
@@ -33,10 +37,6 @@ def schema(of: Any) -> dict[str, Any]:
 
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
-
-
-def called(arguments: str) -> dict[str, Any]:
-    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def error_of(response: requests.Response) -> dict[str, Any]:
@@ -210,11 +210,6 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
         "lacks",
         "messages[0].tool_calls[0].function",
     ),
-    (
-        {**GOOD, "messages": [{"role": "assistant", "tool_calls": [called("no JSON")]}]},
-        "no JSON object",
-        "messages[0].tool_calls[0].function.arguments",
-    ),
     ({**GOOD, "tools": [tool("f")]}, "calls no tools", "tools"),
     ({**GOOD, "tools": [tool("f"), tool("f")]}, "two tools are called 'f'", "tools"),
     ({**GOOD, "tools": [tool("a b")]}, "match pattern", "tools[0].function.name"),
@@ -228,15 +223,20 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ),
     ({**GOOD, "temperature": "1"}, "valid number", "temperature"),
     ({**GOOD, "temperature": -1}, "temperature is -1", "temperature"),
-    ({**GOOD, "top_p": 0}, "top_p is 0", "top_p"),
+    ({**GOOD, "top_p": -0.1}, "top_p is -0.1", "top_p"),
+    ({**GOOD, "top_p": 0, "temperature": -1}, "temperature is -1", "temperature"),
     ({**GOOD, "top_k": 1 << 32}, "top_k is 4294967296", "top_k"),
     ({**GOOD, "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
     ({**GOOD, "max_tokens": True}, "valid integer", "max_tokens"),
     ({**GOOD, "seed": 1 << 70}, "seed is", "seed"),
+    ({**GOOD, "seed": 1 << 63}, "seed is", "seed"),
+    ({**GOOD, "seed": -(1 << 63) - 1}, "seed is", "seed"),
     ({**GOOD, "stop": ["x"] * 17}, "17 stop strings", "stop"),
     ({**GOOD, "stop": [1]}, "valid string", "stop[0]"),
     ({**GOOD, "stream": "yes"}, "valid boolean", "stream"),
     ({**GOOD, "temprature": 1}, "unknown member", "temprature"),
+    ({**GOOD, "min_tokens": 1}, "min_tokens is not supported", "min_tokens"),
+    ({**GOOD, "chat_template": "x"}, "unknown member", "chat_template"),
     ({**GOOD, "n": 2}, "n is not supported", "n"),
     ({**GOOD, "logit_bias": {"1": 2}}, "not supported", "logit_bias"),
     ({**GOOD, "logprobs": 1}, "valid boolean", "logprobs"),
@@ -322,6 +322,115 @@ async def test_a_name_that_the_operator_allows_is_as_the_loopbacks(
         assert response.status_code == status
 
 
+def make_key(home: Path) -> None:
+    """Without any a controller that wants keys does not start."""
+    book = KeyBook(home / "controller")
+    book.create(Role.ADMIN, TenantName(""))
+    book.close()
+
+
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    "Access-Control-Request-Private-Network": "true",
+}
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_pages_of_origins_that_the_operator_allows_may_ask(
+    tmp_path: Path, keys: bool
+) -> None:
+    """A preflight needs no key, and errors can be read."""
+    make_key(tmp_path)
+    page, other = "https://chat.example", "https://evil.example"
+    async with edge(tmp_path, http_origins=(page,), keys=keys) as http:
+        url = http.url + "/v1/chat/completions"
+        for origin, status in ((page, 200), (other, 400)):
+            told = await asyncio.to_thread(
+                requests.options, url, headers={**PREFLIGHT, "Origin": origin}, timeout=WAIT_S_MAX
+            )
+            assert told.status_code == status
+            allowed = told.headers.get("access-control-allow-origin")
+            assert allowed == (page if status == 200 else None)
+            if status == 200:
+                names = told.headers["access-control-allow-headers"]
+                assert names == PREFLIGHT["Access-Control-Request-Headers"]
+                assert "POST" in told.headers["access-control-allow-methods"]
+        asked = await http.post("/v1/chat/completions", GOOD, headers={"Origin": page})
+        assert error_of(asked)["code"] == ("invalid_api_key" if keys else "model_not_found")
+        assert asked.headers["access-control-allow-origin"] == page
+        exposed = asked.headers["access-control-expose-headers"].lower().split(", ")
+        assert {"x-request-id", "retry-after"} <= {*exposed}
+        asked = await http.post("/v1/chat/completions", GOOD, headers={"Origin": other})
+        assert asked.status_code == (401 if keys else 403)
+        assert "access-control-allow-origin" not in asked.headers
+
+
+async def test_all_pages_may_ask_and_names_that_lead_elsewhere_stay_refused(
+    tmp_path: Path,
+) -> None:
+    async with edge(tmp_path, http_origins=("*",)) as http:
+        await http.cell.deployed()
+        body = {**GOOD, "max_tokens": 1, "stream": True}
+        headers = {"Origin": "https://any.example"}
+        answer = await http.post("/v1/chat/completions", body, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "*"
+        headers["Host"] = "evil.example"
+        answer = await http.post("/v1/chat/completions", body, headers=headers)
+        assert answer.status_code == 403
+
+
+async def test_without_origins_no_page_is_told_that_it_may_ask(http: Edge) -> None:
+    answer = await asyncio.to_thread(
+        requests.options,
+        http.url + "/v1/models",
+        headers={**PREFLIGHT, "Origin": "http://localhost:3000"},
+        timeout=WAIT_S_MAX,
+    )
+    assert answer.status_code == 405
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_the_root_says_what_this_is_and_where_its_documentation_is(
+    tmp_path: Path, keys: bool
+) -> None:
+    make_key(tmp_path)
+    async with edge(tmp_path, keys=keys) as http:
+        for path in ("/", "/v1"):
+            answer = await http.get(path)
+            assert answer.status_code == 200
+            assert answer.json()["name"] == "mesh"
+            document = await http.get(answer.json()["documentation"])
+            assert {"/", "/v1"} <= document.json()["paths"].keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://chat.example", "https://chat.example"),
+        ("HTTPS://Chat.Example:443/", "https://chat.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("https://chat.example:80", "https://chat.example:80"),
+        ("app://obsidian.md", "app://obsidian.md"),
+        ("*", "*"),
+        ("chat.example", None),
+        ("https://chat.example/path", None),
+        ("https://*.example", None),
+        ("null", None),
+        ("", None),
+    ],
+)
+def test_origins_are_read_as_browsers_say_them(given: str, origin: str | None) -> None:
+    if origin is None:
+        with pytest.raises(InvalidInput, match="--http-cors"):
+            read_origin(given)
+    else:
+        assert read_origin(given) == origin
+
+
 async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     await http.cell.deployed()
     large = b'{"model": "' + b"x" * (100 << 20) + b'"}'
@@ -330,6 +439,10 @@ async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     assert str(BODY_BYTES_MAX) in error_of(response)["message"]
     form = await http.post("/v1/chat/completions", b"{}", headers={"Content-Type": "text/plain"})
     assert (form.status_code, error_of(form)["code"]) == (415, "unsupported_media_type")
+    for encoding, status in (("gzip", 415), ("br, gzip", 415), ("Identity", 400)):
+        headers = {"Content-Encoding": encoding}
+        response = await http.post("/v1/chat/completions", gzip.compress(b"{}"), headers=headers)
+        assert response.status_code == status
 
 
 def test_bodies_together_are_bounded() -> None:

@@ -117,6 +117,41 @@ async def test_calls_and_their_results_go_back_to_the_template(http: Edge) -> No
     assert len(order.prompt_tokens) == len(rendered), "and no tools, since none is to be called"
 
 
+@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "plain", "items"),
+    [
+        ('{"city": "Bern", "days": 2}', "city=Bern;days=2;", "city=Bern;days=2;"),
+        ('{"city": "B", "days', '"{\\"city\\": \\"B\\", \\"days"', "city=B;"),
+        ('{"city": "K', '"{\\"city\\": \\"K"', "city=K;"),
+        ('["K"]', '"[\\"K\\"]"', ""),
+        ('{"city": "\\ud800"}', '"{\\"city\\": \\"\\\\ud800\\"}"', ""),
+        ("no JSON", '"no JSON"', ""),
+        ("", "", ""),
+    ],
+)
+async def test_a_call_that_was_cut_goes_back_to_templates_of_either_kind(
+    http: Edge, objects: bool, arguments: str, plain: str, items: str
+) -> None:
+    """One that writes arguments of any type as JSON, and one that takes objects alone."""
+    listed = "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}"
+    either = "{% if a is string %}{{ a | tojson }}{% else %}" + listed + "{% endif %}"
+    node = await http.cell.node()
+    called = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": arguments},
+    }
+    messages = [{"role": "assistant", "content": None, "tool_calls": [called]}]
+    body, rendered = (listed, items) if objects else (either, plain)
+    wrap = "<tool_call>{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+    node.text = replace(ASSETS, chat_template=wrap + body + "{% endfor %}")
+    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    answer = await http.chat(messages=messages, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    assert len(orders(node)[-1].prompt_tokens) == len("<tool_call>" + rendered)
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
@@ -127,6 +162,28 @@ async def test_a_call_that_is_required_is_kept_to_by_a_grammar(http: Edge, choic
     (order,) = orders(node)
     assert order.sampling.grammar.kind is GrammarKind.LARK
     assert '"const": "weather"' in order.sampling.grammar.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "says", ["<tool_c", '<tool_call>\n{"na', f'{CALL}\n<tool_call>\n{{"name": "wea', CALL[:-20]]
+)
+async def test_a_required_call_that_is_cut_is_nobodys_words(
+    http: Edge, says: str, stream: bool
+) -> None:
+    await calling(http, says)
+    asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": len(says)}
+    response = await http.chat(**asked, stream=stream)
+    if stream:
+        *chunks, _ = events(response)
+        told = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = sum("id" in one for delta in told for one in delta.get("tool_calls", []))
+        content = "".join(delta.get("content") or "" for delta in told)
+    else:
+        message = response.json()["choices"][0]["message"]
+        content, calls = message["content"], len(message["tool_calls"] or [])
+    assert not content
+    assert calls == says.count('"weather"')
 
 
 async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:

@@ -7,6 +7,7 @@ import click
 from mesh.cli.options import (
     DEFAULT_ADDRESS,
     home_option,
+    http_cors_option,
     http_hosts_option,
     http_option,
     join_option,
@@ -27,6 +28,7 @@ from mesh.wire.credentials import TLS_VARIABLE
 )
 @http_option
 @http_hosts_option
+@http_cors_option
 @policy_option
 @click.option(
     "--turn",
@@ -47,6 +49,7 @@ def controller(
     listen: str,
     http: str,
     http_hosts: tuple[str, ...],
+    http_origins: tuple[str, ...],
     policy: str | None,
     turn: float | None,
     join_ms: float,
@@ -61,6 +64,8 @@ def controller(
     arguments = ["--listen", listen, "--http", http, "--home", str(home)]
     for host in http_hosts:
         arguments += ["--http-host-allowed", host]
+    for origin in http_origins:
+        arguments += ["--http-cors", origin]
     for rules in sources:
         arguments += ["--sources", rules]
     optional = (

@@ -15,6 +15,7 @@ from mesh.cli.options import (
     DEFAULT_ADDRESS,
     HTTP_OFF,
     home_option,
+    http_cors_option,
     http_hosts_option,
     http_option,
     join_option,
@@ -69,6 +70,7 @@ WATCH_S = 0.2
 )
 @http_option
 @http_hosts_option
+@http_cors_option
 @join_option
 @sources_option
 @policy_option
@@ -88,6 +90,7 @@ def up(
     tls: Path | None,
     http: str,
     http_hosts: tuple[str, ...],
+    http_origins: tuple[str, ...],
     join_ms: float,
     sources: tuple[str, ...],
     policy: str | None,
@@ -104,6 +107,7 @@ def up(
         listen=listen,
         http=None if http == HTTP_OFF else http,
         http_hosts=http_hosts,
+        http_origins=http_origins,
         home=home,
         nodes=nodes,
         memory_bytes=None if memory is None else parse_bytes(memory),
