@@ -17,7 +17,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
-from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
+from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, TextPart
 from mesh.http.tools import calls_of, check_tools, requires_call
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 from mesh.wire.own_slo import own_limits_s
@@ -218,12 +218,13 @@ def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence
 def _message(message: Message) -> ChatMessage:
     content, calls = message.content, message.tool_calls
     if isinstance(content, list):
-        content = "".join(part.text for part in content)
+        parts = (part.text if isinstance(part, TextPart) else part.refusal for part in content)
+        content = "".join(parts)
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
-        content=content or "",
+        content=content or message.refusal or "",
         name=message.name or "",
         tool_calls=calls_of(calls) if calls else "",
         tool_call_id=message.tool_call_id or "",
-        reasoning_content=message.reasoning_content or "",
+        reasoning_content=message.reasoning_content or message.reasoning or "",
     )

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
-from mesh.http.tools import Strict, ToolCall, ToolChoice, Tools
+from mesh.http.tools import CacheControl, Strict, ToolCall, ToolChoice, Tools
 
 T = TypeVar("T", bound="Body")
 
@@ -29,26 +29,51 @@ def _shape(value: Any) -> str:
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
+    annotations: Any = None
+
+
+class RefusalPart(Strict):
+    """Of an assistant's message: what it said in place of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+    cache_control: CacheControl = None
+
+
+def _part(value: Any) -> str:
+    is_refusal = isinstance(value, dict) and value.get("type") == "refusal"
+    return "refusal_part" if is_refusal else "text_part"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text_part")] | Annotated[RefusalPart, Tag("refusal_part")],
+    Discriminator(_part),
+]
 
 
 class Message(Strict):
     """`developer` is `system` by another name. Clients send assistants' messages back as they came:
-    the members that are null or empty there are taken so, and only so.
+    members that only describe what was said are ignored.
     """
 
     role: str = Field(min_length=1)
     content: Annotated[
-        Annotated[str | None, Tag("text")] | Annotated[list[TextPart], Tag("texts")],
+        Annotated[str | None, Tag("text")] | Annotated[list[Part], Tag("texts")],
         Discriminator(lambda value: "texts" if isinstance(value, list) else "text"),
     ] = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
-    annotations: list[Any] | None = Field(default=None, max_length=0)
+    reasoning: str | None = Field(default=None, description="The same by another name.")
+    annotations: Any = Field(default=None, description="Ignored, as are the next ones.")
+    cache_control: CacheControl = None
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
     parsed: Any = Field(default=None, description="Ignored: the content, read by a client.")
-    provider_specific_fields: None = None
-    refusal: str | None = None
+    provider_specific_fields: Any = None
+    refusal: str | None = Field(default=None, description="Said in place of the content.")
     function_call: None = None
     audio: None = None
 

@@ -42,6 +42,11 @@ class Strict(BaseModel):
         return {name: one for name, one in given.items() if one is not None or name in known}
 
 
+CacheControl = Annotated[
+    Any, Field(exclude=True, description="Ignored: what prompts have in common is cached anyhow.")
+]
+
+
 class Function(Strict):
     name: str = Field(pattern=NAME)
     description: str | None = None
@@ -51,11 +56,13 @@ class Function(Strict):
     strict: bool | None = Field(
         default=None, description="Calls that are required keep to the schema all the same."
     )
+    cache_control: CacheControl = None
 
 
 class Tool(Strict):
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl = None
 
 
 class FunctionName(Strict):
@@ -74,6 +81,7 @@ class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = Field(default=None, description="Ignored: read by a client.")
+    provider_specific_fields: Any = None
 
 
 class ToolCall(Strict):
@@ -83,6 +91,8 @@ class ToolCall(Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = Field(default=None, description="Ignored: of a streamed answer.")
+    provider_specific_fields: Any = None
+    cache_control: CacheControl = None
 
 
 Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX)]

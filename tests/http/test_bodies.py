@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
-from mesh.http.asking import NOT_BUILT, invocations
+from mesh.domain.invocation import ChatPrompt
+from mesh.domain.text import ToolFormat
+from mesh.http.asking import NOT_BUILT, invocations, with_tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, read
 
 GOOD: dict[type[Body], dict[str, Any]] = {
@@ -71,6 +73,51 @@ def test_what_a_client_has_read_of_an_answer_comes_back_with_it() -> None:
         "content": "{}",
         "parsed": {},
         "provider_specific_fields": None,
+        "annotations": [{"type": "url_citation"}],
+        "audio": None,
+        "function_call": None,
+        "refusal": None,
+        "nobody_knows_it": None,
     }
     body = {"model": "m", "messages": [{**message, "tool_calls": [call]}]}
     assert read(ChatBody, json.dumps(body).encode()).messages[0].content == "{}"
+
+
+def test_what_only_describes_is_ignored_and_what_was_said_is_kept() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    function = {"name": "f", "arguments": "{}", "provider_specific_fields": None}
+    call = {"id": "1", "type": "function", "function": function, "provider_specific_fields": {}}
+    parts = [{"type": "text", "text": "a", **mark}, {"type": "refusal", "refusal": "b", **mark}]
+    messages = [
+        {"role": "user", "content": parts, **mark},
+        {"role": "assistant", "content": None, "reasoning": "why", "tool_calls": [call]},
+        {"role": "assistant", "content": None, "refusal": "no", "reasoning_content": "c"},
+    ]
+    tool = {"type": "function", "function": {"name": "f", **mark}, **mark}
+    body = read(
+        ChatBody, json.dumps({"model": "m", "messages": messages, "tools": [tool]}).encode()
+    )
+    (asked,) = invocations(body)
+    assert isinstance(asked.prompt, ChatPrompt)
+    told = [(one.content, one.reasoning_content) for one in asked.prompt.messages]
+    assert told == [("ab", ""), ("", "why"), ("no", "c")]
+    offered = with_tools(asked, body, ToolFormat.HERMES, by_tokens=False).prompt
+    assert isinstance(offered, ChatPrompt)
+    assert json.loads(offered.tools) == [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"type": "refusal"}, "refusal"),
+        ({"type": "text"}, "text"),
+        ({"type": "image_url", "text": "x"}, "type"),
+        ({"type": "text", "text": "x", "detail": "high"}, "detail"),
+        ({"type": "text", "text": 1}, "text"),
+    ],
+)
+def test_a_part_that_is_wrong_is_named(part: dict[str, object], field: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    with pytest.raises(InvalidInput) as caught:
+        read(ChatBody, json.dumps(body).encode())
+    assert caught.value.field == f"messages[0].content[0].{field}"
