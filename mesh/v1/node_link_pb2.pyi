@@ -655,6 +655,7 @@ class NodeHello(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     BUSY_LOAD_FACTOR_FIELD_NUMBER: _builtins.int
     PREFETCH_BYTES_FIELD_NUMBER: _builtins.int
+    AS_PUBLISHED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -680,6 +681,8 @@ class NodeHello(_message.Message):
     """By which a load takes longer while the node computes. 0 means 1."""
     prefetch_bytes: _builtins.int
     """Of its memory, the most for what is loaded before anybody calls for it. 0: nothing is."""
+    as_published: _builtins.bool
+    """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -712,10 +715,11 @@ class NodeHello(_message.Message):
         models: Global___HeldModels | None = ...,
         busy_load_factor: _builtins.float = ...,
         prefetch_bytes: _builtins.int = ...,
+        as_published: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "prefetch_bytes", b"prefetch_bytes", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "prefetch_bytes", b"prefetch_bytes", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
