@@ -112,8 +112,10 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Likewise, a JSON object for people to read too."""
-    write_synced(path, json.dumps(value, indent=2, ensure_ascii=False).encode())
+    """Likewise, a JSON object for people to read too; in ASCII, for a text of a model's may be none
+    that UTF-8 can hold.
+    """
+    write_synced(path, json.dumps(value, indent=2).encode())
 
 
 def sync_folder(folder: Path) -> None:

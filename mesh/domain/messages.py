@@ -178,6 +178,8 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
+    as_published: bool = False
+    """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
     busy_load_factor: Factor = 1.0

@@ -29,6 +29,8 @@ class EngineCapabilities:
     """A load of a model that an instance with the same context limit runs takes its weights, of
     which there is one copy whatever is loaded and unloaded: see `Footprint.shared_bytes`.
     """
+    as_published: bool = False
+    """It holds and multiplies weights as they were published, whatever precision is asked for."""
     busy_load_factor: float = 1.0
     """By which a load takes longer beside iterations, as long as no such load has been seen."""
     swap: bool = False

@@ -122,4 +122,4 @@ def _number(config: Mapping[str, Any], name: str, most: float = sys.float_info.m
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if 0 <= value <= most else None
+    return float(value) if 0 <= value <= most else None

@@ -202,6 +202,13 @@ def test_null_is_as_absent_or_refused_by_name(folder: Path, key: str) -> None:
         parse_architecture(plan.config)
 
 
+def test_a_key_that_nobody_reads_may_hold_anything(folder: Path, tmp_path: Path) -> None:
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, "comment": "\ud800"}))
+    stored = ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+    assert json.loads((stored.path / "config.json").read_text())["comment"] == "\ud800"
+
+
 def test_added_tokens_of_null_are_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"added_tokens": null}')
     assert stop_token_ids(tmp_path, {"eos_token_id": [3, None]}, 8) == (3,)

@@ -104,5 +104,8 @@ def test_recommended_sampling_is_what_the_makers_wrote_as_far_as_it_can_be_meant
     for said in (wrong, huge, dict.fromkeys(wrong, math.nan), dict.fromkeys(wrong, math.inf)):
         (path / "generation_config.json").write_text(json.dumps(said))
         assert read_assets(path).sampling == SamplingDefaults()
+    (path / "generation_config.json").write_text('{"repetition_penalty": 9007199254740993}')
+    penalty = read_assets(path).sampling.repetition_penalty
+    assert (penalty, type(penalty)) == (2.0**53, float)
     (path / "generation_config.json").write_text('{"top_k": 4294967296, "min_p": 1}')
     assert read_assets(path).sampling == SamplingDefaults(min_p=1)

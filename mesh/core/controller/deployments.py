@@ -51,6 +51,14 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
         reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
+    given = [f"{name}: {p}" for name, p in _precisions(spec) if p is not None]
+    if given and all(n.hello.as_published for n in nodes):
+        engines = ", ".join(sorted({f"{n.node_id} ({n.hello.engine})" for n in nodes}))
+        message = f"no node that would take {spec.name!r} serves it in {' and '.join(given)}: "
+        message += f"{engines} computes with weights as they were published"
+        hint = "leave it out of the spec, or start a CPU node"
+        reply_error(ctx, operation_id, "InvalidInput", message, hint)
+        return
     node = min(nodes, key=lambda n: (ctx.policy.node_rank(n), n.node_id))
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
@@ -66,6 +74,10 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         ctx.cell.begin_rollout(ctx.cell.rollout_of(known), entry)
     command = ImportModel(operation_id=operation_id, source=spec.source, weights=spec.weights)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
+
+
+def _precisions(spec: DeploymentSpec) -> tuple[tuple[str, str | None], ...]:
+    return ("weights", spec.weights), ("precision", spec.precision)
 
 
 def import_done(ctx: EventContext, report: ImportDone) -> None:

@@ -1,6 +1,9 @@
 """The controller core on administrative calls: each is answered once; failures leave nothing."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from mesh.core.controller.snapshot import cell_snapshot
 from mesh.domain.actions import (
@@ -39,7 +42,7 @@ from mesh.domain.messages import (
     LoadInstance,
     UnloadInstance,
 )
-from mesh.domain.model import ComputePrecision, imported_id
+from mesh.domain.model import ComputePrecision, WeightPrecision, imported_id
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.text import TextAssets
 from tests.core.cells import (
@@ -91,6 +94,38 @@ def test_a_precision_that_is_asked_for_makes_another_model_of_the_imported_one()
     assert model.precision is ComputePrecision.BF16
     assert model.model_id != MODEL.model_id == imported_id(model.model_id)
     assert model.shape != MODEL.shape
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"weights": WeightPrecision.I4}, "weights: i4"),
+        ({"precision": ComputePrecision.BF16}, "precision: bf16"),
+    ],
+)
+def test_a_precision_that_no_node_serves_is_refused_before_the_import(
+    asked: dict[str, Any], said: str
+) -> None:
+    cell = CellUnderTest()
+    cell.join(replace(hello(), as_published=True, engine="vllm"))
+    spec = replace(deployment().spec, **asked)
+    actions = cell.tell(DeployRequested(operation_id=OP, spec=spec))
+    reply = only(actions, ReplyError)
+    assert reply.error == "InvalidInput"
+    assert f"serves it in {said}: n1 (vllm) computes with weights as they" in reply.message
+    assert commands(actions, ImportModel) == []
+    assert cell.core.cell.deployments == {}
+    plain = cell.tell(DeployRequested(operation_id=OperationId("op-2"), spec=deployment().spec))
+    assert len(commands(plain, ImportModel)) == 1
+
+
+def test_a_precision_that_one_of_the_nodes_serves_is_deployed() -> None:
+    cell = CellUnderTest()
+    cell.join(replace(hello(), as_published=True, engine="vllm"))
+    cell.join(hello("n2"))
+    spec = replace(deployment().spec, weights=WeightPrecision.I4)
+    actions = cell.tell(DeployRequested(operation_id=OP, spec=spec))
+    assert len(commands(actions, ImportModel)) == 1
 
 
 def test_a_failed_import_frees_the_name() -> None:

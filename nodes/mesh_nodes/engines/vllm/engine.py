@@ -132,6 +132,7 @@ class VllmEngine:
             resize_kv=True,
             unloads_beside=True,
             caches_prefixes=True,
+            as_published=True,
             batch_max=MAX_NUM_SEQS,
         )
 
