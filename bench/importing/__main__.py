@@ -24,6 +24,7 @@ from bench.fleet.peer import demo_gguf
 from bench.importing.steps import Mark, seconds_by_step
 from bench.printing import errors_told, last_line, rounded, show_status, show_table
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify
+from mesh_loader.reach import Reach
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 
@@ -50,7 +51,8 @@ def served(folder: Path) -> Iterator[str]:
 def measured(source: str, root: Path, engine: OpenVinoEngine) -> dict[str, float]:
     """Seconds by step, into an empty store. Raises MeshError."""
     marks: list[Mark] = []
-    store = ModelStore(root)
+    # Models may come from a server on this machine.
+    store = ModelStore(root, reach=Reach(named=("127.0.0.1", "localhost")))
 
     def note(phase: str, share: float) -> None:
         marks.append(Mark(at_s=time.perf_counter(), phase=phase))

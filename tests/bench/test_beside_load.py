@@ -103,7 +103,11 @@ def test_the_ratios_are_told_and_judged(capsys: pytest.CaptureFixture[str]) -> N
     assert (len(alone_s), len(beside_s)) == (1, 1)
     reached = report([a_load(), *wakes], Iterations(alone_s=[0.02], beside_s=[0.028]))
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"neighbour_slowdown": 1.4, "wake_beside_load_ratio": 2.0}
+    assert told == {
+        "neighbour_slowdown": 1.4,
+        "wake_beside_load_ratio": 2.0,
+        "surveyed": False,
+    }
     assert reached == {"neighbour_slowdown": True, "wake_beside_load_ratio": False}
 
 
