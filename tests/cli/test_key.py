@@ -43,7 +43,9 @@ def test_verbs_show_the_key_of_the_environment_or_of_a_file(tmp_path: Path) -> N
     node = tmp_path / "node.key"
     node.write_text(key(tmp_path, "create", "--role", "node").out)
     shown, options = Credentials(key=admin), ("--key-file", str(node))
-    with running_cell(tmp_path, "--keys", node_options=options, shown=shown) as cell:
+    with running_cell(
+        tmp_path, "--keys", "--sources", "tenant=file", node_options=options, shown=shown
+    ) as cell:
 
         def ask(with_key: str, *arguments: str, stdin: bytes = b"") -> Ran:
             environ = {"MESH_CONTROLLER": cell.address, "MESH_KEY": with_key}
