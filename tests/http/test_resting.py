@@ -24,10 +24,13 @@ SENT_BYTES_MAX = LINGER_BYTES_MAX + (32 << 20)
 """With what the kernel holds of a connection at both of its ends."""
 
 
+GO_ON = asyncio.Event()
+
+
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers at once, but /slow after a while."""
+    """Answers at once, but /slow when it may."""
     if scope["path"] == "/slow":
-        await asyncio.sleep(0.3)
+        await GO_ON.wait()
     headers = [(b"content-length", b"2")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"ok"})
@@ -58,6 +61,13 @@ async def settled(book: Connections, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def worked(book: Connections) -> None:
+    """Until one of two works."""
+    async with asyncio.timeout(WAIT_S_MAX):
+        while book.resting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def asks(client: socket.socket, path: bytes = b"/") -> None:
     client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
@@ -75,14 +85,17 @@ async def test_connections_that_rest_are_bounded_and_the_oldest_go() -> None:
 
 async def test_who_has_most_loses_first_and_work_is_not_cut_off() -> None:
     book = Connections(resting_max=20, resting_by_peer_max=20)
+    GO_ON.clear()
     async with serving(book) as address:
         with socket.socket() as other, dialled(address, 1) as (working,):
             other.bind(("127.0.0.2", 0))
             await asyncio.to_thread(other.connect, address)
             asks(working, b"/slow")
             await settled(book, 2)
+            await worked(book)
             with dialled(address, 100):
                 await settled(book, 21)
+                GO_ON.set()
                 assert b"200 OK" in await asyncio.to_thread(working.recv, 100)
                 asks(other)
                 assert b"200 OK" in await asyncio.to_thread(other.recv, 100)
