@@ -23,6 +23,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 
 from mesh import __version__
+from mesh.controller.allocator import give_back_freed
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
 from mesh.controller.inference import Inference
@@ -137,6 +138,8 @@ async def serve(
             try:
                 if ready is not None:
                     ready(address, at)
+                giving_back = asyncio.create_task(give_back_freed())
+                opened.callback(giving_back.cancel)
                 await ending.wait()
             finally:
                 await controller.stop(server, http)

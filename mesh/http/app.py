@@ -22,6 +22,7 @@ from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import Bodies
 from mesh.http.generation import Generation
+from mesh.http.lingering import Lingering
 from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.refusals import body_of, encoded, status_and_code
@@ -98,6 +99,7 @@ def application(
     return Starlette(
         routes=routes,
         middleware=[
+            Middleware(Lingering),
             Middleware(
                 Keys,
                 gate=gate or Gate(),
@@ -105,7 +107,7 @@ def application(
                 told=_keyless,
                 hosts=hosts_allowed,
                 origins=origins,
-            )
+            ),
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
     )

@@ -1,12 +1,14 @@
 """The HTTP server: uvicorn with httptools in the controller's own loop, within bounds of its own.
 
 It owns the socket and the connections from `start` to `stop`. uvicorn bounds neither a request's
-head nor the time in which it comes, so the protocol does.
+head nor the time in which it comes, so the protocol does; nor the connections that rest, so
+`connections` does.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httptools
@@ -15,12 +17,17 @@ from starlette.types import ASGIApp, Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mesh.domain.errors import InvalidInput
+from mesh.http.connections import (
+    CONNECTIONS_MAX,
+    TAKEN_IN_A_ROW_MAX,
+    Connections,
+    Listening,
+)
 from mesh.http.exchange import ABORT, WATCH
 from mesh.http.refusals import body_of, encoded
 from mesh.wire.channel import format_address, listening_socket, parse_address
 from mesh.wire.credentials import Tls
 
-CONNECTIONS_MAX = 8192
 HEAD_BYTES_MAX = 64 << 10
 HEAD_S_MAX = 10.0
 KEEP_ALIVE_S = 75
@@ -30,12 +37,15 @@ _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header 
 
 class HttpServer:
     """Listens from its construction on, with a certificate where there is one. Raises InvalidInput,
-    or Unavailable for a port in use.
+    or Unavailable for a port in use. `book`: with bounds of its own.
     """
 
-    def __init__(self, listen: str, tls: Tls | None = None) -> None:
+    def __init__(
+        self, listen: str, tls: Tls | None = None, *, book: Connections | None = None
+    ) -> None:
         host, _ = parse_address(listen)
-        self._socket = listening_socket(listen, option="--http")
+        self._book = Connections(secured=tls is not None) if book is None else book
+        self._socket = Listening(listening_socket(listen, option="--http"), self._book)
         self.address = format_address(host, self._socket.getsockname()[1])
         self._tls = tls
         self._server: _Server | None = None
@@ -46,7 +56,7 @@ class HttpServer:
         tls = self._tls
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -55,6 +65,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX,
+            backlog=TAKEN_IN_A_ROW_MAX,
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=tls.folder / f"{tls.part}.pem" if tls else None,
             ssl_keyfile=tls.folder / f"{tls.part}.key" if tls else None,
@@ -87,8 +98,11 @@ class BoundedProtocol(HttpToolsProtocol):
     others who leave.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, book: Connections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._book = Connections() if book is None else book
+        self._number = -1
+        """Its file descriptor, by which the book knows it."""
         self._head_bytes = 0
         self._in_head = True
         self._late: asyncio.TimerHandle | None = None
@@ -97,6 +111,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        taken = transport.get_extra_info("socket")
+        self._number = -1 if taken is None else taken.fileno()
+        self._book.made(self._number)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,6 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # `_read_again` has the request read as one that offers none
         self._head_came()
+        self._book.works(self._number)
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             self.cycle.send = _until_closed(self.cycle)  # type: ignore[assignment, method-assign]
@@ -123,6 +141,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # no request that came meanwhile is being answered
+            self._book.rests(self._number)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

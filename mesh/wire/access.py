@@ -100,8 +100,14 @@ class Gate:
 
     def admit(self, authorization: str | None, roles: Iterable[Role]) -> None:
         """Let a call in, as its caller's. Raises Unauthenticated or Forbidden."""
+        found = self.check(authorization, roles)
+        if found is not None:
+            _CALLER.set(found)
+
+    def check(self, authorization: str | None, roles: Iterable[Role]) -> Caller | None:
+        """Whose call it is; None where no key is wanted. Raises Unauthenticated or Forbidden."""
         if self._find is None:
-            return
+            return None
         if authorization is None:
             raise Unauthenticated(
                 "no key was given",
@@ -116,4 +122,4 @@ class Gate:
                 f"the key {found.key_id} is of a {found.role}, which may not do this",
                 hint=f"use the key of a role that may: {', '.join(sorted(roles))}",
             )
-        _CALLER.set(found)
+        return found

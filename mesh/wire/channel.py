@@ -23,6 +23,14 @@ REDIAL_MS_MIN = 100
 REDIAL_MS_MAX = 1_000
 BACKLOG_MAX = 1024
 """Connections that wait to be taken."""
+CONNECTIONS_MAX = 2048
+"""Of gRPC, nodes included."""
+STREAMS_MAX = 4096
+"""Calls at one time on a connection."""
+HANDSHAKE_MS_MAX = 10_000
+"""For the handshake of TLS, and for that of HTTP/2."""
+RESTING_MS_MAX = 120_000
+"""A connection without a call is closed then; a channel dials again with its next call."""
 _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 Options = tuple[tuple[str, int], ...]
@@ -81,6 +89,12 @@ def server_options() -> Options:
         # Peers may ping as often as we do without being sent away for it.
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
+        # What anybody can have without a key.
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
+        ("grpc.http2.settings_timeout", HANDSHAKE_MS_MAX),
+        ("grpc.max_connection_idle_ms", RESTING_MS_MAX),
     )
 
 

@@ -49,6 +49,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return handler
         parse = lenient(handler.request_deserializer)
         gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
+        try:
+            if roles is not None:
+                gate.check(_shown_in(details.invocation_metadata), roles)
+        except MeshError as error:
+            return _unread(error, handler)
 
         def guarded(of: Handler) -> Handler:
             return answered(admitted(of, details.method, gate, roles))
@@ -74,12 +79,28 @@ def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] |
         return handler
 
     async def call(request: Any, context: Any) -> Any:
-        said = dict(context.invocation_metadata() or ()).get(AUTHORIZATION)
         gate.check_certificate(method, context.auth_context().get(_COMMON_NAME, ()))
-        gate.admit(said if isinstance(said, str) else None, roles)
+        gate.admit(_shown_in(context.invocation_metadata()), roles)
         return await handler(request, context)
 
     return call
+
+
+def _shown_in(metadata: Any) -> str | None:
+    """What the caller of these metadata shows."""
+    said = dict(metadata or ()).get(AUTHORIZATION)
+    return said if isinstance(said, str) else None
+
+
+def _unread(error: MeshError, handler: Any) -> Any:
+    """A handler that ends the call with this error. It takes a stream of requests, whatever the
+    method takes, so that gRPC reads no message, which may be long, before the call has ended.
+    """
+
+    async def refuse(requests: Any, context: Any) -> None:
+        await end(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse, None, handler.response_serializer)
 
 
 def answered(handler: Handler) -> Handler:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import requests
 
 from mesh.cli.restarts import RestartLimits
+from mesh.controller.registry import SqliteRegistry
 from mesh_nodes import topology
 from tests.cli.running import mesh, mesh_process
 from tests.e2e.live_cell import SETTLED
@@ -111,6 +113,44 @@ def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
     assert up.process.wait(timeout=GONE_S_MAX) == 0
     assert up.children() == []
     assert up.err.read_text() == "stopping\n"
+
+
+def test_a_second_up_on_the_same_home_is_refused_at_once_and_touches_nothing(up: Up) -> None:
+    logs = {path: path.stat().st_ino for path in (up.home / "logs").iterdir()}
+    begun_s = time.monotonic()
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(up.home))
+    assert time.monotonic() - begun_s < 5.0
+    assert ran.code == 1
+    error, hint = ran.error_lines
+    assert f"{up.home}: process {up.process.pid}" in error
+    assert "stop it first" in hint
+    assert {path: path.stat().st_ino for path in (up.home / "logs").iterdir()} == logs
+    assert up.child("mesh.controller").is_running()
+    assert mesh("status", "--controller", up.address).code == 0
+
+
+@pytest.mark.parametrize("name", ["registry", "usage", "keys"])
+def test_state_that_is_no_database_is_said_at_once_and_nothing_is_started(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "controller").mkdir()
+    damaged = tmp_path / "controller" / f"{name}.sqlite3"
+    damaged.write_bytes(b"no database at all, " * 500)
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(tmp_path))
+    assert ran.code == 1
+    error, hint = ran.error_lines
+    assert str(damaged) in error
+    assert "database" in error
+    assert hint
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_home_whose_controller_runs_alone_is_refused_at_once(tmp_path: Path) -> None:
+    with closing(SqliteRegistry(tmp_path / "controller")):
+        ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(tmp_path))
+    assert ran.code == 1
+    assert "in use by another controller" in ran.error_lines[0]
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path) -> None:

@@ -406,3 +406,15 @@ async def test_a_tenant_deploys_from_what_the_operator_allows_alone(tmp_path: Pa
     async with live_cell(tmp_path / "alone") as cell:
         cell.nodes.append(await FakeNode(cell.address).join())
         await cell.ask(cell.client.deploy, of_a_file)
+
+
+async def test_a_message_without_a_key_is_not_read(cell: tuple[LiveCell, Keys]) -> None:
+    """Nothing of it is parsed: else its caller would hear that it is no message."""
+    live, keys = cell
+    no_message, forbidden = b"\xff" * (16 << 20), grpc.StatusCode.PERMISSION_DENIED
+    for method in ("/mesh.v1.Control/Deploy", "/mesh.v1.Inference/Invoke"):
+        async with dial(live.address) as channel:
+            for key, code in (("", grpc.StatusCode.UNAUTHENTICATED), (keys.node, forbidden)):
+                shown = Credentials(key=key).metadata
+                call = channel.unary_stream(method, bytes, bytes)(no_message, metadata=shown)
+                assert await call.code() is code

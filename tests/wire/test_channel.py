@@ -1,11 +1,14 @@
 """Addresses are read strictly, and a port that cannot be ours is an error in one line."""
 
+import asyncio
 import socket
+from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.wire import channel
 from mesh.wire.channel import bind, channel_options, format_address, parse_address, server_options
 
 
@@ -62,3 +65,32 @@ def unused_tcp_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+async def test_connections_of_grpc_are_bounded_and_those_without_a_handshake_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(channel, "HANDSHAKE_MS_MAX", 300)
+    server = grpc.aio.server(options=server_options())
+    host, port = bind(server, "127.0.0.1:0").split(":")
+    await server.start()
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection((host, int(port)), 10.0))
+            for _ in range(20)
+        ]
+        ends = [asyncio.to_thread(_ended, client) for client in clients]
+        await asyncio.gather(*ends)  # the fifteen beyond the bound at once, the others later
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as fresh:
+        await asyncio.wait_for(fresh.channel_ready(), 10.0)
+    await server.stop(None)
+
+
+def _ended(client: socket.socket) -> None:
+    """Returns when the server has closed it; it may have written its settings before."""
+    try:
+        while client.recv(1 << 10):
+            pass
+    except ConnectionResetError:
+        return

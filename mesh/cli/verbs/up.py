@@ -11,6 +11,7 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, on_numa_nodes, plan_nodes
+from mesh.cli.home_lock import locked_home
 from mesh.cli.options import (
     DEFAULT_ADDRESS,
     HTTP_OFF,
@@ -26,6 +27,7 @@ from mesh.cli.options import (
 )
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
+from mesh.controller.state_check import check_state
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import TLS_VARIABLE, credentials, show
@@ -124,8 +126,9 @@ def up(
         tls=tls,
     )
     cell = LocalCell(plan, RestartLimits())
-    with Stopping() as stopping:
+    with locked_home(home), Stopping() as stopping:
         try:
+            check_state(home)
             cell.start()
             if cell.wait_ready(stopping.asked, output.text):
                 output.text(f"next        mesh {_by(tls)}deploy MODEL.yaml{_at(cell.address)}")

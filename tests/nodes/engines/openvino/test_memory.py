@@ -173,7 +173,7 @@ def test_what_is_booked_comes_down_to_what_instances_hold_and_never_below(
     seen = measure(smollm2_model, "i8", str(tmp_path), script=LIVES)
     booked, held = seen["booked"], seen["held"]
     if not any("vnni" in word for word in hardware.probe().isa):
-        # Without VNNI the plugin holds matrices once more for small batches, which the estimate does
+        # Without VNNI the plugin holds matrices once more for small batches: the estimate does
         # not know: the books have it after the first life.
         assert min(booked[1:]) + ALLOCATOR_BYTES >= max(held)
         assert seen["next"] >= booked[-1]
