@@ -121,7 +121,7 @@ def test_as_many_are_taken_after_a_refined_profile_was_told_as_before(
         seconds = tuple(tuple(point_s * SLOWER for point_s in row) for row in grid.seconds)
         return replace(grid, seconds=seconds)
 
-    def once(self: Refinement, now_s: float) -> Profile | None:
+    def once(self: Refinement, now_s: float, factor: float) -> Profile | None:
         profile = self._profile
         if told or now_s < TOLD_S:
             return None
