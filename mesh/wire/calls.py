@@ -69,9 +69,7 @@ class Calls:
                     hint="run the command again; see the controller's log",
                 )
             case grpc.StatusCode.UNAVAILABLE:
-                tls = credentials().tls
-                refused = why_refused(self._address, tls) if tls is not None else None
-                return refused or Unavailable(
+                return why_refused(self._address, credentials().tls) or Unavailable(
                     f"no controller answers at {self._address}",
                     hint="start one with `mesh up`, or name another with --controller HOST:PORT",
                 )

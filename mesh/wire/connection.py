@@ -21,7 +21,7 @@ from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.codec import command_from_wire, report_to_wire, rule_of
 from mesh.wire.credentials import credentials
-from mesh.wire.errors import EndedCall, error_of
+from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.unread import refused, reports_written
@@ -162,9 +162,8 @@ class Connection:
             case DecodeError():
                 return InvalidInput(f"the controller sent no valid command: {error}")
             case grpc.aio.AioRpcError():
-                tls = credentials().tls
-                if tls is not None and not self.opened:
-                    refused = await asyncio.to_thread(why_refused, self._address, tls)
+                if not self.opened and not is_told(cast(EndedCall, error)):
+                    refused = await asyncio.to_thread(why_refused, self._address, credentials().tls)
                     return refused or error_of(cast(EndedCall, error))
                 return error_of(cast(EndedCall, error))
             case _:

@@ -91,7 +91,7 @@ async def test_a_wrong_authority_name_or_date_is_said(tmp_path: Path, folder: Pa
         # It trusts the controller, which does not trust it.
         stranger = replace(other, authority=right.authority)
         assert "it does not accept" in await said_of(cell, stranger)
-        assert "no controller answers" in await said_of(cell, None), "plain"
+        assert "speaks TLS, and no certificate was shown" in await said_of(cell, None)
     make_folder(tmp_path / "named", ("elsewhere.example",), 1)
     named = read_tls(tmp_path / "named", Part.CONTROLLER)
     async with live_cell(tmp_path / "b", tls=named) as cell:
@@ -116,6 +116,19 @@ async def test_a_wrong_authority_name_or_date_is_said(tmp_path: Path, folder: Pa
             part="client",
         )
         assert "certificate has expired" in await said_of(cell, caller)
+
+
+async def test_who_dials_a_cell_of_another_kind_is_told_which(tmp_path: Path, folder: Path) -> None:
+    async with live_cell(tmp_path, http="127.0.0.1:0") as cell:
+        assert "it does not speak TLS" in await said_of(cell, read_tls(folder, Part.CLIENT))
+        assert cell.http is not None
+        show(Credentials())
+        lost = MeshClient(cell.http)
+        with pytest.raises(Unavailable, match="serves HTTP") as raised:
+            await cell.ask(lost.list)
+        assert "--listen" in raised.value.hint
+    with pytest.raises(Unavailable, match="no controller answers"):
+        MeshClient("127.0.0.1:9").list()
 
 
 def test_a_folder_is_checked_before_anybody_relies_on_it(tmp_path: Path, folder: Path) -> None:

@@ -10,7 +10,7 @@ from mesh.domain.actions import (
     ReplyError,
     SetTimer,
 )
-from mesh.domain.events import DrainRequested, LeaseCheckDue
+from mesh.domain.events import DeployRequested, DrainRequested, LeaseCheckDue, NodeDisconnected
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -152,10 +152,33 @@ def test_a_draining_node_gets_no_work_finishes_its_own_and_unloads() -> None:
     assert only(done, ReplyDone).message == "draining"
     refused = only(cell.invoke(request("r2")), RefuseRequest)
     assert refused.reason is RefusalReason.NO_NODE
+    assert refused.message == "no cpu node takes new work: 1 draining"
+    assert "--undo" in refused.hint
     last = cell.tokens(link, "r1", [1], finish=FinishReason.STOP)
     assert commands(last, UnloadInstance)[0].instance_id == load.instance_id
     cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1"), undo=True))
     assert of_kind(cell.invoke(request("r3")), RefuseRequest) == []
+
+
+def test_a_deploy_is_told_whether_nodes_are_draining_or_not_there() -> None:
+    cell = CellUnderTest()
+    asked = DeployRequested(operation_id=OP, spec=deployment().spec)
+
+    def told() -> tuple[str, str]:
+        reply = only(cell.tell(asked), ReplyError)
+        return reply.message, reply.hint
+
+    message, hint = told()
+    assert message.startswith("no cpu node is up to import ")
+    assert hint == "start one with `mesh node --join …`"
+    link, _ = cell.join()
+    cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
+    message, hint = told()
+    assert message.startswith("no cpu node takes new work to import ")
+    assert message.endswith(": 1 draining")
+    assert "`mesh drain NODE --undo`" in hint
+    cell.tell(NodeDisconnected(link_id=link, reason="it was killed"))
+    assert told()[0].startswith("no cpu node is up to import ")
 
 
 def test_draining_an_unknown_node_names_the_known_ones() -> None:

@@ -321,13 +321,23 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
     widest = max(spans, default=0)
     if not 0 < widest < spec.tensor_parallel:
-        devices = " or ".join(spec.devices)
-        return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"
+        return _why_none_is_ready(nodes, " or ".join(spec.devices), purpose)
     message = (
         f"instances of {spec.name!r} are to span {spec.tensor_parallel} devices "
         f"(tensor_parallel); those of the nodes that are up can span {widest}"
     )
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
+
+
+def _why_none_is_ready(nodes: list[NodeEntry], devices: str, purpose: str) -> tuple[str, str]:
+    """Nodes are counted and not named: tenants are told this, too. The cell forgets a lost node at
+    once, so what it has beside those that are ready is draining."""
+    if nodes:
+        return (
+            f"no {devices} node takes new work{purpose}: {len(nodes)} draining",
+            "`mesh drain NODE --undo` has a node take work again; `mesh nodes` names them",
+        )
+    return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"
 
 
 def _forecast(

@@ -59,8 +59,8 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
         refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
     elif not has_node(ctx, entry):
-        message, _ = why_no_node(ctx, entry.spec)
-        refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S)
+        message, hint = why_no_node(ctx, entry.spec)
+        refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
     elif _cannot_load(ctx, entry):
         again_s = entry.pause_left_s(ctx.now_s)
         refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
