@@ -64,12 +64,30 @@ def test_a_rollout_is_shown_and_undone(cell: RunningCell) -> None:
     ran = cell.mesh("deploy", "-", stdin=slower)
     assert ran.err.splitlines()[-1] == "changing: revision 2 serves"
     header, *rows = cell.mesh("rollout", "status", "changing").out.splitlines()
-    assert header.split() == ["REVISION", "STATE", "READY", "REQUESTS", "SOURCE", "MESSAGE"]
+    columns = ["REVISION", "STATE", "READY", "REQUESTS", "SOURCE", "CHANGES", "MESSAGE"]
+    assert header.split() == columns
+    assert [row.split("tiny")[-1].rsplit("-", 1)[0].strip() for row in rows] == ["-", "slo.ttft_s 2 → 9"]
     assert [row.split()[:2] for row in rows] == [["1", "past"], ["2", "serving"]]
     assert cell.mesh("rollout", "undo", "changing").err == "changing: revision 3 serves\n"
     shown = json.loads(cell.mesh("rollout", "status", "changing", "-o", "json").out)
     assert [one["spec"]["slo"]["ttft_s"] for one in shown] == [2.0, 9.0, 2.0]
     assert cell.mesh("delete", "changing").code == 0
+
+
+def test_an_undo_waits_until_the_earlier_revision_serves_again(cell: RunningCell) -> None:
+    """Of a change that needs other instances; the last line is the state that it waited for."""
+    first = cell.manifest("undone", "scaling: {replicas_min: 1}")
+    assert cell.mesh("deploy", "-", "--wait", stdin=first).code == 0
+    second = cell.manifest("undone", "scaling: {replicas_min: 1}", "context_tokens_max: 256")
+    assert cell.mesh("deploy", "-", "--wait", stdin=second).code == 0
+    ran = cell.mesh("rollout", "undo", "undone", "--wait")
+    assert ran.code == 0
+    assert ran.err.splitlines()[-1] == "undone: revision 3 serves, 1/1 instances ready"
+    rows = cell.mesh("rollout", "status", "undone").out.splitlines()[1:]
+    assert [row.split()[1] for row in rows if row.split()[1] != "retiring"][-1] == "serving"
+    changed = [row.split("tiny")[-1].rsplit("-", 1)[0].strip() for row in rows]
+    assert changed == ["-", "context_tokens_max unset → 256", "context_tokens_max 256 → unset"]
+    assert cell.mesh("delete", "undone").code == 0
 
 
 def test_several_deployments_are_all_tried_and_one_failure_fails_the_command(

@@ -6,8 +6,6 @@ compares them with what the cell has, and changes nothing either.
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 
 import click
 
@@ -15,6 +13,7 @@ from mesh.cli import output
 from mesh.cli.manifest import read_file, read_manifests
 from mesh.cli.options import controller_option, timeout_option
 from mesh.cli.progress import progress
+from mesh.cli.spec_changes import changes
 from mesh.cli.waiting import Goal, wait_for
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec
@@ -104,7 +103,10 @@ def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> None:
     except NotFound:
         output.text(f"{spec.name}: new")
         return
-    changed = list(_differences(found.spec, spec))
+    changed = [
+        f"{change.field}: {change.before} there, {change.after} here"
+        for change in changes(found.spec, spec)
+    ]
     if not changed:
         output.text(f"{spec.name}: unchanged")
         return
@@ -113,18 +115,3 @@ def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> None:
     output.text(f"{spec.name}: {how}")
     for line in changed:
         output.text(f"  {line}")
-
-
-def _differences(deployed: object, wanted: object, path: str = "") -> Iterator[str]:
-    """Fields as a manifest names them, with both values."""
-    for field in fields(deployed):  # type: ignore[arg-type]  # a dataclass by what calls it
-        one, other = getattr(deployed, field.name), getattr(wanted, field.name)
-        name = f"{path}{field.name}"
-        if is_dataclass(one):
-            yield from _differences(one, other, f"{name}.")
-        elif one != other:
-            yield f"{name}: {_shown(one)} there, {_shown(other)} here"
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
