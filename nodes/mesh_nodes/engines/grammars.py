@@ -93,7 +93,7 @@ class _Literals:
 def _vocabulary(
     tokenizer_json: Path, vocabulary_tokens: int, stop_ids: tuple[int, ...]
 ) -> LLTokenizer:
-    """Takes a quarter of a second for each 16,000 tokens. Tokens that the model has no row of logits
+    """Takes 0.25 s for each 16,000 tokens. Tokens that the model has no row of logits
     for, as those of images in a text model, can never come and are left out.
     """
     ends = [one for one in stop_ids if one < vocabulary_tokens] or None

@@ -34,7 +34,7 @@ from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
-"""It takes 7 s a precision on two cores without VNNI, three to four times that while others compute."""
+"""It takes 7 s a precision on two cores without VNNI, up to four times that beside others."""
 _CHILD = "mesh_nodes.engines.openvino.precision_trial"
 USUAL = Architecture(
     kind="llama",
