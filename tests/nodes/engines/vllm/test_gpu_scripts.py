@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mesh.domain.ids import ModelId
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid, Profile, ProfileSource
 from mesh.domain.reasons import DeviceKind
 from mesh.v1 import profile_pb2
 from mesh.wire.codec import from_wire, to_wire
@@ -91,6 +91,7 @@ def test_iterations_are_measured_with_vllm_and_without() -> None:
         for name in ("prefill", "decode")
     }
     names = {"model_id": ModelId(told["model_id"]), "device": DeviceKind(told["device"])}
+    names["source"] = ProfileSource(told["source"])
     profile = Profile(**{**told, **grids, **names})
     assert from_wire(to_wire(profile, profile_pb2.Profile), Profile) == profile
 
