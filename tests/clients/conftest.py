@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mesh.controller.gateway import GatewayLimits
+from mesh.domain.limits import CellLimits
 from tests.controller.live import FakeNode, LiveCell
 from tests.http.edge import edge
 
@@ -29,7 +30,9 @@ class Served:
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with edge(tmp_path, gateway=GatewayLimits(calls_max=CALLS_MAX)) as http:
+    # The node sends no heartbeats, and a client may take longer to be imported than a lease lasts.
+    limits = CellLimits(node_lease_s=2 * CLIENT_S_MAX)
+    async with edge(tmp_path, gateway=GatewayLimits(calls_max=CALLS_MAX), limits=limits) as http:
         yield Served(cell=http.cell, node=await http.cell.deployed(), url=f"{http.url}/v1")
 
 

@@ -44,7 +44,9 @@ async def test_all_that_it_asks_is_answered(
         "result-filename": "result.json",
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    await run_text([sys.executable, "-c", CLIENT, *words, "--save-result", "--disable-tqdm"])
+    printed = await run_text(
+        [sys.executable, "-c", CLIENT, *words, "--save-result", "--disable-tqdm"]
+    )
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert (result["completed"], result["failed"]) == (PROMPTS, 0)
+    assert (result["completed"], result["failed"]) == (PROMPTS, 0), printed
     assert result["total_output_tokens"] == PROMPTS * OUTPUT_TOKENS
