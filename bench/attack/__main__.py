@@ -24,7 +24,7 @@ import requests
 
 from bench.attack import attempts
 from bench.attack.models import tiny_model
-from bench.cells import deployed, local_cell
+from bench.cells import deployed, keys_shown, local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.printing import errors_told, exit_by, last_line, show_status, show_table
 from mesh.cli.cell import LocalCell
@@ -49,6 +49,8 @@ BACK_S = 10.0
 HEALTHZ_P99_S_MAX = 0.05
 KEPT_MIB_MAX = 64.0
 """Caches that have a bound fill; what an attempt took does not come to as little."""
+ALLOWED = "pkg,hf,http,https,s3"
+"""Sources of tenants without a word of the operator, who allows the attacker's folder as well."""
 SLO = Slo(ttft_s=4.0, tpot_s=0.4)
 PROMPT = "What is the capital of France?"
 _REFUSED = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
@@ -251,18 +253,13 @@ def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], float]:
     """The attacker, what others noticed, the processes that ended, and the MiB that were kept."""
     home = folder / "home"
     with closing(KeyBook(home / "controller")) as book:
-        admin, other, own = (
-            book.create(role, TenantName(tenant))[0]
-            for role, tenant in (
-                (Role.ADMIN, ""),
-                (Role.TENANT, "other"),
-                (Role.TENANT, "attacker"),
-            )
+        other, own = (
+            book.create(Role.TENANT, TenantName(tenant))[0] for tenant in ("other", "attacker")
         )
     with (
-        shown(admin),
+        keys_shown(home),
         local_cell(
-            home=home, http="127.0.0.1:0", keys=True, sources=(f"tenant=file://{folder}",)
+            home=home, http="127.0.0.1:0", keys=True, sources=(f"tenant={ALLOWED},file://{folder}",)
         ) as cell,
     ):
         for key, name in ((other, "other"), (own, "own")):
