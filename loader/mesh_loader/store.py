@@ -24,6 +24,7 @@ from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
+from mesh_loader.links import require_contained
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import check_quantised, from_json, info_of_folder, read_json, to_json
 from mesh_loader.reach import NOWHERE_PRIVATE, Reach
@@ -259,6 +260,7 @@ class ModelStore:
 
         look = partial(check_quantised, plain=True) if self._plain else None
         path = fetch(source, downloads, progress, self._rate, self._reach, look)
+        require_contained(path)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
         own_files = source.startswith(("hf://", *REMOTE))
@@ -267,6 +269,7 @@ class ModelStore:
         stored = self.get(model_id)
         if stored is None:
             self._write(plan, source, model_id, staged, progress)
+            require_contained(path)
             if stamps_of(path) != before:
                 raise TornModel(
                     f"{path.name} changed while it was imported",
