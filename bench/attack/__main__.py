@@ -224,7 +224,7 @@ def attack(attacker: Attacker, name: str) -> None:
         attacker.deploy("file", what, damage=damage)
     for source in attempts.SOURCES:
         attacker.source(source)
-    hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+    hello = attempts.HELLO
     for what, grammar in attempts.GRAMMARS.items():
         attacker.call("grammar", what, name, hello | {"structured_outputs": grammar})
         if "json" in grammar:
@@ -272,7 +272,7 @@ def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], float]:
         beside = Beside(f"http://{cell.http_address}", other, "other")
         attacker = Attacker(cell, own, folder / "models")
         with shown(own), beside.watching():
-            attacker.call("warm-up", "hello", "own", attempts.BODIES["forged turns"])
+            attacker.call("warm-up", "hello", "own", attempts.HELLO)
             before_mib = rss_mib(processes)
             attack(attacker, "own")
             time.sleep(BACK_S)

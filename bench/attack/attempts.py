@@ -145,10 +145,11 @@ DAMAGES: Mapping[str, Damage] = {
 
 SOURCES = (
     *("file:///etc", "file:///proc/self", "file:///dev"),
-    *("http://127.0.0.1:1/", "http://localhost:22/x", "http://[::1]:22/", "http://0/x"),
-    *("http://169.254.169.254/latest/meta-data/", "http://2130706433/", "http://0x7f000001/"),
-    *("http://[::ffff:127.0.0.1]/", "https://10.0.0.1/x", "http://user:word@127.0.0.1/"),
-    *("gopher://127.0.0.1/", "s3://../..", "hf://../../etc", "pkg://../x", "x" * 100_000),
+    *("http://127.0.0.1:1/m.gguf", "http://localhost:22/m.gguf", "http://[::1]:22/m.gguf"),
+    *("http://0/m.gguf", "http://169.254.169.254/latest/m.gguf", "http://2130706433/m.gguf"),
+    *("http://0x7f000001/m.gguf", "http://[::ffff:127.0.0.1]/m.gguf", "https://10.0.0.1/m.gguf"),
+    *("http://user:word@127.0.0.1/m.gguf", "gopher://127.0.0.1/", "s3://../..", "hf://../../etc"),
+    *("pkg://../x", "x" * 100_000),
 )
 
 _WORD = {"type": "string"}
@@ -193,6 +194,7 @@ def _tools(count: int) -> list[dict[str, object]]:
     ]
 
 
+HELLO = _chat(max_tokens=16)
 BODIES: Mapping[str, Mapping[str, object]] = {
     "a megabyte of a": {"messages": [{"role": "user", "content": "a" * 1_000_000}]},
     "a megabyte of blanks": {"messages": [{"role": "user", "content": " " * 1_000_000}]},

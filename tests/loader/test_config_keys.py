@@ -275,7 +275,7 @@ def a_link_to_nothing(path: Path) -> None:
     [
         (a_pipe, "is a named pipe"),
         (a_socket, "is a socket"),
-        (a_device, "is a device"),
+        (a_device, "in .* is a link that leads out of the folder"),
         (a_link_to_nothing, "is a link to a file that is not there"),
     ],
 )
@@ -287,9 +287,9 @@ def test_what_is_no_plain_file_is_named_and_never_waited_for(
     (folder / name).unlink()
     put(folder / name)
     store = ModelStore(tmp_path / "store")
-    with pytest.raises(TornModel, match=f"{name} {said}"):
+    with pytest.raises(ModelError, match=f"{name} {said}"):
         store.import_model(f"file://{folder}")
-    with pytest.raises(ModelError):
+    with pytest.raises(TornModel):
         plan_import(folder, own_files=False)
     assert store.models() == []
 

@@ -152,6 +152,7 @@ def test_a_link_that_comes_while_the_model_is_read_publishes_nothing(
 
 def test_a_shard_that_an_index_names_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
     weights = {"model.embed_tokens.weight": "../secret"}
+    (folder / "model.safetensors").unlink()  # it would come before an index
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(MeshError, match=r"\.\./secret"):
         imported(folder, tmp_path)
