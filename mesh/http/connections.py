@@ -88,6 +88,8 @@ class Connections:
         of_peer.pop(number, None)
         if taken and not of_peer:
             self._resting.pop(taken.peer, None)
+        if taken:
+            taken.has_asked = True
 
     def ends(self, number: int) -> None:
         self.works(number)
@@ -101,8 +103,9 @@ class Connections:
             asyncio.get_running_loop().call_later(COLLECT_AFTER_S, gc.collect)
 
     def _shed(self, peer: str) -> None:
-        """Close the one of this peer that has rested longest."""
-        number = next(iter(self._resting[peer]))
+        """Close one of this peer's that rest."""
+        of_peer = self._resting[peer]
+        number = min(of_peer, key=lambda resting: self._taken[resting].has_asked)
         self.works(number)
         self._taken[number].hang_up()
 
@@ -131,6 +134,7 @@ class Taken(socket.socket):
     def __init__(self, number: int, peer: str, book: Connections) -> None:
         super().__init__(fileno=number)
         self.peer = peer
+        self.has_asked = False
         self._book = book
         loop = asyncio.get_running_loop()
         self.expiry = loop.call_later(HANDSHAKE_S_MAX, self.hang_up)

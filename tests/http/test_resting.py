@@ -83,6 +83,18 @@ async def test_connections_that_rest_are_bounded_and_the_oldest_go() -> None:
         await settled(book, 0)
 
 
+async def test_who_has_asked_keeps_its_connection_beside_those_that_never_did() -> None:
+    book = Connections(resting_max=20, resting_by_peer_max=20)
+    async with serving(book) as address:
+        with dialled(address, 1) as (client,):
+            for _ in range(2):
+                asks(client)
+                assert b"200 OK" in await asyncio.to_thread(client.recv, 100)
+                with dialled(address, 100):
+                    await settled(book, 20)
+                await settled(book, 1)
+
+
 async def test_who_has_most_loses_first_and_work_is_not_cut_off() -> None:
     book = Connections(resting_max=20, resting_by_peer_max=20)
     GO_ON.clear()
