@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -237,20 +237,21 @@ def attack(attacker: Attacker, name: str) -> None:
     attacker.connections()
 
 
-def rss_mib(processes: Mapping[str, psutil.Process]) -> float:
-    """Of the cell's processes and their children, in all."""
-    total = 0
-    for process in processes.values():
-        for one in (process, *process.children(recursive=True)):
-            try:
-                total += one.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-    return total / (1 << 20)
+def rss_mib(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    """The memory of each of the cell's processes, and of its children together."""
+    found: dict[str, float] = {}
+    for name, process in processes.items():
+        children = f"children of {name}"
+        found |= {name: 0.0, children: 0.0}
+        with suppress(psutil.NoSuchProcess):
+            found[name] = process.memory_info().rss / (1 << 20)
+            for child in process.children(recursive=True):
+                found[children] += child.memory_info().rss / (1 << 20)
+    return found
 
 
-def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], float]:
-    """The attacker, what others noticed, the processes that ended, and the MiB that were kept."""
+def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], dict[str, float]]:
+    """The attacker, what others noticed, the processes that ended, and the MiB that each kept."""
     home = folder / "home"
     with closing(KeyBook(home / "controller")) as book:
         other, own = (
@@ -276,7 +277,8 @@ def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], float]:
             before_mib = rss_mib(processes)
             attack(attacker, "own")
             time.sleep(BACK_S)
-            kept_mib = rss_mib(processes) - before_mib
+            after_mib = rss_mib(processes)
+            kept_mib = {name: after_mib[name] - before_mib[name] for name in after_mib}
         ended = [
             name
             for name, process in processes.items()
@@ -308,6 +310,7 @@ def main() -> None:
             "hung": attacker.hangs,
             "other tenant": beside.failed,
             "ended": ended,
+            "kept": [f"{name}: {mib:.1f} MiB" for name, mib in kept_mib.items()],
         }
         for what, lines in lists.items():
             for line in lines[:20]:
@@ -322,7 +325,7 @@ def main() -> None:
             "failed": len(beside.failed),
             "late": beside.late,
             "ended": len(ended),
-            "kept_mib": round(kept_mib, 1),
+            "kept_mib": round(sum(kept_mib.values()), 1),
         }
         last_line(figures)
         exit_by(
@@ -333,7 +336,7 @@ def main() -> None:
                 "failed is 0": not beside.failed,
                 "late is 0": not beside.late,
                 "ended is 0": not ended,
-                f"kept_mib ≤ {KEPT_MIB_MAX:.0f}": kept_mib <= KEPT_MIB_MAX,
+                f"kept_mib ≤ {KEPT_MIB_MAX:.0f}": sum(kept_mib.values()) <= KEPT_MIB_MAX,
             }
         )
 
