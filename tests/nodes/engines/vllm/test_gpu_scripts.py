@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mesh.domain.ids import ModelId
-from mesh.domain.profile import Grid, Profile, ProfileSource
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.profile import Grid, Profile
+from mesh.domain.reasons import DeviceKind, ProfileSource
 from mesh.v1 import profile_pb2
 from mesh.wire.codec import from_wire, to_wire
 
