@@ -35,7 +35,9 @@ since the child takes what others leave."""
 CHILD_BYTES = 256 << 20
 """What the child takes besides the model's weights."""
 CHILD_START_S = 1.5
-"""Of the child, until it compiles: imports of Python, the start of OpenVINO's plugin."""
+"""The child takes about this long until it compiles: Python imports and the start of OpenVINO's
+plugin.
+"""
 MAKE_COMPILES = 2.0
 """What making takes from there on, over the load that missed the blob: compile, export, checks."""
 WAIT_COMPILES_MAX = 3.0
@@ -63,7 +65,7 @@ class _Wanted:
     compile_s: float
     begun_s: float | None = None
     pid: int | None = None
-    """Of the child."""
+    """The process id of the child."""
     waiting_loads: int = 0
 
     def note_child(self, pid: int) -> None:

@@ -21,7 +21,9 @@ CONTEXT_TOKENS = 256
 
 
 def least_load_s(compiler: Compiler) -> float:
-    """Of a model of LAYERS layers, from one of fewer. Raises EngineError."""
+    """How long a load of LAYERS layers takes without weights, scaled from a graph of fewer layers.
+    Raises EngineError.
+    """
     # The first one of a process takes a tenth of a second longer.
     _compile_s(compiler, 1)
     return _compile_s(compiler, COMPILED_LAYERS) * LAYERS / COMPILED_LAYERS

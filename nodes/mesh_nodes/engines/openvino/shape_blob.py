@@ -23,7 +23,7 @@ from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 
 _VERSION = 1
-"""Of the file, and of what `exported` puts into it."""
+"""The version of the file's form, and of what `exported` puts into it."""
 _PREFACE_BYTES = PAGE_BYTES
 """A line of JSON, and blanks up to the page on which the head begins."""
 

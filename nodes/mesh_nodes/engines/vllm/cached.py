@@ -17,7 +17,9 @@ from mesh_nodes.engines.vllm.remote import Remote
 
 
 class CachedBlocks:
-    """Of one loaded instance. All under the room's lock, but for `note_use`."""
+    """What one loaded instance keeps cached. Its methods run under the room's lock, except
+    `note_use`.
+    """
 
     excess = 0
     """The process sees to that by itself."""

@@ -38,7 +38,9 @@ class DrawOrder:
 
     request: EngineRequest
     told: list[TokenLogprobs] = field(default_factory=list)
-    """Of the token drawn last, where it was asked for: for whoever takes that token."""
+    """The log-probabilities of the token that was drawn last, where they were asked for. Whoever
+    takes that token takes them, too.
+    """
 
 
 def draw_order(request: EngineRequest) -> DrawOrder | None:

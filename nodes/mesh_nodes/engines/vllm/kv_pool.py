@@ -42,7 +42,7 @@ def hasher(salt: str | None, block_tokens: int) -> Callable[[Request], list[Bloc
 
 
 class KvPool:
-    """Of one scheduler. Blocks go by their numbers."""
+    """The block pool of one scheduler. Blocks go by their numbers."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._requests: dict[str, Request] = scheduler.requests

@@ -24,7 +24,9 @@ Beside = tuple[tuple[str, str], ...]
 
 
 class Weights:
-    """Of one model on one device, its buffers with them. Storages that tensors share count once."""
+    """The weights of one model on one device, including its buffers. Storages that tensors share
+    count once.
+    """
 
     def __init__(
         self,
