@@ -52,7 +52,9 @@ class Columns:
 
     @cached_property
     def largest(self) -> Floats:
-        """The largest logit of each row. It comes from the column maxima where these were computed."""
+        """The largest logit of each row. It comes from the column maxima where these were
+        computed.
+        """
         seen = self.maxima if "maxima" in self.__dict__ else self.logits
         return np.asarray(seen.max(axis=1))
 

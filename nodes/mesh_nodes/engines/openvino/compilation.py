@@ -372,7 +372,9 @@ class Compiler:
         context_tokens_max: int,
         properties: Mapping[str, object] | None = None,
     ) -> ov.CompiledModel:
-        """Compiles a graph from weights that are in memory. Raises RuntimeError as OpenVINO does."""
+        """Compiles a graph from weights that are in memory. Raises RuntimeError as OpenVINO
+        does.
+        """
         graph = build_graph(architecture, weights, context_tokens_max)
         return self._compile(graph, properties or self._properties_of(self._weights))
 

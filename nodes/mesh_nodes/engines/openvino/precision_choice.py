@@ -101,7 +101,9 @@ def chosen(wish: TrialWish, kept: Path) -> Choice:
 
 
 def tried(wish: TrialWish) -> tuple[Timed, ...]:
-    """Times the candidates in a process of its own. Raises OSError, or ValueError with the reason."""
+    """Times the candidates in a process of its own. Raises OSError, or ValueError with the
+    reason.
+    """
     command = [sys.executable, "-m", _CHILD, wish.to_json()]
     ended = run_bounded(command, timeout_s=TRIAL_S_MAX, environment={}, on_wait=lambda: None)
     last = (ended.output.strip().splitlines() or ["it said nothing"])[-1]

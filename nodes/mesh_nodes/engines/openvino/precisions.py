@@ -153,7 +153,9 @@ def round_ratios(timed: Timed, known: Timed) -> list[float]:
 
 
 def kind_ratios(timed: Timed, known: Timed) -> list[float]:
-    """For each kind of iteration, the time over that of the known candidate, in the median round."""
+    """For each kind of iteration, the time over that of the known candidate, in the median
+    round.
+    """
     return [median(found) for found in _ratios(timed, known)]
 
 
