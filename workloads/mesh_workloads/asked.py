@@ -21,7 +21,7 @@ class Asked:
     sample: Sample | None = None
     """Which functions; None for all, numbered as they appear."""
     lengths: Lengths = AZURE_CONVERSATION
-    """Of requests whose source has none."""
+    """The lengths of requests whose source has none."""
     seed: int = 0
 
     def __post_init__(self) -> None:
