@@ -31,7 +31,7 @@ from mesh.text.tokenizer import TextCodec
 TOKENS_MAX = 1 << 21
 """In the answer to one request: above every context that there is."""
 TOKEN_CHARS_MAX = 16 << 10
-"""Of one token's text, in a vocabulary: nodes decode some twenty at a time."""
+"""The longest text of one token in a vocabulary: nodes decode some twenty at a time."""
 END = "<|end|>"
 _MARK = re.compile(r"<[^<>\s]{1,64}>")
 """What may be a special token's name in a grammar."""

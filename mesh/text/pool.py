@@ -39,9 +39,11 @@ from mesh.text.child import ERROR, HEAD, OVER_MEMORY, TOKENS, TOKENS_MAX, Reques
 CHILDREN_MAX = 2
 """Beside the one for what has been killed or slow."""
 CODECS_MAX = 16
-"""Kept by each child."""
+"""Each child keeps this many codecs."""
 CODECS_BYTES_MAX = 64 << 20
-"""Of the tokenizer.json of those; in memory they take some twenty times as much."""
+"""The files tokenizer.json of those may take this much together; in memory they take some twenty
+times as much.
+"""
 WAITING_MAX = 256
 WAITING_OF_ONE_MAX = 32
 """Requests of one tenant for one model that wait for its turn."""
@@ -69,7 +71,7 @@ BUILD_MEMORY_BYTES_PER_BYTE = 40
 """Twice what building takes."""
 REPLY_BYTES_MAX = 4 * TOKENS_MAX
 SLOW_SHARE = 0.25
-"""Of the processor time that a call may take; who takes more is served apart."""
+"""A call may take this share of the processor time; whoever takes more is served apart."""
 APART_S = 600.0
 KILLS_MAX = 2
 """In a row; then the model is refused for `HOLD_S`."""
@@ -97,7 +99,7 @@ class Owner:
     tenant: str
     name: str
     key: bytes
-    """Of the codec, or of the grammar."""
+    """The key of the codec, or of the grammar."""
     tokenizer_bytes: int = 0
 
 
