@@ -61,12 +61,12 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/readyz": None,
     "/openapi.json": None,
 }
-"""None: anyone, without a key."""
+"""The roles that may call each route; `None` lets anyone call it, without a key."""
 _CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 
 
 def caller() -> Caller:
-    """Of the call that this runs for."""
+    """Whose call this code runs for."""
     return _CALLER.get()
 
 
