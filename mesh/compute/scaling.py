@@ -163,7 +163,7 @@ def _computed(model: Profile | Target) -> float:
 
 
 def _experts_share(model: Profile | Target) -> float:
-    """Of the parameters."""
+    """The share of the parameters that belong to experts."""
     if model.mixture is None or not model.parameters:
         return 0.0
     return min(model.mixture.parameters / model.parameters, 1.0)
