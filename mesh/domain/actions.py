@@ -56,7 +56,7 @@ class NotePolicyFault:
     policy: str
     kind: PolicyFaultKind
     call: str
-    """Of `mesh.policy.interface.Policy`, or the plan."""
+    """The method of `mesh.policy.interface.Policy` that was called, or the plan that it gave."""
     message: str
 
 
@@ -68,7 +68,7 @@ class StoreDeployment:
     deployment: Deployment
     """That serves, in the place of whichever did under its public name."""
     text: TextAssets | None = None
-    """Of the newest revision's model."""
+    """The text assets of the newest revision's model."""
     revisions: Revisions | None = None
     """The others; None: keep what is there."""
 
@@ -141,7 +141,7 @@ class TellAccepted:
     in time.
     """
     cached_tokens: int = 0
-    """Of its prompt, those that are believed to be in the cache of its place."""
+    """How many of its prompt's tokens are believed to be in the cache of its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

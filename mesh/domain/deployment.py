@@ -26,7 +26,7 @@ class DeploymentSpec:
     name: DeploymentName
     source: str
     context_tokens_max: int | None = None
-    """None: what the model allows."""
+    """The longest context; `None` stands for what the model allows."""
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
@@ -39,7 +39,7 @@ class DeploymentSpec:
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None
-    """None: as the model's chat template tells."""
+    """The format of tool calls; `None` stands for what the model's chat template tells."""
     special_tokens_in_content: bool = False
     """Whether the texts of special tokens in what a chat's messages say are read as such tokens."""
     tenant: str = ""

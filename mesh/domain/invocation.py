@@ -18,14 +18,14 @@ from mesh.domain.text import ChatMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Continued as it is, without the chat template."""
+    """The model continues this text as it is, without the chat template."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Rendered by the model's chat template."""
+    """The model's chat template renders these messages into the prompt."""
 
     messages: tuple[ChatMessage, ...]
     template_kwargs: str = ""

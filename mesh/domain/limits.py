@@ -35,7 +35,9 @@ class CellLimits:
     """A node that is silent for longer counts as lost."""
     lease_check_s: float = 1.0
     import_s_max: float = 3600.0
-    """Of any administrative call; imports and measurements are the long ones."""
+    """The longest that any administrative call may take; imports and measurements are the long
+    ones.
+    """
     load_s_max: float = 600.0
     rollout_s_max: float = 600.0
     """A revision whose instances are not ready by then is given up."""
@@ -60,7 +62,7 @@ class CellLimits:
     prefetch_s_max: float = 600.0
     """An import that nobody waits for is given up then."""
     evictions_max: int = 8
-    """Of one request, for want of KV blocks."""
+    """How often one request may be evicted for want of KV blocks."""
     preempted_max: int = 2
     """Moves of one request for another instance's sake, evictions counted; one that has been moved
     so often stays.
@@ -112,10 +114,10 @@ class NodeLimits:
     that the engine has its kernels for them. 0: none are.
     """
     primed_batch_max: int = 32
-    """Of them, the decodes of more requests are not: they are rare, and each takes longer than its
-    kernels do.
+    """Decodes of more requests than this are not computed ahead: they are rare, and an iteration of
+    theirs takes longer than building its kernels does.
     """
     delivery_s_max: float = 0.01
-    """Kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations that take
-    longer than predicted, and for the way of the tokens to their clients.
+    """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
+    that take longer than predicted, and for the way of the tokens to their clients.
     """

@@ -46,4 +46,4 @@ class NodeRule:
 
 HEADROOM = NodeRule()
 CELL_RULE = NodeRule(chunk_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
-"""Of a cell that is set up as by default."""
+"""The rule of a cell that has the default settings."""

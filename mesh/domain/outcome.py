@@ -15,7 +15,7 @@ from mesh.domain.slo import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one request. Times are points on one clock, in seconds."""
+    """What came of one request. Times are points on one clock, in seconds."""
 
     request_id: RequestId
     deployment: DeploymentName
@@ -59,7 +59,7 @@ class Outcome:
         return (self.tokens_s[-1] - self.tokens_s[0]) / (len(self.tokens_s) - 1)
 
     def due_s(self, index: int) -> float:
-        """Of a token, by the SLO."""
+        """When the SLO wants the token with this index."""
         first_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
         return first_s + index * self.slo.tpot_s
 

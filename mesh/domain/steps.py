@@ -93,7 +93,7 @@ class HeldModel:
     model_id: ModelId
     tier: LoadTier
     context_tokens_max: int = 0
-    """Of the loads that this holds for; 0: of any."""
+    """The context limit of the loads that this holds for; 0 means any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +174,11 @@ class StepResult:
     iterations: int = 1
     """That computed anything; all of them decodes where there are several."""
     prefixes: PrefixChange | None = None
-    """Of the instance's KV blocks, since it was told last."""
+    """What has changed among the instance's KV blocks since it was told last."""
 
     @property
     def shape(self) -> IterationShape:
-        """Of one iteration."""
+        """The shape of one iteration."""
         batch = self.decode_batch
         return IterationShape(
             prefill_tokens=self.prefill_tokens,
@@ -240,13 +240,16 @@ class InstanceMemory:
 
     instance_id: InstanceId
     weights_bytes: int
-    """Of weights that several share, the first by id has them."""
+    """The bytes of its weights. Weights that several instances share are counted with the first of
+    them by id.
+    """
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int
     kv_blocks_cached: int = 0
-    """Kept for requests to come, beside those used; they may go at any time. With those used they
-    may be more than `kv_blocks`, where nobody else was promised the memory."""
+    """The blocks that are kept for requests to come, beside those used; they may go at any time.
+    With the used ones they may exceed `kv_blocks`, where nobody else was promised the memory.
+    """
     kv_held_bytes: int
     """What the KV cache takes of the device's memory now: at least what is in use. It may be less
     than `kv_blocks` come to, where memory comes with use, and more for a while after a shrink."""

@@ -11,7 +11,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of one deployment, or of all."""
+    """The usage of one deployment, or of all."""
 
     hour_unix_s: int
     """When the hour began, in seconds since 1970; 0: of all hours."""
@@ -20,7 +20,7 @@ class Usage:
     requests: int = 0
     """That ended after they were admitted, cancelled and failed ones included."""
     prompt_tokens: int = 0
-    """Of those that got a token."""
+    """The prompt tokens of requests that got a token."""
     output_tokens: int = 0
     refused: int = 0
     tenant: str = ""
@@ -33,7 +33,7 @@ class Usage:
         return self.hour_unix_s, self.deployment, self.tenant, self.key_id
 
     def plus(self, other: "Usage") -> "Usage":
-        """Both, under this one's hour, deployment, tenant and key."""
+        """The sum of both, under this one's hour, deployment, tenant and key."""
         return replace(
             self,
             requests=self.requests + other.requests,

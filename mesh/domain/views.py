@@ -38,10 +38,10 @@ class InstanceSnapshot:
     kv_blocks: int
     kv_blocks_used: int
     kv_blocks_cached: int = 0
-    """Kept for requests to come, beside those used; they may go at any time."""
+    """The blocks that are kept for requests to come, beside those used; they may go at any time."""
     weights_bytes: int
     kv_bytes: int
-    """Of `kv_blocks`."""
+    """The size of `kv_blocks` in bytes."""
     kv_used_bytes: int
     kv_required_bytes: int
     """M_require of its requests (LLM-Mesh eq. 2)."""
@@ -51,12 +51,14 @@ class InstanceSnapshot:
     """While it loads: what is being done."""
     share: float
     headroom_least_s: float | None = None
-    """Of its requests (LLM-Mesh eq. 1); None when it has none."""
+    """The least headroom of its requests (LLM-Mesh eq. 1); `None` when it has none."""
     headroom_p50_s: float | None = None
     iteration_s: float = 0.0
-    """Predicted, of its next decode as its batch is (of one request, when it has none)."""
+    """The predicted time of its next decode with its present batch, or of one request when it has
+    none.
+    """
     correction: Factor = 1.0
-    """Measured over predicted iteration time, lately."""
+    """Recent iteration times, measured over predicted."""
     correction_planned: Factor = 1.0
     """The same as promises are planned with: what the last seconds have seldom exceeded."""
     stalls: Stalls = field(default_factory=Stalls)
@@ -126,9 +128,9 @@ class DeploymentSnapshot:
     revisions: tuple[RevisionView, ...] = ()
     """By number, that which serves among them; empty where there never was another."""
     prompt_tokens: int = 0
-    """Of the requests that have had a first token."""
+    """The prompt tokens of the requests that have had a first token."""
     cached_tokens: int = 0
-    """Of those, what was found in the prefix cache."""
+    """How many of those were found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class NodeSnapshot:
     busy_load_factor: Factor = 1.0
     """By which a load takes longer beside which it computes all along."""
     prefetch_bytes: int = 0
-    """Of its memory, the most for what is loaded before anybody calls for it."""
+    """How much of its memory may hold what is loaded before anybody calls for it."""
     precision: str = ""
     """In which precisions the node computes and why, in words; empty where it does not say."""
     asleep: tuple[ModelId, ...] = ()
@@ -194,13 +196,15 @@ class PrefetchView:
     used: int = 0
     """Found by a caller."""
     wasted: int = 0
-    """Given up, or gone again, before there was one."""
+    """How many were given up, or had gone again, before there was a call."""
     loads: int = 0
     """That callers needed, or would have without a prefetch."""
 
     @property
     def hit_rate(self) -> float:
-        """Of these loads those that a prefetch made shorter, or spared; 0 where there was none."""
+        """The share of these loads that a prefetch made shorter or spared; 0 where there
+        was none.
+        """
         return self.used / self.loads if self.loads else 0.0
 
 
@@ -250,7 +254,7 @@ class CellStatus:
     """The cell in a few numbers."""
 
     version: str
-    """Of mesh in the controller."""
+    """The version of mesh in the controller."""
     uptime_s: float
     nodes_ready: int
     nodes: int
