@@ -34,7 +34,9 @@ class CachingBlocks(Protocol):
 
 
 class CacheRoom:
-    """Of one engine. `lock` guards it and all blocks in it where several threads come."""
+    """The memory that one engine's cached blocks share. `lock` guards it and all blocks in it where
+    several threads come.
+    """
 
     def __init__(
         self, memory_bytes: int = 0, lock: AbstractContextManager[object] | None = None

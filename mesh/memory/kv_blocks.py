@@ -58,7 +58,7 @@ class KvBlocks:
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
         self.share = share
-        """Of the weights, what other instances of the room hold, too."""
+        """The part of the weights that other instances of the room hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()
         self._places = places
@@ -68,7 +68,7 @@ class KvBlocks:
         self._keys: dict[int, bytes] = {}
         """The same, by block."""
         self._holders: dict[int, int] = {}
-        """Of named blocks that are used."""
+        """For each named block that is used, how many requests use it."""
         self._cached: dict[int, int] = {}
         """When each was let go, on the room's clock: the oldest first, children before parents."""
         room.enter(self)
@@ -84,7 +84,9 @@ class KvBlocks:
 
     @property
     def extra(self) -> int:
-        """Used and cached beyond the size in force: memory that nobody has been promised."""
+        """The blocks that are used or cached beyond the size in force: memory that nobody has been
+        promised.
+        """
         return max(self.used + len(self._cached) - self.blocks, 0)
 
     @property
@@ -175,7 +177,9 @@ class KvBlocks:
             self._room.fit(self)
 
     def move(self, places: Mapping[int, int]) -> None:
-        """Used and cached blocks lie elsewhere from now on; those that are not named stay."""
+        """Renumbers used and cached blocks, which lie elsewhere from now on; those that are not
+        named stay.
+        """
         with self._room.lock:
             self._keys = {places.get(block, block): key for block, key in self._keys.items()}
             self._blocks = {key: block for block, key in self._keys.items()}

@@ -33,11 +33,11 @@ class PrefixWalk:
     def __init__(self, salt: str, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self.root = self._key = root_key(salt)
-        """Of the last block that has one."""
+        """The key of the last block that has one."""
         self._named = 0
         """Blocks with keys, the first ones of its table."""
         self.adopted_tokens = 0
-        """Computed by others."""
+        """How many tokens other requests have computed."""
 
     def found_tokens(self, tokens: Tokens, blocks: KvBlocks) -> int:
         """Tokens that it would not have to compute if it began now."""
