@@ -141,7 +141,7 @@ class VirtualCell:
 
     @property
     def core(self) -> ControllerCore:
-        """Of the controller that runs, or ran last."""
+        """The core of the controller that runs, or ran last."""
         return self.controller.core
 
     def cancel(self, request_id: RequestId) -> None:

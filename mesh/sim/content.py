@@ -19,7 +19,7 @@ Piece = tuple[int, int]
 STRIDE = 1 << 24
 """Between the first token ids of two pieces: longer ones there are none."""
 LEAST_SHARE, MOST_SHARE = 0.3, 1.0
-"""Of a prompt, that its beginning is."""
+"""The bounds of the share of a prompt that its shared beginning makes up."""
 
 
 def tokens_of(content: Iterable[Piece], size: int, own: int) -> tuple[int, ...]:

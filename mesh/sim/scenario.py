@@ -54,7 +54,7 @@ NOT_0 = frozenset(
         *("prefill_tokens_max", "kv_tokens_profiled"),
     }
 )
-"""Of CellLimits: at 0 a cell does no work, or never has done with it."""
+"""The fields of CellLimits that must be above 0: at 0 a cell does no work, or never finishes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
