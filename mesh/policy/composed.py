@@ -37,7 +37,7 @@ class Composed:
     promises: bool = True
     refuses_late: bool = True
     planned: Pace = PACE
-    """Of every SLO."""
+    """The pace with which tokens are planned, whatever the SLO."""
     kv_tokens_least: int | None = None
     """With which an instance serves; None: as the cell is set."""
     kv_watermark_share: float | None = None

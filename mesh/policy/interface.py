@@ -41,7 +41,7 @@ class KvDemand:
     """What a KV cache is for."""
 
     required_blocks: int
-    """Of its requests, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
+    """The blocks that its requests need, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
     block_tokens: int
     context_tokens: int
     """The longest that its instance computes."""
@@ -50,7 +50,7 @@ class KvDemand:
     watermark_share: float
     """By the cell's settings, that a cache gets over what is required."""
     start: StartDemand | None = None
-    """None: of one that is there."""
+    """The instance that is about to start; `None` when the instance is there already."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class KvSize:
 
 
 class Tests(Protocol):
-    """Of the plan that is asked about, each of the node as it would be after it."""
+    """Tests of one plan. Each looks at the node as it would be after the plan."""
 
     def shadow(self, plan: Plan) -> Verdict:
         """Whether every token is in time, the node's schedule rolled forward (LLM-Mesh §5.3)."""
@@ -81,11 +81,13 @@ class Tests(Protocol):
         ...
 
     def utilisation(self, plan: Plan) -> float:
-        """Of the node's time at the pace of its SLOs; above 1 it falls behind."""
+        """The share of the node's time that is in use at the pace of its SLOs; above 1 the node
+        falls behind.
+        """
         ...
 
     def spare_bytes(self, plan: Plan) -> int:
-        """Of the node; below 0 somebody has to go."""
+        """The memory that the node has to spare; below 0 an instance has to be unloaded."""
         ...
 
     def arrives_s(self, plan: Plan) -> float:

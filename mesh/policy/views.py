@@ -31,7 +31,7 @@ class RequestView(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Of prompt and output so far."""
+        """How many tokens its prompt and its output so far have."""
         ...
 
 
@@ -78,19 +78,19 @@ class InstanceView(Protocol):
     def batch_max(self) -> int: ...
     @property
     def tokens(self) -> int:
-        """Of its requests, prompts and outputs so far."""
+        """How many tokens the prompts and the outputs so far of its requests have."""
         ...
 
     @property
     def weights_bytes(self) -> int: ...
     @property
     def kv_bytes(self) -> int:
-        """Of its KV cache, once all that was issued for it is done."""
+        """The size of its KV cache, once all that was issued for it is done."""
         ...
 
     @property
     def promised_bytes(self) -> int:
-        """Of both."""
+        """The memory that is promised to its weights and its KV cache together."""
         ...
 
     def freed_bytes(self, after: "Sequence[InstanceView]" = ()) -> int:
@@ -101,12 +101,12 @@ class InstanceView(Protocol):
 
     @property
     def resident_share(self) -> float:
-        """Of its weights, that is on the device: 1 once it is loaded, else 0."""
+        """The share of its weights that is on the device: 1 once it is loaded, else 0."""
         ...
 
     @property
     def is_parked(self) -> bool:
-        """Loaded, idle, and without KV cache."""
+        """Whether it is loaded and idle, and has no KV cache."""
         ...
 
     @property
@@ -136,7 +136,7 @@ class DeploymentView(Protocol):
 
     @property
     def served_share(self) -> float:
-        """Of its requests that have ended; 1 before the first."""
+        """The share of its ended requests that were served; 1 before the first has ended."""
         ...
 
 
@@ -169,7 +169,9 @@ class CellView(Protocol):
         ...
 
     def shares_bytes(self, node: NodeView) -> int:
-        """Of its weights, that others there hold or are promised, and it would not take."""
+        """The part of its weights that others on the node hold or are promised, and that it would
+        not take.
+        """
         ...
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
@@ -184,7 +186,7 @@ class CellView(Protocol):
 
     def nodes(self) -> Iterable[NodeView]: ...
     def instances(self, node: NodeView | None = None) -> Iterable[InstanceView]:
-        """Of a node, or all."""
+        """The instances of a node, or of all nodes."""
         ...
 
     def requests(self, instance: InstanceView) -> Iterable[RequestView]:
@@ -205,7 +207,7 @@ class CellView(Protocol):
         ...
 
     def utilisation(self, node: NodeView) -> float:
-        """Of its time, that its decodes take at the pace that is planned."""
+        """The share of the node's time that its decodes take at the planned pace."""
         ...
 
     def link_ends_s(self, node: NodeView) -> float:
