@@ -250,8 +250,8 @@ def _stretched(shape: IterationShape, was: Times, becomes: Times) -> float:
 
 
 def _mean_of_stalled(slots: Collection[_Slot]) -> float:
-    """Measured over predicted time, including the time that was lost in stalls; 0 if there was at
-    most one stall.
+    """The ratio of measured to predicted time, including the time that was lost in stalls; 0 if
+    there was at most one stall.
     """
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0

@@ -23,7 +23,7 @@ BODY_BYTES_MAX = 8 << 20
 IN_HAND_BYTES_MAX = 256 << 20
 """All bodies that are being read may take this much together."""
 UNREAD_BYTES_MAX = 256 << 20
-"""Of a body that is too long, this much is read and dropped before the answer, which would else be
+"""This much of a body that is too long is read and dropped before the answer, which would else be
 lost.
 """
 BODY_S_MAX = 60.0
