@@ -236,7 +236,7 @@ def attack(attacker: Attacker, name: str) -> None:
 
 
 def rss_mib(processes: Mapping[str, psutil.Process]) -> float:
-    """Of the cell's processes and their children, in all."""
+    """The memory of the cell's processes and their children, in all."""
     total = 0
     for process in processes.values():
         for one in (process, *process.children(recursive=True)):
