@@ -56,7 +56,7 @@ class LocalInstance:
     growth_waiting: int | None = None
     """KV blocks to grow to once all that is `unbooked` has left the memory."""
     pace_s: float = inf
-    """Of its requests the quickest: each decode gives all of them a token."""
+    """The quickest pace of its requests: each decode gives all of them a token."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for

@@ -22,7 +22,7 @@ from mesh.policy.plans import Release
 WISHES_MAX = 4
 VALIDATIONS_OF_MANY = 4
 REQUESTS_OF_ONE = 128
-"""Of a node, that a validation rolls forward within half a millisecond or so."""
+"""A validation rolls so many requests of a node forward within half a millisecond or so."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

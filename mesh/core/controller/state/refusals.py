@@ -70,8 +70,8 @@ class RequestRefusals:
 
 
 class RefusalMemory:
-    """Of a cell. Of those who wait for a start the last few of each deployment are known: as many
-    as are tried one after the other, and as many again.
+    """What is known of a cell's refusals. For a start, the last few waiting requests of each
+    deployment are known: as many as are tried one after the other, and as many again.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class RefusalMemory:
 STARTS_MAX = 8
 """Requests of a deployment of which that is kept."""
 _NEVER: tuple[int, Verdict | None] = (-1, None)
-"""Of a node that has refused nothing."""
+"""The entry of a node that has refused nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

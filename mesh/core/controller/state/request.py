@@ -66,7 +66,7 @@ class RequestEntry:
     overtaken: int = 0
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
-    """Of prompt and output."""
+    """The tokens of its prompt and its output."""
     pace_s: float = field(init=False)
     """From one token to the next, as planned."""
 
@@ -109,7 +109,7 @@ class RequestEntry:
         self.waits_for, self.required_blocks = instance, blocks
 
     def digests(self, block_tokens: int) -> tuple[int, ...]:
-        """Of the keys of its prompt's full blocks; none where it shares nothing."""
+        """The digests of the keys of its prompt's full blocks; none where it shares nothing."""
         for size, digests in self.original.digests:
             if size == block_tokens:
                 return digests
@@ -152,7 +152,9 @@ class RequestEntry:
         return self.submissions - self.moves - self.evictions
 
     def copy(self, now_s: float) -> "RequestEntry":
-        """Of it as it is, to be computed ahead elsewhere in the time of a first token."""
+        """A copy of the request as it is now, to be computed ahead elsewhere in the time of a first
+        token.
+        """
         copy = RequestEntry(
             original=self.original,
             slo=self.slo,

@@ -12,7 +12,7 @@ from mesh.domain.revision import Revisions, public_name, starting
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RolloutEntry:
-    """Of a deployment that has been changed."""
+    """The revisions of a deployment that has been changed."""
 
     current: DeploymentEntry
     revisions: Revisions = ()
