@@ -62,7 +62,9 @@ class NoRoom:
 
     @classmethod
     def nearest(cls, needs: Iterable[tuple[int, int]]) -> Self:
-        """The node that lacks least. `needs` has what each node would have to hold and its capacity."""
+        """The node that lacks least. `needs` has what each node would have to hold and its
+        capacity.
+        """
         needed_bytes, capacity_bytes = min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
         return cls(needed_bytes=needed_bytes, largest_bytes=capacity_bytes)
 
