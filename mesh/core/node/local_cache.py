@@ -6,7 +6,7 @@ from itertools import islice
 from mesh.domain.steps import PrefixChange
 
 DIGESTS_MAX = 32_768
-"""That are kept of an instance, and told in a hello: 256 KiB on the wire."""
+"""The most digests that are kept of an instance and told in a hello: 256 KiB on the wire."""
 
 
 @dataclass(slots=True, eq=False)

@@ -52,7 +52,9 @@ class LocalInstance:
     resizing: deque[int] = field(default_factory=deque)
     """KV blocks that the resizes under way are to bring about, in their order."""
     resizing_unasked: int = 0
-    """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
+    """How many of them, from the first, were asked for over an earlier link; nobody waits
+    for them.
+    """
     growth_waiting: int | None = None
     """KV blocks to grow to once all that is `unbooked` has left the memory."""
     pace_s: float = inf

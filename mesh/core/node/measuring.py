@@ -41,7 +41,7 @@ REST_SHARE = 0.02
 waits for it.
 """
 PIECE_S_MAX = 0.25
-"""That a piece is expected to take at most, where a decode of one request does not take longer."""
+"""The longest that a piece is expected to take, where a decode of one request takes no longer."""
 PIECE_DECODES_MAX = 1.5
 """The same over such a decode."""
 PIECE_OVER_MAX = 2.0

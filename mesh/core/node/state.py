@@ -67,7 +67,7 @@ class LocalNode:
     """When it last had something to do, or was told something."""
     steps_started: int = 0
     stepping: InstanceId | None = None
-    """Whose iteration is under way, a measured one or a real one."""
+    """The instance whose iteration is under way, a measured one or a real one."""
     step_started_s: float = 0.0
     step_beside_load: bool = False
     beside_loads: BesideLoads = field(default_factory=BesideLoads)

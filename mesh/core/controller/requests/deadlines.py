@@ -34,7 +34,9 @@ RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 bounds.
 """
 LOOKED_AT = 8
-"""So many of a queue that are looked at together cost what the validation of one does."""
+"""This many requests of a queue that are looked at together cost what the validation of one
+does.
+"""
 GUESSED_SHARE_MOST = 0.5
 """An estimated profile may say that a request takes this share of the time until its first token is
 due, and no more: an estimate may be off by a multiple, and a request that was never tried is not

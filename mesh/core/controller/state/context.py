@@ -68,7 +68,7 @@ class EventContext:
         self.note_validations(1 + requests // REQUESTS_OF_ONE)
 
     def note_validations(self, as_many: int) -> None:
-        """So many less, or what costs as much; if as many are left."""
+        """Uses up so many validations, or what costs as much, as far as they are left."""
         self.validations_left = max(self.validations_left - as_many, 0)
 
     def expect_more(self) -> None:

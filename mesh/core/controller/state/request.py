@@ -86,7 +86,7 @@ class RequestEntry:
 
     @property
     def waits_since_s(self) -> float:
-        """Since when it waits for a place, the load that it was promised not counted."""
+        """The time since which it waits for a place, without the load that it was promised."""
         load = self.waits_for
         return self.queued_at_s if load is None else max(self.queued_at_s, load.loaded_at_s)
 

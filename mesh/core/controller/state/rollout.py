@@ -18,7 +18,7 @@ class RolloutEntry:
     revisions: Revisions = ()
     """As they are stored."""
     coming: DeploymentEntry | None = None
-    """That is imported, saved or started."""
+    """The deployment of the revision that is being imported, saved or started."""
     retiring: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
     until_s: float | None = None
     """When the coming one is given up; None until its start has been looked at."""
