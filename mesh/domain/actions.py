@@ -66,7 +66,9 @@ class StoreDeployment:
 
     operation_id: OperationId
     deployment: Deployment
-    """That serves, in the place of whichever did under its public name."""
+    """The deployment that serves from now on, in the place of the one before it under its public
+    name.
+    """
     text: TextAssets | None = None
     """The text assets of the newest revision's model."""
     revisions: Revisions | None = None
@@ -78,7 +80,7 @@ class StoreRevisions:
     """Write durably; nobody waits for it. What is lost is decided again after the next start."""
 
     deployment: Deployment
-    """That serves from now on."""
+    """The deployment that serves from now on."""
     revisions: Revisions
 
 

@@ -35,7 +35,9 @@ class DeploymentSpec:
     weights: WeightPrecision | None = None
     """As nodes for CPUs hold them; None: as each does by default."""
     precision: ComputePrecision | None = None
-    """That nodes for CPUs compute it in, where they can; None: each in its own."""
+    """The precision in which nodes for CPUs compute the model, where they can; `None` lets each use
+    its own.
+    """
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None

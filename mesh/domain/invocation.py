@@ -63,7 +63,7 @@ class Invocation:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
-    """That the answer keeps to."""
+    """The grammar that the answer keeps to."""
     cache_salt: str = ""
     """Only requests with the same one share what they compute of a common beginning."""
     slo_ttft_s: float | None = None

@@ -116,7 +116,7 @@ class ModelInfo:
     nothing is said.
     """
     precision: ComputePrecision | None = None
-    """That it is computed in; None: each node's own."""
+    """The precision in which the model is computed; `None` stands for each node's own."""
     quantisation: str = ""
     """The method by which its makers quantised its matrices, as its config names it: fp8, awq. Only
     vLLM nodes compute those, as they are; "": they are plain.

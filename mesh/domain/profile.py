@@ -132,4 +132,4 @@ class Stalls:
     longest_s: Seconds = 0.0
     """What the longest stall took above what was expected."""
     ago_s: Seconds = 0.0
-    """Since the last one ended."""
+    """The seconds since the last stall ended."""

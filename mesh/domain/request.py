@@ -42,7 +42,7 @@ class SamplingParams:
     tokens.
     """
     grammar: Grammar | None = None
-    """That the answer keeps to; None: it may be anything."""
+    """The grammar that the answer keeps to; `None` allows anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

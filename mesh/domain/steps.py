@@ -60,9 +60,11 @@ class LoadTier(StrEnum):
     DISK = "disk"
     """The node's store has it, for the engine to read and to compile, or whatever else it does."""
     PREPARED = "prepared"
-    """So it has, with what spares the engine the compile: a compiled graph of its shape."""
+    """The node's store has the model, and a compiled graph of its shape, which spares the engine
+    the compile.
+    """
     CACHED = "cached"
-    """So it has, and its prepared weights were checked and lie in the page cache."""
+    """The same as `PREPARED`, and the prepared weights were checked and lie in the page cache."""
     HOST = "host"
     """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
     """
@@ -172,7 +174,7 @@ class StepResult:
     kv_blocks_used: int
     elapsed_s: float
     iterations: int = 1
-    """That computed anything; all of them decodes where there are several."""
+    """How many iterations computed anything; all of them are decodes where there are several."""
     prefixes: PrefixChange | None = None
     """What has changed among the instance's KV blocks since it was told last."""
 

@@ -18,13 +18,15 @@ class Usage:
     deployment: DeploymentName
     """Empty: calls of names that are not deployed, or of all deployments."""
     requests: int = 0
-    """That ended after they were admitted, cancelled and failed ones included."""
+    """The requests that ended after they were admitted, cancelled and failed ones included."""
     prompt_tokens: int = 0
     """The prompt tokens of requests that got a token."""
     output_tokens: int = 0
     refused: int = 0
     tenant: str = ""
-    """Whose key it was used with; empty: nobody's, or of all tenants. So is `key_id`."""
+    """The tenant whose key was used; empty stands for nobody's key, or for all tenants. The same
+    holds for `key_id`.
+    """
     key_id: str = ""
 
     @property

@@ -103,7 +103,7 @@ class RevisionView:
     wanted: int = 0
     """Instances that it is to have before it takes over, or its minimum."""
     requests: int = 0
-    """That it answers, or has queued."""
+    """The requests that the revision answers, or has queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class DeploymentSnapshot:
     """While it is imported: what is being done."""
     share: float = 0.0
     revision: int = 1
-    """That serves."""
+    """The revision that serves."""
     revisions: tuple[RevisionView, ...] = ()
     """By number, that which serves among them; empty where there never was another."""
     prompt_tokens: int = 0
@@ -170,7 +170,7 @@ class NodeSnapshot:
     operations: tuple[MemoryOperationView, ...]
     """Memory operations, the running ones first, then by deadline."""
     silent_s: float
-    """Since its last report."""
+    """The seconds since its last report."""
     instances: tuple[InstanceSnapshot, ...]
     fingerprint: str = ""
     load_slowdown: Factor = 1.0
@@ -198,7 +198,7 @@ class PrefetchView:
     wasted: int = 0
     """How many were given up, or had gone again, before there was a call."""
     loads: int = 0
-    """That callers needed, or would have without a prefetch."""
+    """The loads that callers needed, or would have needed without a prefetch."""
 
     @property
     def hit_rate(self) -> float:
