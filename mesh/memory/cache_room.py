@@ -59,7 +59,7 @@ class CacheRoom:
         self._members.remove(blocks)
 
     def bound(self, memory_bytes: int) -> None:
-        """So much is there for all instances from now on."""
+        """Sets how much memory all instances may take from now on."""
         with self.lock:
             self._memory_bytes = memory_bytes
             self._fit_all()

@@ -25,7 +25,7 @@ class Places(Protocol):
         ...
 
     def claim(self, count: int) -> list[int]:
-        """So many free ones, to be written."""
+        """Takes this many free blocks, to be written."""
         ...
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class KvBlocks:
 
     @property
     def free(self) -> int:
-        """That may still be used."""
+        """How many blocks may still be used."""
         return self.blocks - self.used
 
     @property
@@ -111,7 +111,9 @@ class KvBlocks:
             return self._places.claim(count)
 
     def count(self, more: int) -> None:
-        """So many more are used, of which nobody asks where they lie; or fewer, below 0."""
+        """Counts so many more blocks as used, of which nobody asks where they lie; or fewer, below
+        0.
+        """
         self.used += more
         if self._cached:
             self._room.fit(self)
@@ -169,7 +171,7 @@ class KvBlocks:
                 self._room.fit(self)
 
     def resize(self, blocks: int) -> None:
-        """So many are in force. Raises ValueError when more are used."""
+        """Sets how many blocks are in force. Raises ValueError when more are used."""
         with self._room.lock:
             if self.used > blocks:
                 raise ValueError(f"{self.used} KV blocks are used: no resize to {blocks}")

@@ -66,8 +66,8 @@ class PrefixWalk:
         return computed - begin
 
     def name(self, tokens: Tokens, computed: int, table: Table, blocks: KvBlocks) -> None:
-        """So many of its tokens are computed: its full blocks are there for others, too. Where
-        another has computed the same, it has that one's from now on.
+        """Names the full blocks among so many computed tokens: they are there for others as well.
+        Where another has computed the same, it has that one's from now on.
         """
         size = self._block_tokens
         while (end := (self._named + 1) * size) <= computed:
