@@ -41,7 +41,9 @@ class Composed:
     kv_tokens_least: int | None = None
     """With which an instance serves; None: as the cell is set."""
     kv_watermark_share: float | None = None
-    """That a KV cache gets over what is required; None: as the cell is set."""
+    """The share that a KV cache gets over what is required; `None` stands for the cell's
+    setting.
+    """
 
     @property
     def prefetches(self) -> bool:

@@ -94,8 +94,8 @@ class InstanceView(Protocol):
         ...
 
     def freed_bytes(self, after: "Sequence[InstanceView]" = ()) -> int:
-        """That its node has for others once it has gone, those `after` which it goes gone already:
-        `promised_bytes`, but for weights that it shares with one that stays.
+        """The bytes that its node has for others once it has gone, after those of `after`:
+        `promised_bytes`, without weights that it shares with one that stays.
         """
         ...
 
@@ -155,17 +155,19 @@ class CellView(Protocol):
         ...
 
     def candidates(self) -> Iterable[InstanceView]:
-        """That may take the request, in the order of `Policy.instance_rank`."""
+        """The instances that may take the request, in the order of `Policy.instance_rank`."""
         ...
 
     def starts(self) -> Sequence[NodeView]:
-        """That may have an instance for it, were all that idles there to go, in the order of
-        `Policy.node_rank`.
+        """The nodes that may have an instance for it, were all that idles there to go, in the order
+        of `Policy.node_rank`.
         """
         ...
 
     def lacks_bytes(self, node: NodeView) -> int:
-        """That the instance it would start lacks there; 0 or less: there is room."""
+        """The bytes that the instance it would start lacks there; 0 or less means that there is
+        room.
+        """
         ...
 
     def shares_bytes(self, node: NodeView) -> int:
@@ -190,7 +192,7 @@ class CellView(Protocol):
         ...
 
     def requests(self, instance: InstanceView) -> Iterable[RequestView]:
-        """That run on it."""
+        """The requests that run on the instance."""
         ...
 
     def deployment(self, name: DeploymentName) -> DeploymentView | None: ...
