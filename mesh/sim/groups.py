@@ -48,7 +48,9 @@ class NodeGroup:
     count: int = 1
     device: DeviceKind
     hardware: str | None = None
-    """Whose tables; None for the device's own of the testbed: xeon-32, or a100-80gb."""
+    """The hardware whose tables are used; `None` stands for the device's own of the testbed:
+    xeon-32, or a100-80gb.
+    """
     memory_gib: float
     prefetch_gib: float = 0.0
     """How much of its memory may hold what is loaded before anybody calls for it."""

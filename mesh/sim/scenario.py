@@ -70,7 +70,9 @@ class Scenario:
     beginnings: int = 0
     """Texts with which prompts begin, each with a part of one; 0: they have nothing in common."""
     output_tokens_max: int | None = None
-    """That callers take, unless `ideal`; None for what the context leaves."""
+    """The most tokens that callers take, unless `ideal`; `None` stands for what the context
+    leaves.
+    """
     limits: CellLimits = field(default_factory=CellLimits)
     faults: Faults | None = None
 

@@ -335,7 +335,7 @@ class Instance:
             prefix.walk.name(prefix.tokens, sequence.computed, prefix.table, self.pool)
 
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
-        """So many new ones, the last of which may end the request."""
+        """This many new tokens of the sequence, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
         token_ids = sequence.answer[index : index + count]
         sequence.length = length = sequence.length + count
