@@ -41,7 +41,7 @@ class Hardware:
     cpu: str
     """Model name as the kernel gives it; of a GPU, as its driver does."""
     cores: int
-    """That the process may keep busy, however many threads each of them has."""
+    """The cores that the process may keep busy, however many threads each of them has."""
     memory_bytes: int
     """What the process may use before it is killed or the machine swaps; of a GPU, all it has."""
     isa: tuple[str, ...]

@@ -82,6 +82,6 @@ def _copy_bytes_per_s() -> float:
 
 
 def _touch(pages: mmap.mmap) -> None:
-    """So that they are there."""
+    """Writes to the pages, so that they are in memory."""
     for _ in range(len(pages) // _PIECE_BYTES):
         pages.write(b"\1" * _PIECE_BYTES)

@@ -72,7 +72,7 @@ class NodeOptions:
     alone has this.
     """
     threads: int
-    """That one iteration computes with."""
+    """The threads that one iteration computes with."""
     numa: int | None
     """The NUMA node that all of it is near to, if to any."""
     precision: ComputePrecision | None

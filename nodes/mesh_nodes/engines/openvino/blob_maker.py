@@ -26,7 +26,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 
 WISHES_MAX = 16
-"""That wait. A shape that finds no place asks again with its next load."""
+"""At most so many orders wait. A shape that finds no place asks again with its next load."""
 TRIES_MAX = 2
 """For one shape, until the node is started again."""
 MAKE_S_MAX = 600.0
@@ -41,8 +41,9 @@ plugin.
 MAKE_COMPILES = 2.0
 """What making takes from there on, over the load that missed the blob: compile, export, checks."""
 WAIT_COMPILES_MAX = 3.0
-"""So much of what it takes to compile a load waits instead. The first that waits may be later than
-it would be, those behind it, imports all of them, are earlier."""
+"""The longest that a load waits instead of compiling, in times of its compile. The first that waits
+may be later than it would be; those behind it, all of which are imports, are earlier.
+"""
 WAIT_S_MAX = 60.0
 NICE = 19
 WAITED_NICE = 5

@@ -281,8 +281,9 @@ class Compiler:
         return prepared_path(model_path, openvino_key(weights or self._weights))
 
     def check_prepared(self, folder: Path, between: Callable[[], None] = lambda: None) -> None:
-        """Such a folder, with a call to `between` now and then. Raises TornModel. Prepared weights
-        that are damaged go, if they can be derived anew: the next load does so.
+        """Checks the prepared weights in a folder, with a call to `between` now and then. Raises
+        TornModel. Prepared weights that are damaged go, if they can be derived anew: the next load
+        does so.
         """
         model_path = folder.parent.parent
         try:

@@ -69,9 +69,11 @@ class Reached:
     """The largest iterations that an instance holds memory of, and of how many sizes they were."""
 
     tokens: int = 0
-    """Since activations last went back."""
+    """The most tokens since activations last went back."""
     rows: int = 0
-    """That yielded logits, which never go back: they are the infer request's output."""
+    """The most rows that yielded logits, which never go back: they are the infer request's
+    output.
+    """
     sizes: set[int] = field(default_factory=set)
     """In tokens."""
 

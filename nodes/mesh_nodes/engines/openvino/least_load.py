@@ -15,7 +15,7 @@ from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 LAYERS = 30
-"""That models of this size class have: 22 to 36."""
+"""Models of this size class have about so many layers: 22 to 36."""
 COMPILED_LAYERS = 8
 CONTEXT_TOKENS = 256
 

@@ -36,7 +36,7 @@ class AttentionShape:
     scale: float = 0.0
     """The scale of the attention scores; 0 stands for the inverse root of the head size."""
     window_tokens: int = 0
-    """That one attends to, itself included; 0: all."""
+    """The tokens that one attends to, itself included; 0 stands for all."""
 
 
 class AttentionInputs:

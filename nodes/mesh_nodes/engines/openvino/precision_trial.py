@@ -46,7 +46,9 @@ from mesh_nodes.engines.openvino.trial_wish import TrialWish, told
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
-"""So many layers are computed, but one at least and four at most: more than caches keep."""
+"""As many layers are computed as have this size, but one at least and four at most: more than
+caches keep.
+"""
 LAYERS_MAX = 4
 VOCABULARY_TOKENS = 1024
 """The head, the same in all, would only take time."""

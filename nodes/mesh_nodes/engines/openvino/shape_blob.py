@@ -29,7 +29,7 @@ _PREFACE_BYTES = PAGE_BYTES
 
 
 def pages(size_bytes: int) -> int:
-    """So many bytes in whole pages."""
+    """The size in whole pages, in bytes."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

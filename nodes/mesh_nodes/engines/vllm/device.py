@@ -38,7 +38,7 @@ def preload() -> None:
 
 
 def device() -> torch.device:
-    """That vLLM computes on: the one that it sees."""
+    """The device that vLLM computes on: the one that it sees."""
     return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
 
 

@@ -34,7 +34,7 @@ EXTRA = "mesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawOrder:
-    """Whose tokens are drawn."""
+    """The request whose tokens are drawn."""
 
     request: EngineRequest
     told: list[TokenLogprobs] = field(default_factory=list)

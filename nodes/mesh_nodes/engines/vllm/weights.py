@@ -169,7 +169,7 @@ class Weights:
         return list(self._storages(buffers=False).values())
 
     def _buffers(self) -> list[torch.UntypedStorage]:
-        """Such as no parameter has."""
+        """The storages of buffers that no parameter shares."""
         theirs = self._storages(buffers=False)
         return [s for address, s in self._storages(buffers=True).items() if address not in theirs]
 
