@@ -53,7 +53,7 @@ class CellPlan:
     http_hosts: tuple[str, ...] = ()
     """By which it may be asked, beside this machine's own names."""
     http_origins: tuple[str, ...] = ()
-    """Whose pages may ask it, as browsers say them."""
+    """The origins whose pages may ask the cell, as browsers spell them."""
     join_ms: float = 0.0
     """As of the controller."""
     sources: tuple[str, ...] = ()

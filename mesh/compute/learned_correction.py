@@ -113,7 +113,7 @@ class LearnedCorrection(Correction):
         return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
-        """So far."""
+        """The stalls so far."""
         known = self._stalls
         if not known.count:
             return known
@@ -208,7 +208,7 @@ class LearnedCorrection(Correction):
     def _slot(
         self, measured_s: float, predicted_s: float, now_s: float, shape: IterationShape | None
     ) -> _Slot:
-        """Which an iteration that has ended now belongs to, with what was predicted of it."""
+        """The slot of an iteration that ends now, with what was predicted of it added."""
         slots = self._slots
         if not slots or now_s - slots[-1].began_s > SLOT_S:
             self._forget(now_s)

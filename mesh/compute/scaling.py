@@ -128,7 +128,7 @@ def _scaled_grid(
     """`passing`: for each row, of the profile's model and of the target."""
     without_context = _without_context(grid)
     all_s = without_context[0] / passing[0][0]
-    """That a pass of all of the profile's weights takes."""
+    """The time of a pass over all of the profile's weights."""
     seconds = []
     for row, alone, (theirs, ours) in zip(grid.seconds, without_context, passing, strict=True):
         passing_s = min(all_s * theirs, alone)

@@ -92,7 +92,7 @@ class ControllerConfig:
     http_hosts_allowed: tuple[str, ...] = ()
     """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
     http_origins: tuple[str, ...] = ()
-    """Whose pages may ask it, as browsers say them; `*`: all."""
+    """The origins whose pages may ask the cell, as browsers spell them; `*` stands for all."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None

@@ -35,7 +35,7 @@ from mesh.wire.access import caller
 ITERATION_EVENTS_MAX = 64
 """At most so many iterations of one decode become events; the span says how many there were."""
 LOADS_MAX = 4096
-"""That are remembered, for those who wait for them."""
+"""At most so many loads are remembered for the requests that wait for them."""
 CANCELLED = "cancelled"
 _NS = 1_000_000_000
 Value = str | bool | int | float | Sequence[str]

@@ -210,7 +210,7 @@ class Writer:
         self._told = usage
         self._prompt_tokens: dict[int, int] = {}
         self._output_tokens: dict[int, int] = {}
-        """So far, by the answer's number."""
+        """The output tokens so far, by the answer's number."""
         self._head = {"id": f"{self.ids}-{id_}", "created": int(time.time()), "model": model}
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'

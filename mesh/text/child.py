@@ -188,8 +188,9 @@ def _check_parts(tokenizer_json: bytes) -> None:
 
 
 def _check_grammar(grammar: Grammar) -> None:
-    """Also by following it, over a vocabulary of bytes: what is valid may still take hours to
-    build, as the multiples of a large number do, on a node whose thread cannot be stopped then.
+    """Checks a grammar, also by following it over a vocabulary of bytes: what is valid may still
+    take hours to build, as the multiples of a large number do, on a node whose thread cannot be
+    stopped then.
     """
     from llguidance import LLMatcher
 

@@ -65,10 +65,10 @@ GRAMMAR_CPU_S = 0.5
 """What a node builds of it holds up the first tokens of other grammars there."""
 CALL_MEMORY_BYTES = 256 << 20
 CALL_MEMORY_BYTES_PER_CHAR = 256
-"""Twice what tokenising takes."""
+"""This is twice what tokenising takes."""
 BUILD_MEMORY_BYTES = 128 << 20
 BUILD_MEMORY_BYTES_PER_BYTE = 40
-"""Twice what building takes."""
+"""This is twice what building takes."""
 REPLY_BYTES_MAX = 4 * TOKENS_MAX
 SLOW_SHARE = 0.25
 """A call may take this share of the processor time; whoever takes more is served apart."""
@@ -224,7 +224,7 @@ class _Place:
     child: _Child | None = None
     job: _Job | None = None
     last: tuple[str, bytes] | None = None
-    """Whose request was served here last."""
+    """The owner whose request was served here last."""
     expiry: asyncio.TimerHandle | None = None
 
     @property

@@ -76,7 +76,7 @@ class ReplayPlan:
     calls: tuple[Call, ...] = field(repr=False)
     duration_s: float
     deployments: tuple[str, ...]
-    """That may be called, whether or not any function has become them."""
+    """The deployments that may be called, whether or not any function has become them."""
     functions: int
     forced: bool
     too_long: int

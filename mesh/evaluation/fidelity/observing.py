@@ -95,7 +95,7 @@ class Observer:
         self._turn_s = 0.0
         """When the iteration under way began."""
         self._shape = IterationShape()
-        """That is being computed for nobody."""
+        """The shape that is being computed for nobody."""
         self._amid: dict[tuple[str, InstanceId], float] = {}
         """Loads, resizes and unloads under way: when they were ordered."""
         self._loaded_s = self._computed_s = 0.0

@@ -64,7 +64,9 @@ class FidelityReport:
     loads: int
     resizes: int
     unloads: int
-    """That the costs are means of; of what was not seen they are assumptions."""
+    """The number of unloads that the costs are means of; costs that were not seen are
+    assumptions.
+    """
     delay_s: float
     pace_calibrated: float
     """Mean, while it was calibrated: 1 by definition, but for what was disturbed."""

@@ -86,7 +86,7 @@ class WorkerNumbers:
 
     worker: str
     calls: int
-    """That it was to send."""
+    """How many calls it was to send."""
     ended: int
     """For how many of them the worker has said what came of them."""
     late_ms_p50: float
