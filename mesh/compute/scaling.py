@@ -125,7 +125,9 @@ def _lengthened(grid: Grid, factor: float) -> Grid:
 def _scaled_grid(
     grid: Grid, passing: list[tuple[float, float]], weights: float, parameters: float, kv: float
 ) -> Grid:
-    """`passing`: for each row, of the profile's model and of the target."""
+    """Scales a table. `passing` has, for each row, the shares of the weights that an iteration
+    reads: of the profile's model and of the target.
+    """
     without_context = _without_context(grid)
     all_s = without_context[0] / passing[0][0]
     """The time of a pass over all of the profile's weights."""

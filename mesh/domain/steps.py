@@ -71,7 +71,7 @@ class LoadTier(StrEnum):
 
     @property
     def nearness(self) -> int:
-        """The more, the less is left to do."""
+        """The rank of the tier: a higher one leaves less to do."""
         return tuple(LoadTier).index(self)
 
 

@@ -85,7 +85,7 @@ class InstanceSnapshot:
 
     @property
     def kv_cached_bytes(self) -> int:
-        """Within `kv_bytes` and beyond."""
+        """The bytes of cached blocks, within `kv_bytes` and beyond."""
         return self.kv_blocks_cached * self.kv_bytes // max(self.kv_blocks, 1)
 
 
@@ -99,9 +99,9 @@ class RevisionView:
     message: str = ""
     """Why it failed, or what keeps it from starting."""
     ready: int = 0
-    """Instances that are loaded."""
+    """How many of its instances are loaded."""
     wanted: int = 0
-    """Instances that it is to have before it takes over, or its minimum."""
+    """How many instances it is to have before it takes over, or its minimum."""
     requests: int = 0
     """The requests that the revision answers, or has queued."""
 
@@ -194,7 +194,7 @@ class PrefetchView:
 
     begun: int = 0
     used: int = 0
-    """Found by a caller."""
+    """How many a caller found."""
     wasted: int = 0
     """How many were given up, or had gone again, before there was a call."""
     loads: int = 0

@@ -30,9 +30,9 @@ class CellCounts:
     """What a controller has counted since it began."""
 
     began_s: float
-    """When, on this machine's monotonic clock."""
+    """When the controller began, on this machine's monotonic clock."""
     served: Mapping[str, int]
-    """By deployment."""
+    """The requests served, by deployment."""
     refused: Mapping[str, int]
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     cached_tokens: Mapping[str, int] = field(default_factory=dict)

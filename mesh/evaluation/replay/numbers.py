@@ -21,17 +21,17 @@ class ReplayNumbers:
     """Counts of calls, seconds and tokens."""
 
     deployment: str
-    """`all` for all of them."""
+    """The deployment's name, or `all` for all deployments together."""
     calls: int
     finished: int
     refused: tuple[tuple[str, int], ...]
-    """By reason."""
+    """The refused calls by reason."""
     failed: tuple[tuple[str, int], ...]
-    """By status, `not_sent` among them: too many were open."""
+    """The failed calls by status, `not_sent` among them: too many were open."""
     cancelled: int
-    """Open when the replay was stopped."""
+    """The calls that were open when the replay was stopped."""
     judged: int
-    """Those that attainment is a share of."""
+    """The calls that attainment is a share of."""
     met: int
     met_without_grace: int
     met_in_the_mean: int
