@@ -29,8 +29,9 @@ class Offer:
     ctx: EventContext
     entry: DeploymentEntry | None = None
     joins: Iterable[tuple[int, InstanceEntry]] = ()
-    """Instances that may take the request, with their places among the candidates. They must not
-    hold the offer: what holds itself is freed late.
+    """The instances that may take the request, with their places among the candidates. The iterable
+    must not refer to the offer: a reference cycle keeps both in memory until the garbage collector
+    runs.
     """
     place: int = 0
     last: InstanceEntry | None = None
