@@ -86,7 +86,7 @@ class StoreRevisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDeployment:
-    """With all of its revisions."""
+    """The deployment is to be removed with all of its revisions."""
 
     operation_id: OperationId
     name: DeploymentName
@@ -139,8 +139,8 @@ class TellAccepted:
 
     request_id: RequestId
     grace_s: float
-    """By how much its first token may come after its limit, for the sake of a load; 0: it will be
-    in time.
+    """The seconds by which its first token may come after its limit because of a load; 0 means that
+    it will be in time.
     """
     cached_tokens: int = 0
     """How many of its prompt's tokens are believed to be in the cache of its place."""
@@ -161,7 +161,7 @@ class DeliverTokens:
 
     outputs: RequestTokens
     node_id: NodeId | None = None
-    """With the last: where it was computed."""
+    """The node that computed the answer; it comes with the last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ class StartStep:
     instance_id: InstanceId
     prefill_tokens_max: int
     iterations: int = 1
-    """As long as the batch stays as it is."""
+    """The most iterations; they go on as long as the batch stays as it is."""
 
 
 NodeAction = (

@@ -33,7 +33,9 @@ class DeploymentSpec:
     tensor_parallel: Count = 1
     """Devices that an instance spans, each with a part of every layer."""
     weights: WeightPrecision | None = None
-    """As nodes for CPUs hold them; None: as each does by default."""
+    """The precision in which nodes for CPUs hold the weights; `None` stands for each node's
+    default.
+    """
     precision: ComputePrecision | None = None
     """The precision in which nodes for CPUs compute the model, where they can; `None` lets each use
     its own.

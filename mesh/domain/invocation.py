@@ -83,8 +83,8 @@ class Accepted:
     ttft_limit_s: float
     tpot_limit_s: float
     grace_s: float = 0.0
-    """By how much the first token may come after its limit, for the sake of a load; 0: it will be
-    in time.
+    """The seconds by which the first token may come after its limit because of a load; 0 means that
+    it will be in time.
     """
     cached_prompt_tokens: int = 0
     """Those that are believed to be in the cache of its place."""
@@ -122,7 +122,7 @@ class Finished:
     ttft_s: float
     tpot_s: float
     grace_s: float = 0.0
-    """As told with Accepted."""
+    """The grace that was told with Accepted."""
     node_id: NodeId | None = None
     """The node that computed the last token; None when none was computed."""
     cached_prompt_tokens: int = 0

@@ -27,7 +27,7 @@ class ImportModel:
     operation_id: OperationId
     source: str
     weights: WeightPrecision | None = None
-    """As they are to be held; None: as the node does by default."""
+    """The precision in which the weights are to be held; `None` stands for the node's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class InstanceReport:
     """The blocks that are kept for requests to come, beside those used."""
     off_p50: Share = 0.0
     off_p95: Share = 0.0
-    """By what share predictions of its last iterations were off; 0 where none was."""
+    """The share by which predictions of its last iterations were off; 0 where there was none."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -185,8 +185,8 @@ class NodeHello:
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
     busy_load_factor: Factor = 1.0
-    """By which a load takes longer while the node computes, as long as no such load has been seen;
-    1: it makes no difference, and is not learned.
+    """The factor by which a load takes longer while the node computes, as long as no such load has
+    been seen. 1 means that it makes no difference, and none is learned.
     """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: it does not say."""
@@ -220,7 +220,9 @@ class Heartbeat:
     """
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: Factor = 1.0
-    """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
+    """The learned factor by which a load lengthens the iterations beside it; 1 on a node that knows
+    none.
+    """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
 

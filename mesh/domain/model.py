@@ -31,7 +31,7 @@ class WeightPrecision(StrEnum):
     less exact.
     """
     F16 = "f16"
-    """As most models are published: exactness."""
+    """Most models are published in this precision: it is exact."""
     FILE = "file"
     """Where the model's GGUF file has 4 bits, just these; all else as in I8."""
 
@@ -44,7 +44,9 @@ class ComputePrecision(StrEnum):
     """What an engine for CPUs multiplies in."""
 
     F32 = "f32"
-    """With quantised weights, activations are quantised on the fly and multiplied as integers."""
+    """In f32 with quantised weights, activations are quantised on the fly and multiplied as
+    integers.
+    """
     BF16 = "bf16"
     """What AMX is quick at."""
     F16 = "f16"

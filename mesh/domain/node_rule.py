@@ -26,7 +26,7 @@ class NodeRule:
     """Decodes of an instance that take no longer together are one turn, the same."""
 
     def within(self, limits: CellLimits) -> Self:
-        """As the nodes of a cell are told it."""
+        """The rule as the nodes of a cell are told it."""
         return replace(
             self,
             chunk_tokens_max=min(self.chunk_tokens_max, limits.prefill_tokens_max),

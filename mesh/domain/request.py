@@ -119,4 +119,4 @@ class RequestTokens:
     finish: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
-    """With the first output of an attempt: those of its tokens that others had computed."""
+    """How many of its tokens others had computed; it comes with the first output of an attempt."""

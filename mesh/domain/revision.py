@@ -46,7 +46,7 @@ class Revision:
 
 
 Revisions = tuple[Revision, ...]
-"""By number, the oldest first, without the one that serves."""
+"""The revisions by number, the oldest first, without the one that serves."""
 
 
 def name_in_cell(name: DeploymentName, number: int) -> DeploymentName:
@@ -69,7 +69,7 @@ def named(spec: DeploymentSpec, name: DeploymentName) -> DeploymentSpec:
 
 
 def public(spec: DeploymentSpec) -> DeploymentSpec:
-    """As its manifest says it."""
+    """The spec as its manifest gives it."""
     return named(spec, public_name(spec.name))
 
 

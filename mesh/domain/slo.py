@@ -55,8 +55,8 @@ class Pace:
         return slo.tpot_s * self.share
 
     def slack_s(self, slo: Slo, output_tokens: float) -> float:
-        """By how much the token after an early first one may be behind the pace, where an answer is
-        expected to have so many: what the pace gains until its end.
+        """The seconds by which the token after an early first one may be behind the pace, where an
+        answer is expected to have so many tokens: what the pace gains until its end.
         """
         gained_s = slo.tpot_s - self.token_s(slo)
         return max(output_tokens * self.slack_share - 1.0, 0.0) * gained_s

@@ -32,7 +32,9 @@ class EngineCapabilities:
     as_published: bool = False
     """It holds and multiplies weights as they were published, whatever precision is asked for."""
     busy_load_factor: float = 1.0
-    """By which a load takes longer beside iterations, as long as no such load has been seen."""
+    """The factor by which a load takes longer beside iterations, as long as no such load has been
+    seen.
+    """
     swap: bool = False
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False

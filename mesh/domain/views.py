@@ -62,7 +62,7 @@ class InstanceSnapshot:
     correction_planned: Factor = 1.0
     """The same as promises are planned with: what the last seconds have seldom exceeded."""
     stalls: Stalls = field(default_factory=Stalls)
-    """As of its node's last heartbeat."""
+    """The stalls as of its node's last heartbeat."""
     profile: str = ""
     """`measured`, `measured as` another model of its shape, or what its iteration times are scaled
     from.
@@ -71,8 +71,8 @@ class InstanceSnapshot:
     """How its iteration times are known; None where nothing predicts them."""
     off_p50: Share = 0.0
     off_p95: Share = 0.0
-    """By what share predictions of its last iterations were off, as its node told; 0 where there
-    was none.
+    """The shares by which predictions of its last iterations were off (median and 95th percentile),
+    as its node told; 0 where there was none.
     """
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
@@ -126,7 +126,7 @@ class DeploymentSnapshot:
     revision: int = 1
     """The revision that serves."""
     revisions: tuple[RevisionView, ...] = ()
-    """By number, that which serves among them; empty where there never was another."""
+    """The revisions by number, with the one that serves; empty where there never was another."""
     prompt_tokens: int = 0
     """The prompt tokens of the requests that have had a first token."""
     cached_tokens: int = 0
@@ -174,9 +174,9 @@ class NodeSnapshot:
     instances: tuple[InstanceSnapshot, ...]
     fingerprint: str = ""
     load_slowdown: Factor = 1.0
-    """By which a load lengthens the iterations beside it."""
+    """The factor by which a load lengthens the iterations beside it."""
     busy_load_factor: Factor = 1.0
-    """By which a load takes longer beside which it computes all along."""
+    """The factor by which a load takes longer if the node computes beside it all along."""
     prefetch_bytes: int = 0
     """How much of its memory may hold what is loaded before anybody calls for it."""
     precision: str = ""
@@ -185,7 +185,7 @@ class NodeSnapshot:
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()
     footprints: tuple[tuple[str, Footprint], ...] = ()
-    """By shape: what an instance is booked at here, as the last one that was loaded said."""
+    """What an instance is booked at here, by shape, as the last one that was loaded said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

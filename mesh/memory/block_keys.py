@@ -48,5 +48,5 @@ def digests_of(
 
 
 def digest_of(key: bytes) -> int:
-    """As nodes report it, 64 bits."""
+    """The digest of a key as nodes report it, 64 bits."""
     return int.from_bytes(key[:DIGEST_BYTES], "little")

@@ -288,7 +288,7 @@ class ReservationStation:
     def _more(
         self, holding: _Holding, account: Callable[[_Holding], int], before: int, after: int
     ) -> int:
-        """By how much an account grows when the bytes of one do."""
+        """The bytes by which an account grows when those of one holding do."""
         if holding.share is None:
             return after - before
         there_bytes = self._there(holding, account)

@@ -46,9 +46,11 @@ class KvDemand:
     context_tokens: int
     """The longest that its instance computes."""
     tokens_least: int
-    """By the cell's settings, with which an instance serves: fewer where its context is shorter."""
+    """The least tokens that an instance serves with, by the cell's settings; they are fewer where
+    its context is shorter.
+    """
     watermark_share: float
-    """By the cell's settings, that a cache gets over what is required."""
+    """The share that a cache gets over what is required, by the cell's settings."""
     start: StartDemand | None = None
     """The instance that is about to start; `None` when the instance is there already."""
 
@@ -160,7 +162,7 @@ class Policy(Protocol):
 
     def kv(self, demand: KvDemand) -> KvSize: ...
     def pace(self, slo: Slo) -> Pace:
-        """With which tokens under this SLO are planned."""
+        """The pace with which tokens under this SLO are planned."""
         ...
 
 
