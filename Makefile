@@ -137,6 +137,7 @@ check: $(VENV)/.installed-dev lint proto types imports test ## everything that C
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/docstring_openings.py
 
 types: $(VENV)/.installed-dev
 	@$(BIN)/mypy

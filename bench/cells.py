@@ -30,7 +30,7 @@ MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 """The command, in this environment."""
 LOADED_S_MAX = 180.0
 CALM_SHARE = 0.1
-"""Of a core: a node that uses less has computed all that it computes for nobody."""
+"""A node that uses less than this share of a core has computed all that it computes for nobody."""
 CALM_S = 1.0
 
 

@@ -19,5 +19,7 @@ def store_path() -> Path:
 
 
 def stored_model() -> StoredModel:
-    """Imported now unless it is there. Raises what `ModelStore.import_model` raises."""
+    """The stored demo model, which is imported now unless it is there. Raises what
+    `ModelStore.import_model` raises.
+    """
     return ModelStore(store_path()).import_model(SOURCE)

@@ -18,7 +18,9 @@ FILE_TYPES = {Kind.F16: 1, Kind.Q4_0: 2, Kind.Q8_0: 7}
 """The `general.file_type` that says so (llama.h, enum llama_ftype)."""
 _NORM_DEVIATION = 0.1
 _DEVIATIONS = {Kind.Q8_0: 73.9, Kind.Q4_0: 4.61}
-"""Of numbers drawn evenly from -128 to 127, from -8 to 7; both blocks begin with a scale in f16."""
+"""The standard deviation of the numbers that a block may have: drawn evenly from -128 to 127, or
+from -8 to 7. Blocks of either kind begin with a scale in f16.
+"""
 
 
 def requantise(source: Path, target: Path, kind: Any) -> None:

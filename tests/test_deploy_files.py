@@ -46,7 +46,9 @@ def test_the_container_file_is_well_made() -> None:
 
 
 def lines_of(file: str) -> list[str]:
-    """Of `mesh`, as an operator or systemd would call it; variables are words of their own."""
+    """The command lines of `mesh`, as an operator or systemd would call them; variables are words
+    of their own.
+    """
     text = (DEPLOY / file).read_text()
     lines = re.findall(r"podman run .*? mesh (\w.*)", text)
     lines += re.findall(r"^Exec\w+=-?/opt/mesh/bin/mesh (.*)", text, re.MULTILINE)

@@ -34,7 +34,7 @@ class Scenario:
 
 @dataclass(slots=True, kw_only=True)
 class Times:
-    """Of single decisions of a scenario, in nanoseconds."""
+    """The times of single decisions of a scenario, in nanoseconds."""
 
     taken_ns: list[int] = field(default_factory=list)
     computed_ns: int = 0

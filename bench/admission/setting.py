@@ -52,8 +52,9 @@ would be late then; there is too little time beside the decodes for any prompt; 
 """
 WAITING_PROMPT_TOKENS = 550
 WAITING_SLO = replace(SLO, ttft_s=20.0, cold_start=ColdStart.REFUSE)
-"""Of deployments that wait for a load: one would be in time, if there were memory for it. None is
-taken late: that is tried for a moment after a request has come, and here no moment passes.
+"""The SLO of deployments that wait for a load: one would be in time, if there were memory for it.
+No request is taken late: that is tried for a moment after a request has come, and here no moment
+passes.
 """
 WAITING_FOOTPRINT = replace(FOOTPRINT, weights_bytes=4 << 30)
 """More than the others leave of a node, whatever they give back."""
@@ -80,7 +81,7 @@ def deployment(number: int, nodes: int) -> Deployment:
 
 
 def profile() -> Profile:
-    """Of the size that a survey gives."""
+    """A profile of the size that a survey gives."""
     axes = survey_axes(
         context_tokens_max=CONTEXT_TOKENS,
         batch_max=BATCH_MAX,

@@ -43,7 +43,7 @@ CALLS_PER_S, INPUT_TOKENS, OUTPUT_TOKENS = 2.0, 160, 8
 """Evenly, so that none meets another: where calls queue, chance makes more of TTFT than a sender.
 """
 TOKENS_SCALE = 0.1
-"""Of generated lengths, which are those of a published trace."""
+"""The generated lengths, which are those of a published trace, are scaled by this."""
 DEPLOYMENTS = 3
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=256.0, tpot_s=0.2)
 SENDERS_DIFFERENCE_MAX = 0.02
@@ -92,7 +92,7 @@ class Told:
     attainment: float
     attainment_in_the_mean: float
     errors: float
-    """Of all calls."""
+    """The share of all calls that failed."""
     ttft_s_p95: float
     """The median round's: a neighbour of the machine that takes part in one decides nothing."""
     counts_difference: float
@@ -103,7 +103,7 @@ class Told:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     rows: tuple[dict[str, str], ...]
-    """Of its record."""
+    """The rows of its record."""
     counts_difference: float
     metered: Metered
     """What the controller counted meanwhile."""

@@ -13,7 +13,7 @@ from mesh.domain.errors import EngineError
 SYSTEM_TOKENS = 420
 """About 400 words."""
 TURN_TOKENS = 42
-"""Of a turn's question, with what a chat template puts around it."""
+"""The tokens of a turn's question, with what a chat template puts around it."""
 OUTPUT_TOKENS = 32
 TURNS = 8
 CONTEXT_TOKENS = 2048
@@ -29,7 +29,7 @@ class Conversation:
     history: list[int]
     rng: random.Random
     first_token_s: list[float] = field(default_factory=list)
-    """Of each turn."""
+    """The TTFT of each turn."""
     made_up: bool = False
     """An answer's ids were not told, and it goes on with others: what is cached of that is lost."""
 

@@ -51,7 +51,7 @@ _COMPILED = "compiled"
 
 
 class Starts:
-    """Of one model, in one cell."""
+    """The starts of one model, in one cell."""
 
     def __init__(self, cell: LocalCell, client: MeshClient, forms: Forms) -> None:
         self._cell = cell

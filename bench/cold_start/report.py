@@ -49,7 +49,7 @@ class Measured:
         return None if cold_s is None or warm_s is None else cold_s - warm_s
 
     def floor_s(self, tier: Tier) -> float | None:
-        """Of a start that brings weights into memory, or could."""
+        """The floor of a start that brings weights into memory, or could."""
         if tier in (Tier.WARM, Tier.RESIDENT):
             return None
         rate = self.rates.disk if tier in _FROM_DISK else self.rates.memcpy

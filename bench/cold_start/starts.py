@@ -27,7 +27,7 @@ class Tier(StrEnum):
 
     WARM = "warm"
     RESIDENT = "resident"
-    """Loaded, but without KV cache: parked after its keep-alive."""
+    """The model is loaded, but has no KV cache: it was parked after its keep-alive."""
     HOST = "host"
     """What was compiled is in memory, for an instance of another deployment of the model."""
     CACHED = "cached"
@@ -40,7 +40,7 @@ class Tier(StrEnum):
 
 
 class Part(StrEnum):
-    """Of mesh's time, one after the other."""
+    """The parts of mesh's time, one after the other."""
 
     QUEUE = "queue"
     """Until the node has the order to load, or, where nothing is loaded, the request."""
@@ -63,7 +63,7 @@ class Start:
     tier: Tier
     ttft_s: float
     parts_s: dict[Part, float] = field(default_factory=dict)
-    """Of a peer: what it took to load, as GRAPH, and the rest, as PREFILL."""
+    """How long each part took. Of a peer, GRAPH is the time to load and PREFILL is the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Of this machine, in the same run; bytes a second."""
+    """The rates of this machine, in the same run; bytes a second."""
 
     memcpy: float
     disk: float

@@ -7,7 +7,7 @@ STEP = 1.1
 """From a rung to the next."""
 USERS_MAX = 2000
 MET_LEAST = 0.99
-"""Of all calls, by either measure."""
+"""The least share of all calls that must be met, by either measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ from mesh_nodes.engines.openvino.architecture import read_architecture
 
 MODELS = (DEMO, "1B")
 ROUNDS = {DEMO: 3}
-"""Of any other model one: its iterations are long."""
+"""The rounds of the demo model; any other model has one, because its iterations are long."""
 OUTPUT_TOKENS = 16
-"""Of a request to such a model."""
+"""The output of a request to such a model."""
 WARM_UP_TOKENS = 4
 
 

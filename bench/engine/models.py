@@ -130,7 +130,7 @@ def _once(path: Path, scratch: Path, make: Callable[[Path], None]) -> None:
 
 
 def _write(name: str, made: Path) -> None:
-    """Of the width that its name says."""
+    """Writes the model in the width that its name says."""
     kind, shape = KINDS[WeightPrecision(made.stem)], SHAPES[name]
     if shape is None:
         requantise(demo_gguf(), made, kind)

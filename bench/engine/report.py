@@ -45,7 +45,7 @@ class Measured:
         return ours / max(rates.values()) if ours and rates else None
 
     def decode_s(self, weights: WeightPrecision) -> float | None:
-        """Of a token of a request alone, what comes before its second one left out."""
+        """The seconds of a token of a request alone, what comes before its second one left out."""
         ours = self.seconds.get(weights, {}).get(OURS, {})
         alone = next((work for work in self.works if work.name == GREEDY[1].name), GREEDY[1])
         if not ours.get(alone.name) or not ours.get(FIRST.name):

@@ -38,12 +38,12 @@ class Roofline:
     bytes_per_s: float
     flags: frozenset[str]
     cycles_per_s: float
-    """Of all physical cores that compute."""
+    """The cycles a second of all physical cores that compute."""
 
     def least_s(
         self, architecture: Architecture, shape: IterationShape, precisions: Precisions
     ) -> float:
-        """Of an iteration of a model with weights of 8 bits."""
+        """The least time of an iteration of a model with weights of 8 bits."""
         a, prefill = architecture, shape.prefill_tokens
         matrices = [each for each in weight_plan(a) if isinstance(each, Matrix)]
         weights = sum(each.columns * sum(n for _, n in each.sources) for each in matrices)

@@ -17,13 +17,13 @@ from mesh_nodes.engines.openvino.precisions import Precisions, Timed, choose
 from mesh_nodes.engines.openvino.trial_wish import TrialWish
 
 NAMES = ("decode 1", "decode 8", "prefill 128", "prefill 128 past 1024")
-"""Of SHAPES."""
+"""The names of SHAPES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     architecture: Architecture
-    """Of the layers that were computed."""
+    """The architecture of the layers that were computed."""
     timed: tuple[Timed, ...]
     roofline: Roofline
 

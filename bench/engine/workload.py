@@ -9,7 +9,7 @@ CONCURRENCIES = (1, 8, 16)
 PROMPT_TOKENS = 128
 LONG_PROMPT_TOKENS = 2048
 OUTPUT_TOKENS = 64
-"""Of every request: nobody stops at an end-of-sequence token."""
+"""The output of every request: nobody stops at an end-of-sequence token."""
 CONTEXT_TOKENS = LONG_PROMPT_TOKENS + OUTPUT_TOKENS
 KV_TOKENS = max(CONCURRENCIES) * 256
 """Enough for all at once, and for a long prompt."""
@@ -31,7 +31,9 @@ class Work:
 
     @property
     def counted_tokens(self) -> int:
-        """Of which the rate is told: output tokens, or of a prefill alone those of the prompts."""
+        """The tokens whose rate is told: output tokens, or those of the prompts where there is only
+        a prefill.
+        """
         each = self.prompt_tokens if self.output_tokens == 1 else self.output_tokens
         return self.count * each
 

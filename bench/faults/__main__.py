@@ -42,7 +42,7 @@ class Ran:
 
 @dataclass(slots=True)
 class Total:
-    """Of all seeds so far."""
+    """The sums over all seeds so far."""
 
     seeds: int = 0
     tokens: int = 0

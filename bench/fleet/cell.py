@@ -133,8 +133,8 @@ def measured(
 
 
 def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:
-    """Of the same calls on virtual nodes: of one node, whose costs all runs tell together, at the
-    pace of each.
+    """The shares of calls that virtual nodes meet when they get the same calls. They have the costs
+    that all runs tell together, at the pace of each.
 
     Raises InvalidInput when the runs were too short for that, or never without a load.
     """

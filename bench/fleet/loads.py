@@ -22,8 +22,8 @@ def load_errors(path: Path) -> Iterator[float]:
 
 
 def errors_of(core: ControllerCore, decisions: Iterable[Decision]) -> Iterator[float]:
-    """Of each load that ended, first loads of a model included: by what share of what it took, from
-    its command to the report, it was expected otherwise when it began.
+    """For each load that ended, first loads of a model included, how far the expectation at its
+    beginning was off, as a share of the time from its command to the report.
     """
     for decision in decisions:
         event = decision.event

@@ -17,7 +17,7 @@ from mesh.evaluation.load_client import Answer, Call, offer
 from mesh_loader.sources import fetch
 
 CALLS_AT_ONCE_MAX = 1024
-"""Of servers side by side: more than ever wait."""
+"""The most calls that wait for servers side by side: more than ever do."""
 READY_S_MAX = 180.0
 POLL_S = 0.1
 

@@ -30,14 +30,16 @@ class Measured:
     rate: float
     judged: Judgement
     seconds: dict[str, float]
-    """Of the time in which calls came, by kind."""
+    """The time in which calls came, by what the node spent it on."""
     loads: int
     """That began in it."""
     loading_s: float
     """With a load under way, whatever was computed beside it."""
     simulated_met_share: float | None = None
     load_errors: tuple[float, ...] = ()
-    """Of each load, by what share of what it took it was expected otherwise; of mesh's alone."""
+    """For each load, how far its expectation was off, as a share of what the load took; only mesh
+    has any.
+    """
 
     @property
     def met(self) -> int:
@@ -56,7 +58,7 @@ class Measured:
 
     @property
     def told_late(self) -> int:
-        """Admitted, and told by how much a load would make them late."""
+        """How many calls were admitted and told by how much a load would make them late."""
         return len(self.judged.admitted) - len(self.judged.promised)
 
     @property
@@ -66,7 +68,9 @@ class Measured:
 
     @property
     def met_every_token_of_admitted(self) -> float | None:
-        """Of those promised to be in time."""
+        """The share of calls in which every token was in time, among those that were promised to
+        be.
+        """
         return self.judged.met_of_admitted if self.judged.promised else None
 
     def ttft_s(self, percent: int) -> float | None:

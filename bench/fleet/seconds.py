@@ -18,7 +18,7 @@ class Kind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     FIRST_RUN = "first_run"
-    """Of a size, on a new instance, computed for nobody."""
+    """An iteration of a size that a new instance computes once, for nobody."""
     UNLOAD = "unload"
     LOAD = "load"
     IDLE = "idle"
@@ -48,7 +48,7 @@ def seconds_by_kind(spans: Iterable[Span], from_s: float, until_s: float) -> dic
 
 
 def spans_of(observed: Observed) -> list[Span]:
-    """Of a node's compute and loading lanes."""
+    """The spans of a node's compute and loading lanes."""
     prompts = [(s, Kind.PREFILL if s.shape.prefill_tokens else Kind.DECODE) for s in observed.steps]
     first_runs = [(s, Kind.FIRST_RUN) for s in observed.primings]
     return [

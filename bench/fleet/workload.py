@@ -22,14 +22,16 @@ from mesh.evaluation.load_client import Call
 from mesh.memory.watermark import recommended
 
 CONTEXT_TOKENS = 1024
-"""Of mesh's deployments: an instance begins with as much KV cache, and its watermark."""
+"""The context limit of mesh's deployments: an instance begins with a KV cache for it and its
+watermark.
+"""
 PROMPT_TOKENS = (20, 34)
 OUTPUT_TOKENS = (16, 48, 96)
 """One of these each."""
 SYSTEM_TOKENS = 300
 """A deployment's conversations begin with them."""
 CONVERSATIONS = 2
-"""Of a deployment, at a time."""
+"""The conversations of a deployment at a time."""
 POPULARITY = 0.9
 TOKEN_IDS = range(100, 2000)
 BASE_BYTES = 192 * 2**20

@@ -10,7 +10,9 @@ CALL_S_MAX = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """Of one protocol, or of files. `outcomes`: calls by how they ended."""
+    """What fuzzing found about one protocol, or about files. `outcomes`: calls by how they
+    ended.
+    """
 
     cases: int = 0
     hangs: int = 0

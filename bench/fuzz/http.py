@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 from bench.fuzz.findings import CALL_S_MAX, Findings
 
 _SHARES = {"/v1/chat/completions": 0.5, "/v1/completions": 0.4, "/v1/models/{model}": 0.1}
-"""Of the cases; of paths without anything to vary, a few."""
+"""The shares of the cases; paths without anything to vary get a few."""
 _FEW = 2
 _SAID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

@@ -47,9 +47,9 @@ from mesh_nodes.engines.openvino.footprint import estimate
 CALLERS = (InvalidInput, TornModel, UnsupportedModel)
 """What an import may be refused with: the files are wrong, and no other try goes better."""
 MEMORY_BYTES_MAX = 6 << 30
-"""Of addresses of the process that imports; libraries map 2 GiB of them."""
+"""The address space of the process that imports; libraries map 2 GiB of it."""
 CHARS_MAX = 4000
-"""Of an error's message."""
+"""The longest message of an error that is kept."""
 DEPLOYED_OF = 200
 """A cell deploys one of so many, and one of fewer of those that can be imported."""
 IMPORTED_DEPLOYED_OF = 20

@@ -25,11 +25,11 @@ from tests.loader.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_model import write_tiny_llama
 
 KEYS_MAX = 3
-"""Of a configuration: so many are drawn, the others as they were."""
+"""So many keys of a configuration are drawn; the others stay as they were."""
 PATHS_MAX = 400
 """Places of a tokenizer.json where a value may be drawn; most are tokens of its vocabulary."""
 HEADER_BYTES = 12_000
-"""Of a GGUF file, within which damage is done; behind it are weights."""
+"""The bytes of a GGUF file that are damaged; behind them are weights."""
 _GGUF = "m.gguf"
 _WEIGHTS = "model.safetensors"
 _TEXTS = (
@@ -109,7 +109,7 @@ def whole_models() -> tuple[dict[str, bytes], bytes]:
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """Of each kind; those more often of which less is drawn amiss by chance."""
+    """Cases of each kind; kinds of which chance draws fewer wrong values come more often."""
     files, gguf = whole_models()
     kinds = [
         *(_configured(files, name, keys) for name, keys in _KEYS.items()),
@@ -168,7 +168,7 @@ def _tokenizer(files: dict[str, bytes]) -> st.SearchStrategy[Case]:
 
 
 def _paths(value: Any, before: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Of all values inside, the outer ones first."""
+    """The paths of all values inside, the outer ones first."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     steps = [((*before, step), inner) for step, inner in inside]
     deeper = [

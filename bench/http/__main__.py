@@ -39,7 +39,7 @@ Ask = Callable[[Sequence[tuple[float, int]]], list[Heard]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Of one protocol."""
+    """The times of one protocol."""
 
     ttft_ms: float
     token_ms: float

@@ -26,7 +26,9 @@ PROMPT_TOKENS = (17, 112)
 BLOCKS = BATCH * CONTEXT_TOKENS // 32
 PREFILL_TOKENS = 512
 QUIET_SHARE = 0.9
-"""Of the pairs of steps: the longest tenth met something else that the machine did."""
+"""The longest tenth of the pairs of steps met something else that the machine did: this share is
+counted.
+"""
 
 
 class Served:

@@ -29,7 +29,9 @@ from mesh.evaluation.replay.report import LATE_MS_MAX
 
 STREAMS, TOKENS, TOKEN_S, ROUNDS = 200, 100, 0.1, 2
 PROMPT_TOKENS = 32
-"""Of the first call; each further one has one more, by which the server knows it."""
+"""The prompt of the first call; each further one has one token more, by which the server
+knows it.
+"""
 SPREAD_S = 2.0
 """All calls begin within it."""
 RUN_S_MAX = 300.0

@@ -18,7 +18,9 @@ def _add(parser: argparse.ArgumentParser, **_: Any) -> None:
 
 
 def _write(environment: Environment, **_: Any) -> None:
-    """Of every call, by the length of its prompt: sending and tokens, on the machine's clock."""
+    """Writes, for every call by the length of its prompt, when it was sent and when its tokens
+    came, on the machine's clock.
+    """
     options, master = environment.parsed_options, SESSION.master
     if master is None or options is None:
         return

@@ -32,7 +32,9 @@ PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 """Until there is a profile to promise by."""
 WAIT_S_MAX = 120.0
 VERB_S_MAX = 360.0
-"""Of one command. To measure a profile takes half a minute on an idle machine."""
+"""The longest that one command may take. Measuring a profile takes half a minute on an idle
+machine.
+"""
 POLL_S = 0.1
 
 
@@ -98,7 +100,7 @@ class MixedCell:
     # What a user sees.
 
     def states(self) -> dict[str, InstanceState]:
-        """Of the deployment's instances, by node."""
+        """The states of the deployment's instances, by node."""
         with MeshClient(self.address) as client:
             instances = client.get(DeploymentName(NAME)).instances
         return {str(instance.node_id): instance.state for instance in instances}

@@ -9,7 +9,7 @@ from bench.printing import last_line, show_table
 from mesh.evaluation.judging import Judged
 
 TARGET = 0.99
-"""Of the tokens of admitted requests."""
+"""The share of the tokens of admitted requests that is to be in time."""
 HEADINGS = ("PHASE", "NODE", "REQUESTS", "TOKENS", "IN TIME", "TTFT_P50_S", "TOKENS/S")
 
 

@@ -40,7 +40,7 @@ FLEET_SECONDS = 120.0
 BOOKED_OVER_RSS = (1.0, 1.1)
 DENSITY_RATIO = 1.3
 QUICK_SCALE = 0.5
-"""Of the bursts: they are over sooner, and others get their turn."""
+"""A quick run shortens the bursts by this: they are over sooner, and others get their turn."""
 OVERCOMMIT = 2.0
 CALL_S_MAX = 400.0
 """The longest answer, at its TPOT SLO, and what it may have to wait for."""

@@ -27,7 +27,7 @@ class Resident:
     """Samples above the limit."""
     rss_bytes_max: int = 0
     file_bytes: int = 0
-    """Of the largest sample: pages of files, which the system could take back."""
+    """The pages of files in the largest sample, which the system could take back."""
     high_water_bytes: int = 0
     """The most at any time, by the system's own account."""
 
@@ -46,7 +46,7 @@ class Resident:
 
 @contextmanager
 def watched(pid: int, limit_bytes: int) -> Iterator[Resident]:
-    """Sampled every SAMPLE_S until the end of the block, or of the process."""
+    """Samples the process every SAMPLE_S until the end of the block, or of the process."""
     resident = Resident(limit_bytes=limit_bytes)
     over = threading.Event()
     status = Path(_STATUS.format(pid))

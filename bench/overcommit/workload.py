@@ -22,7 +22,7 @@ PAUSE_S = (30.0, 90.0)
 """From one burst of a deployment to its next. Large and small ones alternate. Bursts of different
 deployments meet, and there are times at which a deployment wants nothing."""
 LARGE, SMALL = (0.75, 1.0), (0.05, 0.5)
-"""Of the calls of the largest burst."""
+"""The bounds of large and of small bursts, as shares of the calls of the largest one."""
 TOKEN_IDS = range(100, 2000)
 
 
@@ -35,7 +35,7 @@ class Kind:
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     calls_max: int
-    """Of one burst."""
+    """The most calls of one burst."""
 
 
 KINDS = {

@@ -21,7 +21,7 @@ from mesh_workloads.reading import read
 from mesh_workloads.trace import BLOCK_TOKENS, Arrival
 
 SHARES = (0.05, 0.25, 1.0)
-"""Of the working set."""
+"""The sizes of the cache, as shares of the working set."""
 
 
 def hit_tokens(arrivals: Sequence[Arrival], blocks_max: int) -> int:

@@ -22,7 +22,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import DeviceKind
 
 DECODES = 10
-"""Of each batch, on a quiet machine."""
+"""The decodes of each batch that are timed on a quiet machine."""
 LOAD_BATCH_S = 1.0
 """For each batch of a load."""
 CALM_S = 3.0

@@ -44,7 +44,7 @@ class Iteration:
 
 
 class Predictions:
-    """Of one instance."""
+    """The predictions for one instance."""
 
     def __init__(self, profile: Profile) -> None:
         self._surveyed = self._times = Times(profile)

@@ -18,7 +18,7 @@ BEFORE_IT = IterationShape(decode_batch=1, decode_context_tokens=64)
 AGREEMENT = 0.08
 """How near the reference must be to its profile: the machine may be quicker than it was, too."""
 REPEATS = 3
-"""Of the reference; the median counts."""
+"""The reference is timed so often; the median counts."""
 PAUSE_S = 0.5
 """Before a workload is measured again."""
 BUDGET_S = 300.0

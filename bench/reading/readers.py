@@ -137,7 +137,7 @@ LIMITS: dict[str, Reader] = {
 
 
 def memcpy_s(size_bytes: int, rounds: int) -> float:
-    """Of a copy into pages that are there; the median."""
+    """The median time of a copy into pages that are there."""
     source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
     seconds = []
     for _ in range(rounds):

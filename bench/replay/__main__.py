@@ -44,7 +44,7 @@ SLO = Slo(ttft_s=8.0, ttft_tokens_per_s=128.0, tpot_s=0.4)
 INPUT_TOKENS_PER_S, OUTPUT_TOKENS_PER_S = 400.0, 200.0
 """About what two cores compute of the demo model."""
 LOAD = 0.8
-"""Offered, over that."""
+"""The offered load, as a share of that."""
 RUN_S_MAX = 300.0
 """Beside what the trace lasts for."""
 
@@ -53,7 +53,7 @@ RUN_S_MAX = 300.0
 class Replayed:
     file: str
     rows: int
-    """Of the window."""
+    """How many rows the window has."""
     rate_scale: float
     tokens_scale: float
     sent: int

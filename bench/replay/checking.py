@@ -22,7 +22,9 @@ _OUTPUTS = ("output_tokens", "output_length", "Response tokens", "GeneratedToken
 
 
 def file_lengths(path: Path, seconds: float) -> Counter[Lengths]:
-    """Of the file's first so many seconds; of formats with a row a request and lengths."""
+    """The lengths in the file's first so many seconds, for formats with a row for each request and
+    lengths.
+    """
     with path.open(encoding="utf-8") as file:
         jsonl = path.suffix == ".jsonl"
         rows = [json.loads(line) for line in file] if jsonl else list(csv.DictReader(file))
@@ -49,7 +51,7 @@ def trace_lengths(trace: Trace) -> Counter[Lengths]:
 
 
 def sent_lengths(record: Path) -> Counter[Lengths]:
-    """Of a replay's record."""
+    """The lengths in a replay's record."""
     with record.open(encoding="utf-8") as file:
         return Counter(
             (int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)
@@ -57,7 +59,7 @@ def sent_lengths(record: Path) -> Counter[Lengths]:
 
 
 def scaled(lengths: Counter[Lengths], scale: float) -> Iterator[Lengths]:
-    """Rounded, to 1 at least."""
+    """The lengths times `scale`, rounded, 1 at least."""
     for asked, answered in lengths.elements():
         yield max(1, round(asked * scale)), max(1, round(answered * scale))
 

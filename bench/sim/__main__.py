@@ -29,7 +29,7 @@ HEADINGS = (
     ("decisions/s", 12),
     ("RSS MB", 7),
 )
-"""Of the table's columns, and how wide they are."""
+"""The headings of the table's columns, and how wide the columns are."""
 
 
 def cases(options: argparse.Namespace) -> list[tuple[str, Case]]:

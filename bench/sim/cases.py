@@ -96,7 +96,7 @@ def _short(case: Case) -> Poisson:
 
 
 _NOTHING = Poisson(duration_s=1.0, requests_per_s=1.0, input_tokens=(1, 1), output_tokens=(1, 1))
-"""Of a scenario whose arrivals come from elsewhere."""
+"""The workload of a scenario whose arrivals come from elsewhere."""
 
 
 def _groups(deployments: int) -> Iterator[DeploymentGroup]:

@@ -19,18 +19,18 @@ class Measured:
     finished: int
     tokens: int
     decisions: int
-    """Of the controller."""
+    """The decisions of the controller."""
     virtual_s: float
     seconds: float
     """From the making of the cell to the end of its last request."""
     cpu_seconds: float
     """The same without what else the machine did."""
     rss_mb: float
-    """Of the whole process at most, in MB of 10^6 bytes."""
+    """The most memory of the whole process, in MB of 10^6 bytes."""
 
     @property
     def request_us(self) -> float:
-        """Of CPU time."""
+        """The CPU time that a request takes."""
         return 1e6 * self.cpu_seconds / self.requests
 
     @property

@@ -34,7 +34,7 @@ SECONDS = 90.0
 QUICK_SECONDS = 15.0
 LOAD = 2.0
 TARGET = 0.995
-"""Of the admitted calls, by either measure."""
+"""The share of the admitted calls that is to be met, by either measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Compared:
     baseline: Judgement
     offered_over_capacity: float
     batch: int
-    """Of every deployment, at capacity."""
+    """The batch of every deployment, at capacity."""
     bursts: tuple[Burst, ...]
     bursts_surveyed: bool
 

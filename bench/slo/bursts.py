@@ -39,7 +39,7 @@ LEGEND = (
 class Burst:
     first: Judgement
     again: Judgement
-    """Of those refused that came again."""
+    """The judgement of the refused calls that came again."""
 
     @property
     def met(self) -> int:

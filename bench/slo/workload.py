@@ -21,7 +21,7 @@ SLOS = {
 }
 """By deployment; all of them are the demo model."""
 CONTEXT_TOKENS = sum(INPUT_TOKENS) / 2 + sum(OUTPUT_TOKENS) / 4
-"""Of a call in its middle, on the mean."""
+"""The mean context of a call in its middle."""
 
 
 class Costs:
@@ -33,7 +33,7 @@ class Costs:
         batches = range(1, CellLimits().batch_max + 1)
         fitting = [b for b in batches if per_s * times.decode_s(b, CONTEXT_TOKENS) <= 1.0]
         self.batch = max(fitting, default=1)
-        """Of every deployment, when as many requests run as the SLOs allow."""
+        """The batch of every deployment when as many requests run as the SLOs allow."""
 
     def call_s(self, call: Call) -> float:
         """Its prompt, and its share of the decodes of a batch."""

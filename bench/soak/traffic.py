@@ -16,7 +16,9 @@ OUTPUT_TOKENS_MAX = 48
 PAUSE_S_MAX = 3.0
 CALL_S_MAX = 120.0
 FINISHED_SHARE_MIN = 0.25
-"""Of all requests; fewer answers than that put no load on anything."""
+"""The least share of all requests that must finish; fewer answers than that put no load on
+anything.
+"""
 FAILURES = ("internal", "unavailable", "unknown")
 """Outcomes that nothing in this traffic asks for, unlike refusals and missed deadlines."""
 

@@ -80,7 +80,7 @@ class Model:
         )
 
     def answers(self, requests: Sequence[EngineRequest]) -> tuple[list[Answer], list[float]]:
-        """Of all of them at once, and the seconds of each iteration."""
+        """The answers to all of them at once, and the seconds of each iteration."""
         by_id = {request.request_id: Answer(request) for request in requests}
         for request in requests:
             self._engine.submit(INSTANCE, request)
@@ -119,7 +119,7 @@ def valid(schema: Schema, text: str) -> bool:
 
 
 def mask_ms(model: Model, answer: Answer) -> list[float]:
-    """Of each token of an answer, its matcher's being built aside."""
+    """The time of each token of an answer, without the building of its matcher."""
     constraint = constraint_of(answer.request, model.path, model.info.vocabulary_tokens)
     assert constraint is not None
     row = np.zeros(model.info.vocabulary_tokens, np.float32)
@@ -149,7 +149,9 @@ def iteration_s(model: Model, grammars: Sequence[Grammar | None], turn: int) -> 
 
 
 def neighbours_added_share(model: Model) -> float:
-    """Of a list of numbers that never ends, so that the batch stays as large as it is."""
+    """How much longer neighbours decode beside answers of a list of numbers that never ends, so
+    that the batch stays as large as it is.
+    """
     endless = json_grammar({"type": "array", "items": {"type": "integer"}, "minItems": 4096})
     shares = []
     for turn in range(ROUNDS):

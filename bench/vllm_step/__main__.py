@@ -53,8 +53,8 @@ class Adapter:
         self.close = self._model.close
 
     def steps_ms(self, iterations: int) -> tuple[list[float], list[float]]:
-        """Of every turn of so many iterations that decoded the whole batch: the share of one in all
-        of it, and in the agent's side.
+        """The times of every turn of so many iterations that decoded the whole batch, per
+        iteration: in all, and in the agent's side.
         """
         for number in range(BATCH):
             self._model.submit(prompt(number), OUTPUT_TOKENS)
@@ -95,7 +95,7 @@ class Rounds:
 
 
 def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
-    """Of each round the median in vLLM's own loop; single iterations; turns."""
+    """The median of each round: in vLLM's own loop, with single iterations, and with turns."""
     stored = stored_model()
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
     own_ms, single, turns = [], Rounds(1), Rounds(TURN)

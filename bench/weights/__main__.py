@@ -25,7 +25,7 @@ from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 ROUNDS = 5
 REPEATS = 7
-"""Of an iteration in a round: the shortest counts."""
+"""An iteration is repeated this often in a round: the shortest counts."""
 I8, I4, I4_G128, F16, FILE = (
     WeightPrecision.I8,
     WeightPrecision.I4,

@@ -36,7 +36,7 @@ CONTEXT_TOKENS = 1024
 SLO = Slo(ttft_s=4.0, ttft_tokens_per_s=128.0, tpot_s=0.4)
 CALLS_PER_S = 1.0
 TOKENS_SCALE = 0.1
-"""Of a published trace's lengths: 115 tokens in and 21 out, on two cores."""
+"""The lengths of a published trace are scaled by this: 115 tokens in and 21 out, on two cores."""
 WATCH_S = 0.5
 LOCUST_S_MAX = 120.0
 """After the last call was due."""

@@ -30,7 +30,7 @@ from mesh_workloads.replay_plan import ReplayPlan
 
 
 class Ending:
-    """Of one master's runs, the last of which is told at the end."""
+    """The end of one master's runs; the last of them is reported."""
 
     def __init__(
         self, environment: Environment, options: Options, plan: ReplayPlan, master: Master
@@ -61,7 +61,7 @@ class Ending:
         self._before = self._counts()
 
     def report(self) -> ReplayReport:
-        """Of what has come so far."""
+        """The report of the results that have come so far."""
         master = self._master
         results = tuple(master.results[number] for number in sorted(master.results))
         of_workers: list[list[CallResult]] = [[] for _ in master.parts]

@@ -94,7 +94,9 @@ def _body(call: Call) -> bytes:
 
 
 def _events(lines: Iterator[bytes], call: Call) -> Iterator[InvocationEvent]:
-    """Of a stream's lines. Raises what it ends with, Unavailable where it just ends."""
+    """The events in a stream's lines. Raises the error that the stream ends with, Unavailable where
+    it just ends.
+    """
     tokens, failed = 0, False
     for line in lines:
         if line.startswith(_DONE):

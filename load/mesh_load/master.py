@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(slots=True)
 class Master:
-    """Of one process; `begin` starts a run anew."""
+    """The master of one process; `begin` starts a run anew."""
 
     share: Share
     """All calls."""

@@ -26,7 +26,7 @@ _RENAMED = {"--config": "--replay-config"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Of one run."""
+    """The options of one run."""
 
     address: str
     """The controller's, by which the run is planned and counted."""

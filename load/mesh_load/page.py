@@ -100,7 +100,7 @@ def _key(title: str) -> str:
 
 
 def _number(cell: str) -> float | str:
-    """So that the page sorts by it."""
+    """The number in a cell, by which the page then sorts; other text stays."""
     try:
         return float(cell)
     except ValueError:

@@ -17,7 +17,7 @@ from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 class Prepared:
     plan: ReplayPlan
     share: Share
-    """Of all calls."""
+    """The share that holds all calls."""
 
 
 def prepare(options: Options) -> Prepared:

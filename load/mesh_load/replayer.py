@@ -17,11 +17,11 @@ from mesh_load.sender import Sender, ask
 from mesh_workloads import replay_plan as planned
 
 OnAnswer = Callable[[planned.Call, Call, Answer], None]
-"""Called with each call, as planned and as sent, when it has ended."""
+"""The replayer calls it with each call, as planned and as sent, when the call has ended."""
 
 
 class Replayer:
-    """Of one run: `run` once; `stop` from any greenlet."""
+    """Sends the calls of one run. `run` may be called once, `stop` from any greenlet."""
 
     def __init__(
         self,

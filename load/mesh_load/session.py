@@ -31,7 +31,7 @@ KEY = "mesh"
 
 
 class Session:
-    """Of one process; it may see several runs, where a page starts them."""
+    """One process's part in replays; it may see several runs, where a page starts them."""
 
     def __init__(self, sender_of: Callable[[Share], Sender]) -> None:
         self.worker = Worker(sender_of, self._log)

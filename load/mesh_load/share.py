@@ -20,7 +20,7 @@ CALLS_PER_PIECE = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Of one worker; a piece of it has a part of its calls."""
+    """What one worker sends. A piece of it has some of its calls."""
 
     address: str
     """Where calls go."""
@@ -29,7 +29,7 @@ class Share:
     sentences: dict[str, Sentences]
     """By deployment."""
     seed: int
-    """Of the prompts."""
+    """The seed of the prompts."""
     forced: bool
     """Answers have exactly the planned lengths."""
     calls: tuple[Call, ...] = ()

@@ -47,7 +47,7 @@ class Finished:
     """How the program ended. `output` is the end of what it wrote, stdout and stderr together."""
 
     exit_code: int | None
-    """None: it was stopped because its time was up."""
+    """The program's exit code, or `None` when it was stopped because its time was up."""
     output: str
 
 

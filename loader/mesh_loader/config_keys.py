@@ -17,17 +17,19 @@ from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import TornModel
 
 INT32_MAX = 2**31 - 1
-"""Of token ids and whatever has no bound of its own: what engines index with."""
+"""The largest token id, and the largest value of whatever has no bound of its own: engines index
+with 32 bits.
+"""
 LAYERS_MAX = 1024
 SIZE_MAX = 1 << 20
-"""Of a hidden state, in elements; some 16,000 are in use."""
+"""The largest size of a hidden state, in elements; some 16,000 are in use."""
 WIDE_MAX = 1 << 24
-"""Of a vocabulary, or of an MLP's inner state."""
+"""The largest size of a vocabulary, or of an MLP's inner state."""
 HEADS_MAX = 1 << 14
-"""Of a layer, or experts of a layer; also elements of a head."""
+"""The most heads or experts of a layer; also the most elements of a head."""
 STOP_TOKENS_MAX = 1024
 TEXT_CHARS_MAX = 1024
-"""Of a name or a special token."""
+"""The longest name or special token."""
 TEMPLATE_CHARS_MAX = 1 << 20
 NUMBER_MAX = 1e30
 
@@ -175,7 +177,7 @@ CONFIG: Mapping[str, Kind] = {
     "qkv_bias": Flag(), "use_sliding_window": Flag(), "norm_topk_prob": Flag(),
     "bos_token_id": _TOKEN_IDS, "eos_token_id": _TOKEN_IDS, "pad_token_id": _TOKEN_IDS,
 }  # fmt: skip
-"""Of config.json, where mesh runs the architecture itself."""
+"""The keys of config.json, where mesh runs the architecture itself."""
 
 ANY_CONFIG: Mapping[str, Kind] = {
     key: CONFIG[key] for key in ("model_type", "architectures", "eos_token_id")
@@ -187,7 +189,9 @@ GENERATION: Mapping[str, Kind] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _SAMPLED),
     "top_k": Whole(-1, INT32_MAX), "eos_token_id": _TOKEN_IDS,
 }  # fmt: skip
-"""Of generation_config.json. A number that is no temperature, say, recommends nothing."""
+"""The keys of generation_config.json. A value outside its range, such as a temperature that is
+none, recommends nothing.
+"""
 
 _TOKEN = Either(Text(), Object({"content": Text()}))
 TOKENIZER_CONFIG: Mapping[str, Kind] = {
@@ -200,7 +204,7 @@ TOKENIZER_CONFIG: Mapping[str, Kind] = {
 }  # fmt: skip
 
 SIZE = Whole(1, INT32_MAX)
-"""Of a size whose key is not in CONFIG."""
+"""What a size may be whose key is not in CONFIG."""
 
 
 def check_config(config: Mapping[str, Any], name: str, keys: Mapping[str, Kind] = CONFIG) -> None:

@@ -23,7 +23,7 @@ from mesh_loader.safetensors_file import write_synced
 
 INDEX = "digests.json"
 WEIGHTS_SUFFIXES = (".safetensors", ".ggml")
-"""Of a model's original weights."""
+"""The suffixes of the files that hold a model's original weights."""
 CHUNK_BYTES = 4 << 20
 CHECKED_MAX = 65_536
 """Files that a process remembers to have checked; beyond it begins anew."""

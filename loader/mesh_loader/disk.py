@@ -27,7 +27,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def tree_bytes(folder: Path) -> int:
-    """Of all files in it; what goes meanwhile counts nothing."""
+    """The size of all files in the folder; a file that disappears meanwhile counts nothing."""
     total_bytes = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):

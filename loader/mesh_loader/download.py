@@ -31,10 +31,10 @@ PAUSE_S = 0.5
 """Before the second try; each further one doubles it."""
 PAUSE_S_MAX = 30.0
 PAUSE_PIECE_S = 0.2
-"""So soon a cancellation is noticed."""
+"""A cancellation is noticed within this time."""
 PIECE_BYTES = 64 << 10
 FREE_CHECK_BYTES = 16 << 20
-"""So much may come between two looks at the disk, which others fill, too."""
+"""Between two looks at the disk, which others fill as well, this much may be downloaded."""
 
 
 class Interrupted(Exception):

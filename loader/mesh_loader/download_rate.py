@@ -18,7 +18,7 @@ from mesh.domain.units import format_bytes, parse_bytes
 BYTES_MIN = 64 << 10
 """A second: less would take days."""
 WAIT_PIECE_S = 0.2
-"""So soon a cancellation is noticed."""
+"""A cancellation is noticed within this time."""
 WAIT_S_MAX = 60.0
 """A time further off than this was not written by anyone who keeps to the bound: another boot."""
 

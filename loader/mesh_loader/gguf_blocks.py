@@ -31,7 +31,7 @@ def four_bit(matches: list[Match]) -> list[Match]:
 
 
 def blocks_bytes(matches: list[Match]) -> int:
-    """Of the file, about."""
+    """About how many bytes the file's blocks take."""
     return sum(tensor.size_bytes for _, tensor in four_bit(matches))
 
 

@@ -101,7 +101,9 @@ def _of_family(
 
 
 def _window_pattern(file: GgufFile) -> int:
-    """Of Gemma 3's layers, each so-manyeth attends to all tokens."""
+    """The pattern of windows in Gemma 3: every layer whose number this divides attends to all
+    tokens.
+    """
     key = "gemma3.attention.sliding_window_pattern"
     if isinstance(file.metadata.get(key), list):
         raise UnsupportedModel(f"{file.path.name}: {key} is a list, mesh reads a number")

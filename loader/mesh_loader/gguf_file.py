@@ -39,11 +39,11 @@ TENSORS_MAX = 65_536
 TENSOR_DIMENSIONS_MAX = 4
 ARRAY_NESTING_MAX = 2
 ARRAY_ITEMS_MAX = 1 << 23
-"""Of all arrays of a file together; a vocabulary of 262,144 has some 1.3 million."""
+"""The most items of all arrays of a file together; a vocabulary of 262,144 has some 1.3 million."""
 HEADER_BYTES_MAX = 256 << 20
 """The largest in use take some 30 MB. A sparse file may claim any."""
 TEXT_BYTES_MAX = 4 << 20
-"""Of a text, as a chat template or a license is."""
+"""The longest text, such as a chat template or a license."""
 TOKEN_CHARS_MAX = 4096
 DEFAULT_ALIGNMENT_BYTES = 32
 
@@ -148,7 +148,7 @@ class _Cursor:
         self.size_bytes = size_bytes
         self.offset_bytes = 0
         self.items = 0
-        """Of the arrays so far."""
+        """The items of the arrays that were read so far."""
 
     def take(self, count_bytes: int) -> bytes:
         end_bytes = self.offset_bytes + count_bytes

@@ -100,7 +100,9 @@ def read_small(file: GgufFile, name: str) -> npt.NDArray[np.float32]:
 
 
 def head_rows(shape: Shape, want: ExpectedTensor) -> int:
-    """Of the tensor's rows, so many make a head whose order llama.cpp has changed; else 1."""
+    """How many of the tensor's rows make a head whose order llama.cpp has changed; 1 where it has
+    not.
+    """
     interleaved = shape.architecture == "llama" and want.rotary_heads > 0
     return shape.head_size if interleaved else 1
 

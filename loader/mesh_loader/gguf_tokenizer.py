@@ -19,7 +19,9 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Token types of GGUF (llama.cpp's llama_token_type)."""
 _SPACE = "\u2581"
 _TEMPLATE = "tokenizer.chat_template."
-"""Followed by the name of a further template; the default one is `tokenizer.chat_template`."""
+"""The name of a further template follows this prefix; the default one is
+`tokenizer.chat_template`.
+"""
 
 
 def check_tokenizer(file: GgufFile) -> None:

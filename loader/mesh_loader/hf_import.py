@@ -58,7 +58,7 @@ BYTES_MAX = {
     "tokenizer.json": TOKENIZER_BYTES_MAX,
     "chat_template.jinja": TEMPLATE_BYTES_MAX,
 }
-"""Of a small file, where it is not CONFIG_BYTES_MAX."""
+"""The bound of each small file that has another one than CONFIG_BYTES_MAX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

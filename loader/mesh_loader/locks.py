@@ -61,7 +61,9 @@ def held_if_free(path: Path) -> Iterator[bool]:
 
 
 def model_lock(root: Path, model_id: str) -> Path:
-    """Shared by those that use a model of the store under `root`, held by who takes it out."""
+    """The lock of a model in the store under `root`: users of the model share it, and whoever
+    deletes the model holds it alone.
+    """
     return root / "locks" / f"model-{model_id}.lock"
 
 

@@ -26,13 +26,15 @@ from mesh_loader.model_files import opened
 from mesh_loader.quantisation import check_served, quantisation_of
 
 CONFIG_BYTES_MAX = 4 << 20
-"""Of a configuration; the longest in use take about 1 MB."""
+"""The largest configuration; the largest in use take about 1 MB."""
 INDEX_BYTES_MAX = 32 << 20
-"""Of an index of shards; the longest in use take some 10 MB."""
+"""The largest index of shards; the largest in use take some 10 MB."""
 CONTAINER_BYTES_LEAST = 16
 """In the mean over a file as long as it may be: reading millions of empty lists takes a minute."""
 TOKENIZER_BYTES_MAX = 56 << 20
-"""Of a tokenizer.json, which goes to the controller in one message; the largest take 35 MB."""
+"""The largest tokenizer.json, which goes to the controller in one message; the largest in use take
+35 MB.
+"""
 TEMPLATE_BYTES_MAX = TEMPLATE_CHARS_MAX
 COMPANIONS = {"generation_config.json": GENERATION, "tokenizer_config.json": TOKENIZER_CONFIG}
 

@@ -23,15 +23,15 @@ AHEAD_THREADS = 2
 """A load of 135 MB from the disk takes 0.28 s with two, 0.3 with one, 0.37 with none, whose page
 faults wait for one read after the other; four take from the load what it computes with."""
 ALL_SHARE = 0.9
-"""Of a file: with so much in the cache there is nothing to read ahead."""
+"""A file of which this share is in the cache needs no reading ahead."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def cached_share(path: Path) -> float:
-    """Of the file's pages, those that are in the cache. Where neither the file's owner nor one who
-    may write to it asks, the kernel says that all are (mincore(2)). Raises OSError.
+    """The share of the file's pages that are in the cache. Where neither the file's owner nor one
+    who may write to it asks, the kernel says that all are (mincore(2)). Raises OSError.
     """
     with path.open("rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size

@@ -5,14 +5,16 @@ of this release read, for what an older one derived stands for no original.
 """
 
 OPENVINO_VERSION = 2
-"""Raised when the engine of CPU nodes comes to derive, or to lay out, other weights."""
+"""The version rises when the engine of CPU nodes derives other weights or lays them out in another
+way.
+"""
 _VERSIONS = {"i4": 3}
 """The same of a precision that has changed alone: others' weights may have no originals any more.
 """
 
 
 def openvino_key(precision: str) -> str:
-    """Of the weights that CPU nodes map, in `precision`."""
+    """The key of the weights that CPU nodes map, in `precision`."""
     return f"openvino-{precision}-v{_VERSIONS.get(precision, OPENVINO_VERSION)}"
 
 

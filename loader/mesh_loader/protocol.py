@@ -19,7 +19,7 @@ from mesh_loader.store import StoredModel
 
 LINE_BYTES_MAX = 1 << 20
 TEXT_CHARS_MAX = 2000
-"""Of a message, and of a hint."""
+"""The longest message, and the longest hint."""
 PROGRESS_EVERY_S = 0.1
 """Within one phase, progress is written no more often."""
 

@@ -18,7 +18,7 @@ VLLM_METHODS = (
     *("auto-round", "awq", "compressed-tensors", "fbgemm_fp8", "fp8"),
     *("gptq", "modelopt", "modelopt_fp4", "mxfp4", "quark"),
 )
-"""That every supported release of vLLM reads from plain safetensors."""
+"""The methods that every supported release of vLLM reads from plain safetensors."""
 
 
 def quantisation_of(folder: Path, config: Mapping[str, Any]) -> str:

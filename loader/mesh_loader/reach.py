@@ -17,7 +17,7 @@ from mesh.domain.source_rules import names_host
 REDIRECTS_MAX = 5
 """From the source to its content. Hubs and mirrors need two or three."""
 ADDRESSES_MAX = 8
-"""Of one name, that are tried one after the other."""
+"""At most so many addresses of one name are tried, one after the other."""
 _IPV6_UNICAST = IPv6Network("2000::/3")
 """What is routed in public; all else is local, reserved or a way to write an IPv4 address."""
 _NAT64 = IPv6Network("64:ff9b::/96")

@@ -44,7 +44,7 @@ from mesh_loader.tar_folder import unpacked
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 CALL_TRIES_MAX = 4
-"""Of boto3 for one call, with its own pauses."""
+"""How often boto3 tries one call, with its own pauses."""
 OBJECTS_MAX = 1000
 """Right below a prefix; as many as one call lists."""
 

@@ -18,7 +18,9 @@ class Prefix:
 
     bucket: str
     key: str
-    """Of an object or, without its last slash, of what is below; empty for the whole bucket."""
+    """The key of an object or, without its last slash, the prefix of the objects below it; empty
+    for the whole bucket.
+    """
 
 
 def parse_s3(source: str) -> Prefix:

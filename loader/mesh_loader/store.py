@@ -150,7 +150,9 @@ class ModelStore:
             return error
 
     def folders(self) -> list[Path]:
-        """Of all models, named by their ids, in that order. Raises StorageError likewise."""
+        """The folders of all models, named by their ids, in that order. Raises StorageError
+        likewise.
+        """
         try:
             return sorted(path for path in self._models.iterdir() if _MODEL_ID.fullmatch(path.name))
         except FileNotFoundError:

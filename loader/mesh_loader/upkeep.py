@@ -22,7 +22,9 @@ from mesh_loader.prepared_key import is_current
 from mesh_loader.store import ModelStore, StoredModel
 
 _PREFACE_BYTES = 4096
-"""Of a compiled shape: a line of JSON with its digest and the size of the weights it takes."""
+"""The first line of a compiled shape fits into this: JSON with its digest and the size of the
+weights it takes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

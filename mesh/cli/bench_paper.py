@@ -42,7 +42,7 @@ from mesh_workloads.published import AZURE_CONVERSATION
 from mesh_workloads.trace import Trace
 
 POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
-"""Of the paper."""
+"""The policies that the paper compares."""
 ABLATIONS = tuple(f"llm-mesh-no-{part}" for part in ("cpu", "sharing", "defrag", "preemption"))
 ABLATION_CELLS = (paper_cell("7B/64"),)
 """Where the paper takes parts away."""

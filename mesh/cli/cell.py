@@ -45,7 +45,7 @@ class LocalCell:
         self._http = plan.http
         self._kept: list[KeptChild] = []
         self._pulse: Pulse | None = None
-        """Of the controller while it serves."""
+        """The pulse of the controller while it serves."""
 
     @property
     def address(self) -> str:

@@ -19,7 +19,9 @@ NODES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """None: the device's own engine; the cell's part of the memory."""
+    """What one node of the cell is to be. `None` stands for the device's own engine and for the
+    cell's part of the memory.
+    """
 
     name: str
     device: DeviceKind
@@ -51,7 +53,7 @@ class CellPlan:
     http_hosts: tuple[str, ...] = ()
     """By which it may be asked, beside this machine's own names."""
     http_origins: tuple[str, ...] = ()
-    """Whose pages may ask it, as browsers say them."""
+    """The origins whose pages may ask the cell, as browsers spell them."""
     join_ms: float = 0.0
     """As of the controller."""
     sources: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class CellPlan:
     tls: Path | None = None
     """A folder with certificates of all parts, where they show any."""
     journal: Path | None = None
-    """Of the controller's decisions."""
+    """The file of the controller's decisions."""
     node_journals: Path | None = None
     """A folder for journals of the nodes' decisions; see `node_journal`."""
 

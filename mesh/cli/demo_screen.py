@@ -34,7 +34,7 @@ class Talk:
 
     @property
     def ends(self) -> tuple[Accepted, Finished] | None:
-        """Of a whole answer."""
+        """How the answer began and ended, once it is whole, and `None` until then."""
         accepted, finished = self.answer.accepted, self.answer.finished
         if accepted is None or finished is None or self.failure is not None:
             return None

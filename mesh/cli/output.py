@@ -44,7 +44,7 @@ class Format(StrEnum):
     JSON = "json"
     YAML = "yaml"
     CSV = "csv"
-    """Of what is a table of numbers, for other programs' tables."""
+    """The form for other programs: it is there for what is a table of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def number(header: str, cell: Callable[[T], object]) -> Column[T]:
 
 
 def text_columns(headers: Sequence[str], words: int = 1) -> list[Column[Sequence[str]]]:
-    """Of rows that are text already; those after the first `words` are numbers."""
+    """The columns of rows that are text already; those after the first `words` are numbers."""
     return [Column(header, itemgetter(n), n >= words) for n, header in enumerate(headers)]
 
 

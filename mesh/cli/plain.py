@@ -35,7 +35,7 @@ def plain(value: object) -> Plain:
 
 
 def plain_fields(value: object) -> dict[str, Plain]:
-    """Of a dataclass, or of a mapping."""
+    """The fields of a dataclass, or of a mapping, as plain values."""
     found = plain(value)
     assert isinstance(found, dict)
     return found

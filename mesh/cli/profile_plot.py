@@ -19,7 +19,7 @@ from mesh.domain.views import ProfileView
 
 WIDTH_INCHES = 11.0
 HEIGHT_INCHES = 4.5
-"""Of each profile: its two pictures stand side by side."""
+"""The height of each profile's row: its two pictures stand side by side."""
 DOTS_PER_INCH = 120
 
 # Its remarks on fonts and caches are no messages of ours.

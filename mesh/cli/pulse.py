@@ -18,7 +18,9 @@ STILL_S_MAX = 10.0
 
 
 class Pulse:
-    """Of one process that has begun to serve at an address. `tell` is given a line for people."""
+    """Watches one process that has begun to serve at an address. `tell` is given a line for
+    people.
+    """
 
     def __init__(self, address: str, now_s: float, tell: Callable[[str], None]) -> None:
         self._channel = dial_blocking(address)

@@ -221,7 +221,8 @@ def asked_of(given: ReplayOptions) -> Replay:
 
 
 def trace_asked(path: Path | None, given: ReplayOptions, deployments: int) -> Trace:
-    """Of a file, of a scenario's workload, or generated for so many deployments.
+    """The trace that is asked for: a file, a scenario's workload, or one that is generated for so
+    many deployments.
 
     Raises InvalidInput, NotFound or StorageError.
     """

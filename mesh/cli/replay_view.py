@@ -23,14 +23,16 @@ from mesh_workloads.replay_plan import ReplayPlan
 PICTURES_PER_S = 1.0
 BAR_CELLS = 32
 LINES_BESIDE = 4
-"""Of the screen: for the bar, the heads and what is there already."""
+"""The lines of the screen that are not for deployments: the bar, the heads, and what is there
+already.
+"""
 LATEST_MAX = 2_000
 """First tokens that the percentiles of a picture are of."""
 HEADERS = ("DEPLOYMENT", "DUE", "OPEN", "FINISHED", "REFUSED", "FAILED", "SLO_%", "TTFT_S_P95")
 
 
 class _Tally:
-    """Of one deployment, or of all."""
+    """Counts what came of the calls of one deployment, or of all."""
 
     def __init__(self) -> None:
         self.ended = self.finished = self.refused = self.failed = self.met = 0

@@ -54,7 +54,7 @@ class GiveUp:
 
 
 class Restarts:
-    """Of one child, over all of its processes."""
+    """Counts the restarts of one child, over all of its processes."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits

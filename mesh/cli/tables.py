@@ -31,7 +31,7 @@ DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     word("SOURCE", lambda d: d.spec.source),
 )
 UNDER_WAY: Column[DeploymentSnapshot] = word("PHASE", lambda d: under_way(d))
-"""Of deployments that are imported or loaded."""
+"""The column of deployments that are being imported or loaded."""
 _WHICH: tuple[Column[InstanceSnapshot], ...] = (
     word("INSTANCE", lambda i: i.instance_id),
     word("NODE", lambda i: i.node_id),

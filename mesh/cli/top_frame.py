@@ -65,7 +65,9 @@ def parts(node: NodeSnapshot) -> tuple[Part, ...]:
 
 
 def bar(found: Sequence[Part], cells: int = BAR_CELLS) -> Text:
-    """So many letters, in proportion; at least one for a part that is not empty."""
+    """A bar of letters in proportion to the parts, with at least one letter for a part that is not
+    empty.
+    """
     total_bytes = sum(part.size_bytes for part in found)
     widths = [
         max(cells * part.size_bytes // total_bytes, 1) if part.size_bytes else 0 for part in found

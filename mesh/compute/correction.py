@@ -19,7 +19,7 @@ from typing import Protocol, Self
 from mesh.domain.profile import Profile
 
 RATIO_MIN, RATIO_MAX = 0.25, 8.0
-"""Of a single iteration; hence of the factor, too."""
+"""The bounds of the ratio of a single iteration, and hence of the factor, too."""
 LEARNING_S = 0.5
 """Predicted compute time after which the past counts for 37 %."""
 FORGETTING_S = 10.0

@@ -28,12 +28,14 @@ time when promises held on to nothing, and 99 % when a peak faded over as much a
 SLOT_S = 0.25
 """Iterations are remembered together that ended within so long: a window is 80 slots at most."""
 QUANTILE = 0.9
-"""Of the window's computing. A second in which everything was slow, and the second in which the
-factor returns from it, are left out of a full one.
+"""The share of the window's computing time that a plan's factor covers. A second in which
+everything was slow, and the second in which the factor returns from it, are left out of a full
+window.
 """
 STALL_RATIO = 2.0
-"""Of what was expected. A neighbour that takes half of the machine makes iterations twice as long;
-what alone takes longer than that is no neighbour.
+"""An iteration that takes longer than this many times what was expected is a stall. A neighbour
+that takes half of the machine makes iterations twice as long; what takes longer than that by itself
+is no neighbour.
 """
 STALL_S_LEAST = 0.1
 """Above what was expected. Tens of milliseconds (an engine builds kernels in 10 to 20) are lost all
@@ -52,10 +54,10 @@ class _Slot:
     predicted_s: float = 0.0
     stalls: int = 0
     left_out_s: float = 0.0
-    """Of what was measured: lost in a stall."""
+    """The part of the measured time that was lost in stalls."""
     kinds: dict[bool, tuple[IterationShape, float]] = field(default_factory=dict)
-    """Of iterations with prompts among them, and of those without: the last one's shape, and what
-    was predicted of all.
+    """For iterations with prompts among them, and for those without: the last one's shape, and the
+    time that was predicted for all.
     """
 
     def predict_anew(self, was: Times, becomes: Times) -> float:
@@ -84,7 +86,7 @@ _FACTOR, _MEASURED_S = attrgetter("factor"), attrgetter("measured_s")
 
 
 class LearnedCorrection(Correction):
-    """Of one model on the node that computes it."""
+    """What is learned about one model on the node that computes it."""
 
     __slots__ = ("_far_off", "_held", "_slots", "_stalled_at_s", "_stalls")
 
@@ -111,7 +113,7 @@ class LearnedCorrection(Correction):
         return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
-        """So far."""
+        """The stalls so far."""
         known = self._stalls
         if not known.count:
             return known
@@ -206,7 +208,7 @@ class LearnedCorrection(Correction):
     def _slot(
         self, measured_s: float, predicted_s: float, now_s: float, shape: IterationShape | None
     ) -> _Slot:
-        """Which an iteration that has ended now belongs to, with what was predicted of it."""
+        """The slot of an iteration that ends now, with what was predicted of it added."""
         slots = self._slots
         if not slots or now_s - slots[-1].began_s > SLOT_S:
             self._forget(now_s)
@@ -228,9 +230,9 @@ class LearnedCorrection(Correction):
 
 
 def _quantile(slots: Iterable[_Slot], slower: Iterable[_Slot]) -> float:
-    """Of the factor, by what was computed with it, if that is one of the `slower`, who have a
-    greater factor than all others; a single slot, be it a long iteration, is never enough. 0 where
-    nothing is left.
+    """The factor that all but a share of 1 - QUANTILE of the measured time stays below, if it is
+    one of the `slower` slots, whose factors are greater than all others. A single slot, be it a
+    long iteration, is never enough. 0 where nothing is left.
     """
     left_out_s = (1.0 - QUANTILE) * sum(map(_MEASURED_S, slots))
     slower_s = 0.0
@@ -248,7 +250,9 @@ def _stretched(shape: IterationShape, was: Times, becomes: Times) -> float:
 
 
 def _mean_of_stalled(slots: Collection[_Slot]) -> float:
-    """Measured over predicted time, with that lost in stalls; 0 if there was one at most."""
+    """The ratio of measured to predicted time, including the time that was lost in stalls; 0 if
+    there was at most one stall.
+    """
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0
     passed_s = sum(slot.measured_s + slot.left_out_s for slot in slots)

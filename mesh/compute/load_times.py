@@ -23,33 +23,37 @@ PRIORS = {
     LoadTier.CACHED: LoadRate(fixed_s=0.15, bytes_per_s=1.5e9),
     LoadTier.HOST: LoadRate(fixed_s=0.2, bytes_per_s=4e9),
 }
-"""Expected of loads until one has been seen, where the node does not say. From its host's memory:
-at most half of the rate of its bus.
+"""The rates that loads are expected to have until one has been seen, where the node does not state
+its own. From the host's memory, a load gets at most half of the rate of its bus.
 """
 LOADS_KEPT = 32
 """The last ones of a tier."""
 AGE_WEIGHT = 0.9
-"""Of a load beside the one after it: half of what is known is of the last seven."""
+"""The weight of a load relative to the one after it: the last seven loads have half of the
+weight.
+"""
 LIKENESS = 0.05
 """Sizes that differ by this share count half as much as equal ones."""
 UNEVEN_SHARE = 1.0
-"""Of the mean deviation of loads so far, by which a promise is longer than their mean."""
+"""A promise is longer than the mean of the loads so far by this share of their mean deviation."""
 SIZES_APART = 1.5
-"""Of two loads, one over the other, that tell something of the rate."""
+"""Two loads tell something of the rate only if one is this many times as large as the other."""
 SHARES_APART = 0.3
-"""Of two loads, in which the node computed, that tell something of the slowdown."""
+"""Two loads tell something of the slowdown only if the shares of time in which the node computed
+differ by this much.
+"""
 SLOWDOWN_MAX = 8.0
 STATED_PAIRS = 4
-"""Of loads, that the slowdown which a node states counts as much as."""
+"""The slowdown that a node states counts as much as this many pairs of loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLoad:
     weights_bytes: int
     ratio: float
-    """Of what it took to what the prior says of a load alone."""
+    """How long the load took over what the prior says of a load alone."""
     beside_share: float
-    """Of its time, in which the node computed."""
+    """The share of the load's time in which the node computed."""
 
     def alone(self, slowdown: float) -> float:
         """The ratio that it would have had."""
@@ -57,7 +61,7 @@ class PastLoad:
 
 
 class TierLoads:
-    """Of one node and tier, those that ended last."""
+    """The last loads of one node and tier."""
 
     def __init__(self, prior: LoadRate) -> None:
         self.prior = prior
@@ -86,7 +90,7 @@ class TierLoads:
         return slowdowns([(load.ratio, load.beside_share) for load in self._loads])
 
     def alone_s(self, weights_bytes: int, slowdown: float) -> tuple[float, float]:
-        """Of a load alone: the median, and the mean with what they deviate from it."""
+        """The times of a load alone: the median, and the mean plus the loads' deviation from it."""
         weighed = [
             (load.alone(slowdown), AGE_WEIGHT**age / (LIKENESS + _distance(weights_bytes, load)))
             for age, load in enumerate(self._loads)
@@ -99,8 +103,9 @@ class TierLoads:
 
 
 class LoadTimes:
-    """Of one node, or of all of one kind. A load beside which the node computes for a share of its
-    time takes longer by that share of `slowdown`, whatever its tier.
+    """What is known of the loads of one node, or of all nodes of one kind. A load beside which the
+    node computes for a share of its time takes longer by that share of `slowdown`, whatever its
+    tier.
     """
 
     def __init__(self, busy_load_factor: float) -> None:
@@ -138,7 +143,9 @@ class LoadTimes:
             self.slowdown = learned_slowdown(self._stated, seen)
 
     def expected_s(self, tier: LoadTier, weights_bytes: int) -> float:
-        """Of a load alone, as likely longer as shorter. One must have come from the tier."""
+        """How long a load takes alone; longer and shorter are equally likely. One must have come
+        from the tier.
+        """
         return self._known_s(tier, weights_bytes)[0]
 
     def planned_s(self, tier: LoadTier, weights_bytes: int) -> float:

@@ -24,7 +24,7 @@ NEAR = 0.1
 GUESSED_RATE = 0.5
 """As RATE, of an estimate: it may be off by half or more, and there is no survey to spoil."""
 GUESSED_S = 2.0
-"""Of iterations, by which an estimate is known well enough to be told."""
+"""After iterations of this many seconds, an estimate is known well enough to be told."""
 RATE = 0.05
 """A second of iterations that are off moves the points around them by so much."""
 SLOWER_RATE = 0.002
@@ -36,7 +36,7 @@ QUICKER_RATE = 0.1
 quicker: the survey has met one, or one that the grid has taken up is gone.
 """
 SHIFT_MAX = log(2.0)
-"""Of a point, between two tellings."""
+"""Between two tellings, a point moves by a factor of two at most: this is its logarithm."""
 LOOK_S = 10.0
 TOLD_SHARE = 0.04
 """A point that has moved by more is worth telling: iterations vary by as much, a few of them long
@@ -45,7 +45,9 @@ and most a little shorter than in the mean.
 
 
 class Refinement:
-    """Of one instance's profile. An estimate is refined once, and is measured from then on."""
+    """The refinement of one instance's profile. An estimate is refined once, and counts as measured
+    from then on.
+    """
 
     __slots__ = ("_decode", "_looked_s", "_noted_s", "_prefill", "_profile")
 

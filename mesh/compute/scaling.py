@@ -125,10 +125,12 @@ def _lengthened(grid: Grid, factor: float) -> Grid:
 def _scaled_grid(
     grid: Grid, passing: list[tuple[float, float]], weights: float, parameters: float, kv: float
 ) -> Grid:
-    """`passing`: for each row, of the profile's model and of the target."""
+    """Scales a table. `passing` has, for each row, the shares of the weights that an iteration
+    reads: of the profile's model and of the target.
+    """
     without_context = _without_context(grid)
     all_s = without_context[0] / passing[0][0]
-    """That a pass of all of the profile's weights takes."""
+    """The time of a pass over all of the profile's weights."""
     seconds = []
     for row, alone, (theirs, ours) in zip(grid.seconds, without_context, passing, strict=True):
         passing_s = min(all_s * theirs, alone)
@@ -163,7 +165,7 @@ def _computed(model: Profile | Target) -> float:
 
 
 def _experts_share(model: Profile | Target) -> float:
-    """Of the parameters."""
+    """The share of the parameters that belong to experts."""
     if model.mixture is None or not model.parameters:
         return 0.0
     return min(model.mixture.parameters / model.parameters, 1.0)

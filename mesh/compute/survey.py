@@ -26,7 +26,7 @@ from mesh.domain.profile import Grid, IterationShape
 REPEATS_MIN, REPEATS_MAX = 3, 9
 """Counted times of a shape; always an odd number."""
 REPEATS_DISTURBED_MAX = 25
-"""Of a shape that has met others at work most of the time."""
+"""How often a shape is repeated at most when other work ran beside it most of the time."""
 MOMENT_VISITS = 6
 """Before a visit to a shape and after it, by which is told whether the machine was slow then."""
 ENOUGH_S = 0.3
@@ -94,8 +94,8 @@ class _Cell:
 
 
 class Survey:
-    """Of an instance with these bounds; `kv_tokens` is what its KV cache holds. A `coarse` one
-    times few sizes, and these as seldom as it can.
+    """The survey of an instance with these bounds; `kv_tokens` is what its KV cache holds. A
+    `coarse` one times few sizes, and these as seldom as it can.
     """
 
     __slots__ = (
@@ -181,7 +181,7 @@ class Survey:
 
     @property
     def share(self) -> float:
-        """Of the visits to shapes that are expected, 0 to 1; never falls."""
+        """The share of the expected visits to shapes that are done, 0 to 1; it never falls."""
         left = sum(cell.visits_left for cell in self._round)
         done = self._visits / (self._visits + left) if left else 1.0
         self._share = max(self._share, done)

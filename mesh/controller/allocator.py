@@ -9,7 +9,7 @@ import ctypes
 
 LOOK_S = 2.0
 TRIM_BYTES = 16 << 20
-"""Freed since the last time, for which giving it back is worth its milliseconds."""
+"""When this much has been freed since the last time, giving it back is worth its milliseconds."""
 
 
 class _Info(ctypes.Structure):

@@ -53,7 +53,7 @@ class OperatedCell(Cell, Protocol):
     """What operators ask the core, beyond what the gateway does."""
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
-        """None: there is no such deployment."""
+        """The profiles of the deployment, or `None` when there is no such deployment."""
         ...
 
 

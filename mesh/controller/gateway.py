@@ -44,7 +44,7 @@ CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
 REVISIONS_TRIED_MAX = 4
 Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
-"""Of a call, by whichever protocol, their names in lower case."""
+"""The headers of a call, by whichever protocol, with their names in lower case."""
 
 
 def no_headers() -> Iterable[tuple[str | bytes, str | bytes]]:

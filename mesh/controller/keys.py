@@ -22,7 +22,7 @@ SCHEMA = 1
 KEY_BYTES = 32
 KEYS_MAX = 10_000
 BUSY_S_MAX = 5.0
-"""That a write waits for another one."""
+"""The longest that a write waits for another one."""
 _PREFIX = "mesh_"
 _ID_CHARS = 12
 _TABLES = (

@@ -31,9 +31,9 @@ HTTP_OFF = "off"
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PORTS = {"http": ":80", "https": ":443"}
 TURN_S_LARGEST = 1.0
-"""Of --turn: nobody is looked at before a turn ends."""
+"""The largest --turn: no other event is looked at before a turn ends."""
 JOIN_MS_LARGEST = 1000.0
-"""Of --join-ms: a reader sees the text jump long before."""
+"""The largest --join-ms: a reader sees the text jump long before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -52,7 +52,9 @@ _MODEL = "model_name"
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Series:
-    """Of a deployment: what every token or call moves. Looking them up would cost more."""
+    """The series of a deployment that every token or call moves. They are kept because looking them
+    up each time would cost more.
+    """
 
     model: str
     prompt_tokens: Counter

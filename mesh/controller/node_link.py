@@ -28,7 +28,7 @@ LINKS_MAX = 1024
 HELLO_S_MAX = 5.0
 """From the call to the node's hello."""
 COMMANDS_MAX = 10_000
-"""That wait to be sent; a node that takes them more slowly counts as gone."""
+"""At most so many commands wait to be sent; a node that takes them more slowly counts as gone."""
 
 logger = logging.getLogger(__name__)
 

@@ -34,9 +34,11 @@ from mesh.wire.serving import ABORT_S_MAX
 from mesh.wire.tensors import TEXT
 
 STREAM_REQUESTS_MAX = 64
-"""Of one stream that are under way; the next is read when one of them has ended."""
+"""At most so many requests of one stream are under way; the next one is read when one of them has
+ended.
+"""
 STREAM_ANSWERS_MAX = 64
-"""Of one stream that wait to be written."""
+"""At most so many answers of one stream wait to be written."""
 _Tensor = pb.ModelMetadataResponse.TensorMetadata
 
 

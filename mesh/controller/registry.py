@@ -75,7 +75,7 @@ ALTER TABLE texts ADD COLUMN special_tokens TEXT NOT NULL DEFAULT '';
 _STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
-"""Kept in the file's user_version."""
+"""The version of the tables; the file keeps it as its user_version."""
 T = TypeVar("T")
 _CONVERTER = make_converter()
 _HINTS: Mapping[int, str] = {
@@ -130,7 +130,7 @@ class SqliteRegistry:
             )
 
     def histories(self) -> dict[DeploymentName, OutputHistory]:
-        """Of the deployments that have ended requests, by name."""
+        """The histories of the deployments that have ended requests, by name."""
         with self._explained("read"):
             rows = self._connection.execute(
                 "SELECT name, mean_tokens, requests FROM histories ORDER BY name"

@@ -92,7 +92,7 @@ class ControllerConfig:
     http_hosts_allowed: tuple[str, ...] = ()
     """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
     http_origins: tuple[str, ...] = ()
-    """Whose pages may ask it, as browsers say them; `*`: all."""
+    """The origins whose pages may ask the cell, as browsers spell them; `*` stands for all."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -151,7 +151,9 @@ async def serve(
 
 
 def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
-    """Imported where it serves alone: a third of a controller's start would be its libraries'."""
+    """The HTTP server, bound, where one is asked for. It is imported here because its libraries
+    would be a third of every controller's start.
+    """
     if config.http is None:
         return None
     from mesh.http.server import HttpServer
@@ -347,7 +349,7 @@ class Controller:
         http.start(shared(routes, origins))
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
-        """Bounded by DRAIN_S_MAX and the build of a small tokenizer."""
+        """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
         self._post(ShutdownRequested())

@@ -120,7 +120,7 @@ class ClientStream:
 
     @property
     def tokens(self) -> int:
-        """Of its prompt and its answer; 0 as long as it has no answer, as it is metered."""
+        """The tokens of prompt and answer as they are metered: 0 as long as there is no answer."""
         prompt = len(self.request.prompt_tokens)
         return prompt + self._output_tokens if self._output_tokens else 0
 

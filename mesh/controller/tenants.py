@@ -16,7 +16,9 @@ from mesh.runtime.clock import Clock
 
 MINUTE_S = 60.0
 RUNNING_RETRY_S = 1.0
-"""Told to who has too many calls under way: nobody knows when one ends."""
+"""Who has too many calls under way is told to try again after this time: nobody knows when one
+ends.
+"""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from mesh.text.tokenizer import TextCodec
 from mesh.wire.access import caller
 
 CODECS_MAX = 32
-"""Of 10 to 100 MB each, by the size of the vocabulary."""
+"""This many tokenizers are kept; each takes 10 to 100 MB, by the size of the vocabulary."""
 FAILED_S = 60.0
 """For so long a model is refused that has failed its trial; then it is tried again."""
 INLINE_CHARS_MAX = 2_000
@@ -35,7 +35,7 @@ INLINE_CHARS_MAX = 2_000
 TURN_CHARS = 32
 """What a template puts around a turn, in the mean."""
 THINKINGS_MAX = 64
-"""Of template_kwargs of one model, of which it is known how answers begin."""
+"""For so many template_kwargs of one model, it is kept how answers begin."""
 THINKING_CHARS_MAX = 1024
 """Longer ones are looked at anew: callers say what they hold."""
 GRAMMARS_MAX = 1024

@@ -33,9 +33,9 @@ from mesh.domain.request import Request
 from mesh.wire.access import caller
 
 ITERATION_EVENTS_MAX = 64
-"""Of one decode; the span says how many iterations there were."""
+"""At most so many iterations of one decode become events; the span says how many there were."""
 LOADS_MAX = 4096
-"""That are remembered, for those who wait for them."""
+"""At most so many loads are remembered for the requests that wait for them."""
 CANCELLED = "cancelled"
 _NS = 1_000_000_000
 Value = str | bool | int | float | Sequence[str]
@@ -52,7 +52,7 @@ class _Load:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Trace:
-    """Of one call; `part` is what it is in: queue, prefill or decode."""
+    """The spans of one call. `part` is the phase that it is in: queue, prefill or decode."""
 
     tracer: Tracer
     gateway: Span

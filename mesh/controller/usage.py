@@ -27,7 +27,7 @@ HOURS_KEPT = 24 * 400
 RETRY_S = 10.0
 """After a write that failed."""
 _COLUMNS = tuple(field.name for field in fields(Usage))
-"""Of the table, in the order of a usage's fields."""
+"""The columns of the table, in the order of a usage's fields."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
     hour_unix_s INTEGER NOT NULL,
@@ -94,7 +94,7 @@ class UsageBook:
             raise self._explained("write", error) from error
 
     def since(self, from_unix_s: float) -> tuple[Usage, ...]:
-        """Of the hours that had not ended then, by hour and deployment."""
+        """The usage in the hours that had not ended at `from_unix_s`, by hour and deployment."""
         try:
             rows = self._connection.execute(
                 "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY 1, 2, 7, 8",

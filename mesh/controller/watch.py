@@ -14,10 +14,10 @@ from mesh.domain.views import CellEvent, CellLine
 from mesh.wire.mailbox import Mailbox
 
 LINES_MAX = 10_000
-"""That are kept for those who ask later."""
+"""At most so many lines are kept for those who ask later."""
 WATCHERS_MAX = 64
 WATCHER_LINES_MAX = 2_000
-"""That may wait for one watcher to read."""
+"""At most so many lines may wait for one watcher to read."""
 
 Narrate = Callable[[object, Sequence[object]], Sequence[CellLine]]
 _Line = tuple[float, CellLine]

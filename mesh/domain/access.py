@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """None: no limit."""
+    """The limits of a tenant; `None` means that there is no limit."""
 
     requests_per_s: float | None = None
     tokens_per_min: float | None = None

@@ -56,7 +56,7 @@ class NotePolicyFault:
     policy: str
     kind: PolicyFaultKind
     call: str
-    """Of `mesh.policy.interface.Policy`, or the plan."""
+    """The method of `mesh.policy.interface.Policy` that was called, or the plan that it gave."""
     message: str
 
 
@@ -66,9 +66,11 @@ class StoreDeployment:
 
     operation_id: OperationId
     deployment: Deployment
-    """That serves, in the place of whichever did under its public name."""
+    """The deployment that serves from now on, in the place of the one before it under its public
+    name.
+    """
     text: TextAssets | None = None
-    """Of the newest revision's model."""
+    """The text assets of the newest revision's model."""
     revisions: Revisions | None = None
     """The others; None: keep what is there."""
 
@@ -78,13 +80,13 @@ class StoreRevisions:
     """Write durably; nobody waits for it. What is lost is decided again after the next start."""
 
     deployment: Deployment
-    """That serves from now on."""
+    """The deployment that serves from now on."""
     revisions: Revisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDeployment:
-    """With all of its revisions."""
+    """The deployment is to be removed with all of its revisions."""
 
     operation_id: OperationId
     name: DeploymentName
@@ -137,11 +139,11 @@ class TellAccepted:
 
     request_id: RequestId
     grace_s: float
-    """By how much its first token may come after its limit, for the sake of a load; 0: it will be
-    in time.
+    """The seconds by which its first token may come after its limit because of a load; 0 means that
+    it will be in time.
     """
     cached_tokens: int = 0
-    """Of its prompt, those that are believed to be in the cache of its place."""
+    """How many of its prompt's tokens are believed to be in the cache of its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class DeliverTokens:
 
     outputs: RequestTokens
     node_id: NodeId | None = None
-    """With the last: where it was computed."""
+    """The node that computed the answer; it comes with the last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,7 @@ class StartStep:
     instance_id: InstanceId
     prefill_tokens_max: int
     iterations: int = 1
-    """As long as the batch stays as it is."""
+    """The most iterations; they go on as long as the batch stays as it is."""
 
 
 NodeAction = (

@@ -13,7 +13,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.slo import Slo
 
 NAME_CHARS_MAX = 63
-"""As long as a DNS label may be (RFC 1035 §2.3.4)."""
+"""The longest name: a DNS label may not be longer (RFC 1035 §2.3.4)."""
 SOURCE_CHARS_MAX = 2048
 CONTEXT_TOKENS_MAX = 1 << 24
 REPLICAS_MAX = 1024

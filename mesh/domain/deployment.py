@@ -26,20 +26,24 @@ class DeploymentSpec:
     name: DeploymentName
     source: str
     context_tokens_max: int | None = None
-    """None: what the model allows."""
+    """The longest context; `None` stands for what the model allows."""
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     tensor_parallel: Count = 1
     """Devices that an instance spans, each with a part of every layer."""
     weights: WeightPrecision | None = None
-    """As nodes for CPUs hold them; None: as each does by default."""
+    """The precision in which nodes for CPUs hold the weights; `None` stands for each node's
+    default.
+    """
     precision: ComputePrecision | None = None
-    """That nodes for CPUs compute it in, where they can; None: each in its own."""
+    """The precision in which nodes for CPUs compute the model, where they can; `None` lets each use
+    its own.
+    """
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None
-    """None: as the model's chat template tells."""
+    """The format of tool calls; `None` stands for what the model's chat template tells."""
     special_tokens_in_content: bool = False
     """Whether the texts of special tokens in what a chat's messages say are read as such tokens."""
     tenant: str = ""

@@ -120,7 +120,9 @@ class CancelRequested:
 
     request_id: RequestId
     others: tuple[RequestId, ...] = ()
-    """Whose clients went in the same moment: what waits is placed once all of them have gone."""
+    """The requests whose clients went in the same moment: what waits is placed once all of them
+    have gone.
+    """
 
     @property
     def request_ids(self) -> tuple[RequestId, ...]:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 WINDOW = 256
 PRIOR_TOKENS = 128.0
-"""Expected before the first answer has ended; counts as much as PRIOR_COUNT answers."""
+"""The mean that is expected before the first answer has ended; it counts as much as PRIOR_COUNT
+answers.
+"""
 PRIOR_COUNT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputHistory:
-    """Of one deployment. A value: `after` gives the next one."""
+    """The answers of one deployment so far. It is a value: `after` gives the next one."""
 
     mean_tokens: float = PRIOR_TOKENS
     count: int = PRIOR_COUNT

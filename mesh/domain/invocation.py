@@ -18,14 +18,14 @@ from mesh.domain.text import ChatMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Continued as it is, without the chat template."""
+    """The model continues this text as it is, without the chat template."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Rendered by the model's chat template."""
+    """The model's chat template renders these messages into the prompt."""
 
     messages: tuple[ChatMessage, ...]
     template_kwargs: str = ""
@@ -63,7 +63,7 @@ class Invocation:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
-    """That the answer keeps to."""
+    """The grammar that the answer keeps to."""
     cache_salt: str = ""
     """Only requests with the same one share what they compute of a common beginning."""
     slo_ttft_s: float | None = None
@@ -83,8 +83,8 @@ class Accepted:
     ttft_limit_s: float
     tpot_limit_s: float
     grace_s: float = 0.0
-    """By how much the first token may come after its limit, for the sake of a load; 0: it will be
-    in time.
+    """The seconds by which the first token may come after its limit because of a load; 0 means that
+    it will be in time.
     """
     cached_prompt_tokens: int = 0
     """Those that are believed to be in the cache of its place."""
@@ -122,7 +122,7 @@ class Finished:
     ttft_s: float
     tpot_s: float
     grace_s: float = 0.0
-    """As told with Accepted."""
+    """The grace that was told with Accepted."""
     node_id: NodeId | None = None
     """The node that computed the last token; None when none was computed."""
     cached_prompt_tokens: int = 0

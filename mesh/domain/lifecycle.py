@@ -48,10 +48,10 @@ class RequestState(StrEnum):
 
 
 class MigrationState(StrEnum):
-    """Of a request that runs on, while its target is COMPUTING the tokens that it has been given.
-    CAUGHT_UP has computed them, and waits for the source's next token. Then the target computes
-    what came meanwhile, or, if that is little, is DRAWING tokens beside the source, until it owns
-    the request: HANDED_OVER.
+    """The states of a migration. The request runs on while its target is COMPUTING the tokens that
+    it has been given. CAUGHT_UP has computed them, and waits for the source's next token. Then the
+    target computes what came meanwhile, or, if that is little, is DRAWING tokens beside the source,
+    until it owns the request: HANDED_OVER.
     """
 
     COMPUTING = "computing"

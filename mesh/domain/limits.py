@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 
 PREFILL_TOKENS_MAX = 256
-"""Prompt tokens of one iteration, so that a long prompt does not hold up what comes meanwhile."""
+"""The most prompt tokens of one iteration: a longer prompt is computed in chunks, so that it does
+not hold up other requests.
+"""
 TURN_S_MAX = 0.0
-"""Decodes of an instance that take no longer together are one turn, as far as nobody is late for
-it: an iteration of a GPU may take less than deciding and reporting it. 0: each is a turn by itself.
+"""Decodes of an instance that take no longer than this together are one turn, unless a request
+would be late: an iteration of a GPU may take less time than deciding and reporting it. With 0, each
+decode is a turn by itself.
 """
 BATCH_MAX = 256
-"""Requests that one iteration of an instance may carry, unless its engine carries fewer."""
+"""The most requests in one iteration of an instance, unless its engine can carry fewer."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 
@@ -19,87 +22,103 @@ class CellLimits:
     """The controller core's bounds."""
 
     queue_requests_max: int = 256
-    """Requests of one deployment that may wait."""
+    """The most requests of one deployment that may wait."""
     queue_wait_s_max: float = 30.0
-    """A request waits no longer than this for a place; for a load that it was promised, until that
-    ends.
+    """A request waits no longer than this for a place. One that was promised a load waits until
+    that load ends.
     """
     attempts_max: int = 3
-    """Submissions of one request to nodes, the first included."""
+    """The most submissions of one request to nodes, the first included."""
     load_attempts_max: int = 2
-    """Failed loads of a deployment in a row before its waiting requests are refused."""
+    """After this many failed loads of a deployment in a row, its waiting requests are refused."""
     load_retry_s: float = 2.0
-    """Pause after a failed load before that deployment is loaded again; doubles each time."""
+    """The pause after a failed load before that deployment is loaded again. It doubles
+    each time.
+    """
     load_retry_doublings_max: int = 5
     node_lease_s: float = 10.0
     """A node that is silent for longer counts as lost."""
     lease_check_s: float = 1.0
     import_s_max: float = 3600.0
-    """Of any administrative call; imports and measurements are the long ones."""
+    """The longest that any administrative call may take; imports and measurements are the long
+    ones.
+    """
     load_s_max: float = 600.0
     rollout_s_max: float = 600.0
     """A revision whose instances are not ready by then is given up."""
     operations_max: int = 64
-    """Administrative calls under way."""
+    """The most administrative calls that may be under way."""
     batch_max: int = BATCH_MAX
-    """Requests that one iteration of an instance may carry, whatever its engine could."""
+    """The most requests in one iteration of an instance, whatever its engine could carry."""
     kv_watermark_share: float = 0.25
-    """w of LLM-Mesh §6.2: what a KV cache gets over what its requests are expected to need."""
+    """The watermark w of LLM-Mesh §6.2: the share that a KV cache gets beyond what its requests are
+    expected to need.
+    """
     kv_tokens_least: int = 1024
-    """L_min of §6.1, the least KV cache that an instance serves with, but no more than its context;
-    0: none. The paper's is a full context, much of which lies unused while others wait for memory.
+    """The least KV cache in tokens that an instance serves with (L_min of §6.1), or its context
+    limit if that is less; 0 means that there is no minimum. The paper takes a full context, much of
+    which lies unused while other requests wait for memory.
     """
     kv_tokens_profiled: int = 16384
-    """KV cache of an instance while it is measured, where memory allows."""
+    """The KV cache of an instance in tokens while it is measured, where memory allows it."""
     parked_s_max: float = 600.0
-    """After its keep-alive an instance stays, without KV cache, for so long at most."""
+    """After its keep-alive, an instance stays parked, without KV cache, for this long at most."""
     prefetch_load_s_max: float = 2.0
-    """A load that nobody waits for is begun only where it is expected to take no longer: whoever
-    calls another model meanwhile may have to wait for its end.
+    """A load that nobody waits for is begun only if it is expected to take no longer than this: a
+    request for another model may have to wait until it ends.
     """
     prefetch_s_max: float = 600.0
-    """An import that nobody waits for is given up then."""
+    """An import that nobody waits for is given up after this time."""
     evictions_max: int = 8
-    """Of one request, for want of KV blocks."""
+    """How often one request may be evicted for want of KV blocks."""
     preempted_max: int = 2
-    """Moves of one request for another instance's sake, evictions counted; one that has been moved
-    so often stays.
+    """The most moves of one request that are made for another instance, evictions included. A
+    request that has been moved this often stays where it is.
     """
     migrations_max: int = 4
-    """Migrations under way to or from one node."""
+    """The most migrations to or from one node that may be under way."""
     migration_rounds_max: int = 8
-    """Times that one is sent the tokens that came meanwhile before it is given up."""
+    """A migration sends its target the tokens that came meanwhile this often at most; then it is
+    given up.
+    """
     migration_gap_tokens_max: int = 4
-    """Tokens that may be left to compute when a target begins to draw: next to nothing beside an
-    iteration.
+    """A target begins to draw when at most this many tokens are left to compute: next to nothing
+    beside an iteration.
     """
     migration_drawn_max: int = 128
-    """Tokens that it draws beside the source before it is given up; after half of them, or of
-    `migration_s_max`, it need not be free of prompts, nor close behind, any more.
+    """A target draws this many tokens beside the source at most; then the migration is given up.
+    After half of them, or half of `migration_s_max`, the target may take over even if it computes
+    prompts and is not close behind the source.
     """
     migration_behind_max: int = 8
-    """Tokens by which it may be behind the source; one that is further behind is given up."""
+    """A target that is more than this many tokens behind the source is given up."""
     migration_s_max: float = 30.0
-    """One that takes longer is given up."""
+    """A migration that takes longer than this is given up."""
     migration_retry_s: float = 0.25
-    """Between two looks for places of requests that are to move."""
+    """The time between two searches for places for requests that are to move."""
     moves_max: int = 8
-    """Migrations of one request that may be begun."""
+    """The most migrations of one request that may be begun."""
     grow_retry_s: float = 2.0
-    """Pause after a KV cache did not grow as asked before it is to grow again."""
+    """The pause after a KV cache failed to grow before it is to grow again."""
     history_store_s: float = 30.0
-    """Between two writes of a deployment's output lengths to the registry."""
+    """The time between two writes of a deployment's output lengths to the registry."""
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
     turn_s_max: float = TURN_S_MAX
-    """The nodes are told."""
+    """The controller tells its nodes this value and the one above."""
     overtaken_max: int = 8
-    """Later requests that may get a place before an earlier one that wants to compute there."""
+    """The most later requests that may get a place before an earlier one that wants to compute
+    there.
+    """
     place_retry_s: float = 0.05
-    """Between two tries to place requests that wait for headroom."""
+    """The time between two attempts to place requests that wait for headroom."""
     validations_max: int = 32
-    """Shadow validations for one event, so that none takes the core more than milliseconds."""
+    """The most shadow validations for one event, so that no event takes the core more than
+    milliseconds.
+    """
     delivery_s_max: float = 0.05
-    """The way of a request to its node, and of its tokens from there to their client."""
+    """The time that a request is expected to take to its node, and its tokens from there to their
+    client.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +131,10 @@ class NodeLimits:
     that the engine has its kernels for them. 0: none are.
     """
     primed_batch_max: int = 32
-    """Of them, the decodes of more requests are not: they are rare, and each takes longer than its
-    kernels do.
+    """Decodes of more requests than this are not computed ahead: they are rare, and an iteration of
+    theirs takes longer than building its kernels does.
     """
     delivery_s_max: float = 0.01
-    """Kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations that take
-    longer than predicted, and for the way of the tokens to their clients.
+    """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
+    that take longer than predicted, and for the way of the tokens to their clients.
     """

@@ -27,7 +27,7 @@ class ImportModel:
     operation_id: OperationId
     source: str
     weights: WeightPrecision | None = None
-    """As they are to be held; None: as the node does by default."""
+    """The precision in which the weights are to be held; `None` stands for the node's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class LoadInstance:
     context_tokens_max: int
     batch_max: int
     profile: Profile
-    """Of the model on this node, measured or scaled."""
+    """The profile of the model on this node, measured or scaled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +142,15 @@ class InstanceReport:
     batch_max: int
     batch: int
     correction: Factor = 1.0
-    """Measured over predicted iteration time, lately."""
+    """Recent iteration times, measured over predicted."""
     correction_planned: Factor = 1.0
     """What is promised of it is to be planned with this instead, until the next report."""
     stalls: Stalls = Stalls()
     kv_blocks_cached: int = 0
-    """Kept for requests to come, beside those used."""
+    """The blocks that are kept for requests to come, beside those used."""
     off_p50: Share = 0.0
     off_p95: Share = 0.0
-    """By what share predictions of its last iterations were off; 0 where none was."""
+    """The share by which predictions of its last iterations were off; 0 where there was none."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
@@ -161,7 +161,9 @@ class NodeHello:
 
     node_id: NodeId
     run_id: Name
-    """Drawn when the agent starts: tells a reconnecting node from a second one of its name."""
+    """A random name, drawn when the agent starts. It tells a reconnecting node from a second one of
+    its name.
+    """
     device: DeviceKind
     hardware: str
     cores: int
@@ -169,7 +171,7 @@ class NodeHello:
     memory_bytes: int
     """Limit of the node's process: what it takes without any instance, weights, KV caches."""
     base_bytes: int = 0
-    """Of it, what the process takes without any instance."""
+    """The part of `memory_bytes` that the process takes without any instance."""
     fingerprint: str = ""
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     tensor_parallel_max: Count = 1
@@ -183,13 +185,15 @@ class NodeHello:
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
     busy_load_factor: Factor = 1.0
-    """By which a load takes longer while the node computes, as long as no such load has been seen;
-    1: it makes no difference, and is not learned.
+    """The factor by which a load takes longer while the node computes, as long as no such load has
+    been seen. 1 means that it makes no difference, and none is learned.
     """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: it does not say."""
     prefetch_bytes: int = 0
-    """Of its memory, the most for what is loaded before anybody calls for it; 0: nothing is."""
+    """How much of the memory may hold what is loaded before anybody calls for it; 0: nothing is
+    prefetched.
+    """
     precision: str = ""
     """In which precisions the node computes and why, in words; empty where it does not say."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
@@ -197,13 +201,15 @@ class NodeHello:
     the past, or as it measured when it started.
     """
     version: str = ""
-    """Of mesh on the node."""
+    """The version of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Sent every HEARTBEAT_S: the node lives; `rss_bytes` is its process's own account."""
+    """The node reports every HEARTBEAT_S that it lives. `rss_bytes` is its process's own
+    account.
+    """
 
     rss_bytes: int
     engine_bytes: int = 0
@@ -214,7 +220,9 @@ class Heartbeat:
     """
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: Factor = 1.0
-    """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
+    """The learned factor by which a load lengthens the iterations beside it; 1 on a node that knows
+    none.
+    """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
 
@@ -259,7 +267,7 @@ class InstanceLoaded:
     elapsed_s: Seconds
     tier: LoadTier = LoadTier.DISK
     computed_s: Seconds = 0.0
-    """Of the load's time, in which the node computed beside it."""
+    """The part of the load's time in which the node computed beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +280,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGone:
-    """Unloaded as commanded, or ended by itself (then `error` and `message` say why)."""
+    """The instance was unloaded as commanded, or ended by itself (then `error` and `message` say
+    why).
+    """
 
     instance_id: InstanceId
     error: str = ""

@@ -31,7 +31,7 @@ class WeightPrecision(StrEnum):
     less exact.
     """
     F16 = "f16"
-    """As most models are published: exactness."""
+    """Most models are published in this precision: it is exact."""
     FILE = "file"
     """Where the model's GGUF file has 4 bits, just these; all else as in I8."""
 
@@ -44,7 +44,9 @@ class ComputePrecision(StrEnum):
     """What an engine for CPUs multiplies in."""
 
     F32 = "f32"
-    """With quantised weights, activations are quantised on the fly and multiplied as integers."""
+    """In f32 with quantised weights, activations are quantised on the fly and multiplied as
+    integers.
+    """
     BF16 = "bf16"
     """What AMX is quick at."""
     F16 = "f16"
@@ -61,7 +63,7 @@ class KvPrecision(StrEnum):
 
 
 def held_id(stored: ModelId, weights: WeightPrecision | None) -> ModelId:
-    """Of a stored model whose weights are held in this precision."""
+    """The id of a stored model whose weights are loaded in this precision."""
     return stored if weights is None else ModelId(f"{stored}{_HELD_AS}{weights}")
 
 
@@ -80,11 +82,11 @@ class Mixture:
     """Experts in place of some layers' MLPs, of which each token takes a few."""
 
     experts: int
-    """Of a layer."""
+    """The experts of one layer."""
     chosen: Count
-    """Of those, by each token."""
+    """How many of those each token passes."""
     parameters: int
-    """Of all experts of all layers together."""
+    """The parameters of all experts of all layers together."""
 
     def unread(self, tokens: int) -> float:
         """The share of the experts that so many tokens in one iteration are expected to leave
@@ -112,15 +114,17 @@ class ModelInfo:
     disk_bytes: int
     stop_token_ids: tuple[int, ...]
     weights: WeightPrecision | None = None
-    """None: as nodes hold those of which nothing is said."""
+    """The precision of the weights; `None` stands for the one that nodes use for models of which
+    nothing is said.
+    """
     precision: ComputePrecision | None = None
-    """That it is computed in; None: each node's own."""
+    """The precision in which the model is computed; `None` stands for each node's own."""
     quantisation: str = ""
     """The method by which its makers quantised its matrices, as its config names it: fp8, awq. Only
     vLLM nodes compute those, as they are; "": they are plain.
     """
     mixture: Mixture | None = None
-    """None: each token multiplies all parameters."""
+    """The mixture, or `None` when each token multiplies all parameters."""
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
@@ -167,8 +171,8 @@ class Footprint:
     kv_block_bytes: Count
     block_tokens: Count
     shared_bytes: int = 0
-    """Of the weights, what all instances of the model with one context limit hold together on a
-    node whose engine shares weights: a further one does not take it.
+    """The part of the weights that all instances of the model with one context limit hold together,
+    on a node whose engine shares weights: a further one does not take it.
     """
 
     def blocks_for(self, tokens: int) -> int:

@@ -110,7 +110,7 @@ class HeartbeatDue:
     models: tuple[HeldModel, ...] | None = None
     """What the node has at hand; None: as at the last beat."""
     kv_blocks_cached: tuple[tuple[InstanceId, int], ...] = ()
-    """Of the instances that have some."""
+    """The cached blocks of the instances that have some."""
 
 
 NodeEvent = (

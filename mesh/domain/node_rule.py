@@ -26,7 +26,7 @@ class NodeRule:
     """Decodes of an instance that take no longer together are one turn, the same."""
 
     def within(self, limits: CellLimits) -> Self:
-        """As the nodes of a cell are told it."""
+        """The rule as the nodes of a cell are told it."""
         return replace(
             self,
             chunk_tokens_max=min(self.chunk_tokens_max, limits.prefill_tokens_max),
@@ -46,4 +46,4 @@ class NodeRule:
 
 HEADROOM = NodeRule()
 CELL_RULE = NodeRule(chunk_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
-"""Of a cell that is set up as by default."""
+"""The rule of a cell that has the default settings."""

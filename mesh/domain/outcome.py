@@ -15,7 +15,7 @@ from mesh.domain.slo import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one request. Times are points on one clock, in seconds."""
+    """What came of one request. Times are points on one clock, in seconds."""
 
     request_id: RequestId
     deployment: DeploymentName
@@ -28,7 +28,7 @@ class Outcome:
     accepted: bool = False
     """Its caller was told that it has a place."""
     grace_s: float = 0.0
-    """By how much its first token might be late, as its caller was told then."""
+    """The seconds by which its first token might be late, as its caller was told then."""
     end: FinishReason | RefusalReason
 
     @property
@@ -59,21 +59,21 @@ class Outcome:
         return (self.tokens_s[-1] - self.tokens_s[0]) / (len(self.tokens_s) - 1)
 
     def due_s(self, index: int) -> float:
-        """Of a token, by the SLO."""
+        """When the SLO wants the token with this index."""
         first_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
         return first_s + index * self.slo.tpot_s
 
     @property
     def late_s(self) -> float:
-        """By how much its latest token was late by the SLO; negative when none was."""
+        """The seconds by which its latest token was late by the SLO; negative when none was."""
         first_s, tpot_s = self.due_s(0), self.slo.tpot_s
         late = (at_s - (first_s + n * tpot_s) for n, at_s in enumerate(self.tokens_s))
         return max(late, default=0.0)
 
     @property
     def late_over_told(self) -> float | None:
-        """By how much its first token was late, over what its caller was told: 1 is as told, 0 or
-        less in time after all. None without a token, or where nothing was told.
+        """The lateness of its first token over what its caller was told: 1 is as told, 0 or less is
+        in time after all. `None` without a token, or where nothing was told.
         """
         if not self.tokens_s or not self.grace_s:
             return None

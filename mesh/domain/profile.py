@@ -130,6 +130,6 @@ class Stalls:
 
     count: int = 0
     longest_s: Seconds = 0.0
-    """Lost in the longest: what it took above what was expected."""
+    """What the longest stall took above what was expected."""
     ago_s: Seconds = 0.0
-    """Since the last one ended."""
+    """The seconds since the last stall ended."""

@@ -38,7 +38,7 @@ Count = Annotated[int, Range(least=1)]
 Seconds = Annotated[float, Range(least=0.0)]
 """How long something took."""
 Share = Annotated[float, Range(least=0.0)]
-"""By what share something is off."""
+"""The share by which something is off."""
 Factor = Annotated[float, Range(least=0.0, above=True)]
 """What a time or a rate is multiplied by."""
 Rate = Annotated[float, Range(least=0.0, above=True, finite=False)]

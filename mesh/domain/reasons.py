@@ -47,15 +47,15 @@ class ProfileSource(StrEnum):
     """How the iteration times of a model on a device are known, the least reliable way first."""
 
     ESTIMATE = "estimate"
-    """Scaled from another profile."""
+    """The times were scaled from another profile."""
     ITERATIONS = "iterations"
     """An estimate, as the iterations of requests have shown it to be."""
     PRIMING = "priming"
     """A few sizes were timed after a load."""
     REST = "rest"
-    """Surveyed in pieces while its node had nothing to do."""
+    """The times were surveyed in pieces while the node had nothing to do."""
     SURVEY = "survey"
-    """Surveyed whole: `mesh profile`, or tables that were given."""
+    """The times were surveyed all at once: by `mesh profile`, or as tables that were given."""
 
     @property
     def rank(self) -> int:

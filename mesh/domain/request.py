@@ -22,11 +22,15 @@ class SamplingParams:
     min_p: float = 0.0
     """Tokens below this share of the likeliest one's probability are left out; 0: none is."""
     seed: int | None = None
-    """None: the gateway draws one, so that a request that moves between nodes continues alike."""
+    """The seed; where it is `None`, the gateway draws one, so that a request that moves between
+    nodes continues alike.
+    """
     repetition_penalty: float = 1.0
-    """Of CTRL (Keskar et al. 2019), over prompt and output; 1: none."""
+    """The repetition penalty of CTRL (Keskar et al. 2019), over prompt and output; 1 means none."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token that the output has; below 0 it is added."""
+    """This is subtracted from the logit of every token that the output already has; a number below
+    0 is so added.
+    """
     frequency_penalty: float = 0.0
     """The same for each time that the output has it."""
     max_tokens: int = 256
@@ -34,9 +38,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Stop strings; the output ends before the first that appears."""
     logprobs: int | None = None
-    """Of each output token its log-probability is told, and those of so many likeliest tokens."""
+    """For each output token, its own log-probability is told, and those of this many likeliest
+    tokens.
+    """
     grammar: Grammar | None = None
-    """That the answer keeps to; None: it may be anything."""
+    """The grammar that the answer keeps to; `None` allows anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +57,9 @@ class Request:
     """Requests of its deployment with the same one share what they compute of a common beginning;
     None: it shares nothing."""
     digests: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Of the keys of its prompt's full blocks, by the tokens of a block, for each size that its
-    deployment has; see `mesh.memory.block_keys`. Nodes do without."""
+    """The digests of the keys of its prompt's full blocks. There is one entry for each block size
+    (in tokens) that its deployment has; see `mesh.memory.block_keys`. Nodes do without.
+    """
 
     @property
     def tokens_max(self) -> int:
@@ -75,13 +82,13 @@ class RequestOrder:
     due_in_s: float
     """Seconds until its next token is due; negative if it was."""
     pace_share: float = PACE.share
-    """Of the TPOT SLO, with which its tokens are planned."""
+    """The share of the TPOT SLO with which its tokens are planned."""
     slack_s: float = 0.0
     """See `Pace.slack_s`."""
     held: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
     cached_tokens: int = 0
-    """Of its tokens, those that the node is believed to have computed already."""
+    """How many of its tokens the node is believed to have computed already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,7 @@ class TokenLogprobs:
     """
 
     logprob: float
-    """Of the token that was chosen."""
+    """The log-probability of the token that was chosen."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and theirs, the likeliest first."""
 
@@ -112,4 +119,4 @@ class RequestTokens:
     finish: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
-    """With the first output of an attempt: those of its tokens that others had computed."""
+    """How many of its tokens others had computed; it comes with the first output of an attempt."""

@@ -13,7 +13,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName
 
 REVISIONS_MAX = 10
-"""Kept of a deployment, beside the one that serves."""
+"""How many revisions of a deployment are kept, beside the one that serves."""
 _MARK = "@"
 
 
@@ -46,16 +46,16 @@ class Revision:
 
 
 Revisions = tuple[Revision, ...]
-"""By number, the oldest first, without the one that serves."""
+"""The revisions by number, the oldest first, without the one that serves."""
 
 
 def name_in_cell(name: DeploymentName, number: int) -> DeploymentName:
-    """Of the instances and requests of a revision."""
+    """The name under which the instances and requests of a revision go."""
     return DeploymentName(f"{public_name(name)}{_MARK}{number}")
 
 
 def number_of(name: DeploymentName) -> int:
-    """Of the revision that has this name in the cell first."""
+    """The number of the revision that has this name in the cell first."""
     return int(name.partition(_MARK)[2] or 1)
 
 
@@ -69,7 +69,7 @@ def named(spec: DeploymentSpec, name: DeploymentName) -> DeploymentSpec:
 
 
 def public(spec: DeploymentSpec) -> DeploymentSpec:
-    """As its manifest says it."""
+    """The spec as its manifest gives it."""
     return named(spec, public_name(spec.name))
 
 

@@ -42,17 +42,21 @@ class Pace:
     """How a policy plans tokens: a little quicker than the SLO asks."""
 
     share: float = 0.95
-    """Of the TPOT SLO, from one token to the next (as LLM-Mesh does: 0.2375 of 0.25 s)."""
+    """The time from one token to the next, as a share of the TPOT SLO (LLM-Mesh plans 0.2375 of
+    0.25 s).
+    """
     slack_share: float = 0.5
-    """Of the mean answer of a deployment, that one is counted on to have: many are shorter."""
+    """The share of a deployment's mean answer that one is expected to have at least: many are
+    shorter.
+    """
 
     def token_s(self, slo: Slo) -> float:
         """From one token to the next, as planned."""
         return slo.tpot_s * self.share
 
     def slack_s(self, slo: Slo, output_tokens: float) -> float:
-        """By how much the token after an early first one may be behind the pace, where an answer is
-        expected to have so many: what the pace gains until its end.
+        """The seconds by which the token after an early first one may be behind the pace, where an
+        answer is expected to have so many tokens: what the pace gains until its end.
         """
         gained_s = slo.tpot_s - self.token_s(slo)
         return max(output_tokens * self.slack_share - 1.0, 0.0) * gained_s

@@ -19,7 +19,7 @@ ALL = "all"
 SCHEMES = ("pkg", "file", "hf", "http", "https", "s3")
 WEB = ("http", "https")
 RULES_MAX = 256
-"""Of all roles together."""
+"""The most rules of all roles together."""
 _FOR_TENANTS = ("pkg", "hf", "http", "https", "s3")
 """What a tenant may use unless the operator says otherwise: no files of the nodes."""
 _OPTION = "--sources"
@@ -57,7 +57,9 @@ class SourceRules:
 
 
 def read_source_rules(texts: Iterable[str]) -> SourceRules:
-    """Of the texts of `--sources`; those of one role count together. Raises InvalidInput."""
+    """The rules in the texts of `--sources`; several texts of one role count together. Raises
+    InvalidInput.
+    """
     by_role: dict[Role, tuple[str, ...]] = {}
     for text in texts:
         name, separator, rules = text.partition("=")
@@ -135,7 +137,9 @@ def _names(named: str, host: str, port: int) -> bool:
 
 
 def _host_and_port(text: str) -> tuple[str, int | None] | None:
-    """Of a host, a host with its port, an address or a network; None where it is neither."""
+    """The host and port of a host, a host with its port, an address or a network; `None` where the
+    text is neither.
+    """
     try:
         return str(ip_network(text.strip("[]"))), None
     except ValueError:

@@ -32,7 +32,9 @@ class EngineCapabilities:
     as_published: bool = False
     """It holds and multiplies weights as they were published, whatever precision is asked for."""
     busy_load_factor: float = 1.0
-    """By which a load takes longer beside iterations, as long as no such load has been seen."""
+    """The factor by which a load takes longer beside iterations, as long as no such load has been
+    seen.
+    """
     swap: bool = False
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False
@@ -60,16 +62,18 @@ class LoadTier(StrEnum):
     DISK = "disk"
     """The node's store has it, for the engine to read and to compile, or whatever else it does."""
     PREPARED = "prepared"
-    """So it has, with what spares the engine the compile: a compiled graph of its shape."""
+    """The node's store has the model, and a compiled graph of its shape, which spares the engine
+    the compile.
+    """
     CACHED = "cached"
-    """So it has, and its prepared weights were checked and lie in the page cache."""
+    """The same as `PREPARED`, and the prepared weights were checked and lie in the page cache."""
     HOST = "host"
     """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
     """
 
     @property
     def nearness(self) -> int:
-        """The more, the less is left to do."""
+        """The rank of the tier: a higher one leaves less to do."""
         return tuple(LoadTier).index(self)
 
 
@@ -93,7 +97,7 @@ class HeldModel:
     model_id: ModelId
     tier: LoadTier
     context_tokens_max: int = 0
-    """Of the loads that this holds for; 0: of any."""
+    """The context limit of the loads that this holds for; 0 means any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +176,13 @@ class StepResult:
     kv_blocks_used: int
     elapsed_s: float
     iterations: int = 1
-    """That computed anything; all of them decodes where there are several."""
+    """How many iterations computed anything; all of them are decodes where there are several."""
     prefixes: PrefixChange | None = None
-    """Of the instance's KV blocks, since it was told last."""
+    """What has changed among the instance's KV blocks since it was told last."""
 
     @property
     def shape(self) -> IterationShape:
-        """Of one iteration."""
+        """The shape of one iteration."""
         batch = self.decode_batch
         return IterationShape(
             prefill_tokens=self.prefill_tokens,
@@ -240,13 +244,16 @@ class InstanceMemory:
 
     instance_id: InstanceId
     weights_bytes: int
-    """Of weights that several share, the first by id has them."""
+    """The bytes of its weights. Weights that several instances share are counted with the first of
+    them by id.
+    """
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int
     kv_blocks_cached: int = 0
-    """Kept for requests to come, beside those used; they may go at any time. With those used they
-    may be more than `kv_blocks`, where nobody else was promised the memory."""
+    """The blocks that are kept for requests to come, beside those used; they may go at any time.
+    With the used ones they may exceed `kv_blocks`, where nobody else was promised the memory.
+    """
     kv_held_bytes: int
     """What the KV cache takes of the device's memory now: at least what is in use. It may be less
     than `kv_blocks` come to, where memory comes with use, and more for a while after a shrink."""

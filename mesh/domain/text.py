@@ -49,10 +49,10 @@ class ChatMessage:
     role: str
     content: str
     name: str = ""
-    """Of who speaks, where several have one role; templates may leave it out."""
+    """The name of the speaker, where several have one role; templates may leave it out."""
     tool_calls: str = ""
     """Calls of tools that an assistant has made: a JSON list, as templates take it."""
     tool_call_id: str = ""
-    """Of the call that this is the answer to."""
+    """The id of the call that this message answers."""
     reasoning_content: str = ""
     """What an assistant has thought aloud before it; templates may leave it out."""

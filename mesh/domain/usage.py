@@ -11,20 +11,22 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of one deployment, or of all."""
+    """The usage of one deployment, or of all."""
 
     hour_unix_s: int
     """When the hour began, in seconds since 1970; 0: of all hours."""
     deployment: DeploymentName
     """Empty: calls of names that are not deployed, or of all deployments."""
     requests: int = 0
-    """That ended after they were admitted, cancelled and failed ones included."""
+    """The requests that ended after they were admitted, cancelled and failed ones included."""
     prompt_tokens: int = 0
-    """Of those that got a token."""
+    """The prompt tokens of requests that got a token."""
     output_tokens: int = 0
     refused: int = 0
     tenant: str = ""
-    """Whose key it was used with; empty: nobody's, or of all tenants. So is `key_id`."""
+    """The tenant whose key was used; empty stands for nobody's key, or for all tenants. The same
+    holds for `key_id`.
+    """
     key_id: str = ""
 
     @property
@@ -33,7 +35,7 @@ class Usage:
         return self.hour_unix_s, self.deployment, self.tenant, self.key_id
 
     def plus(self, other: "Usage") -> "Usage":
-        """Both, under this one's hour, deployment, tenant and key."""
+        """The sum of both, under this one's hour, deployment, tenant and key."""
         return replace(
             self,
             requests=self.requests + other.requests,

@@ -38,10 +38,10 @@ class InstanceSnapshot:
     kv_blocks: int
     kv_blocks_used: int
     kv_blocks_cached: int = 0
-    """Kept for requests to come, beside those used; they may go at any time."""
+    """The blocks that are kept for requests to come, beside those used; they may go at any time."""
     weights_bytes: int
     kv_bytes: int
-    """Of `kv_blocks`."""
+    """The size of `kv_blocks` in bytes."""
     kv_used_bytes: int
     kv_required_bytes: int
     """M_require of its requests (LLM-Mesh eq. 2)."""
@@ -51,16 +51,18 @@ class InstanceSnapshot:
     """While it loads: what is being done."""
     share: float
     headroom_least_s: float | None = None
-    """Of its requests (LLM-Mesh eq. 1); None when it has none."""
+    """The least headroom of its requests (LLM-Mesh eq. 1); `None` when it has none."""
     headroom_p50_s: float | None = None
     iteration_s: float = 0.0
-    """Predicted, of its next decode as its batch is (of one request, when it has none)."""
+    """The predicted time of its next decode with its present batch, or of one request when it has
+    none.
+    """
     correction: Factor = 1.0
-    """Measured over predicted iteration time, lately."""
+    """Recent iteration times, measured over predicted."""
     correction_planned: Factor = 1.0
     """The same as promises are planned with: what the last seconds have seldom exceeded."""
     stalls: Stalls = field(default_factory=Stalls)
-    """As of its node's last heartbeat."""
+    """The stalls as of its node's last heartbeat."""
     profile: str = ""
     """`measured`, `measured as` another model of its shape, or what its iteration times are scaled
     from.
@@ -69,8 +71,8 @@ class InstanceSnapshot:
     """How its iteration times are known; None where nothing predicts them."""
     off_p50: Share = 0.0
     off_p95: Share = 0.0
-    """By what share predictions of its last iterations were off, as its node told; 0 where there
-    was none.
+    """The shares by which predictions of its last iterations were off (median and 95th percentile),
+    as its node told; 0 where there was none.
     """
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
@@ -83,7 +85,7 @@ class InstanceSnapshot:
 
     @property
     def kv_cached_bytes(self) -> int:
-        """Within `kv_bytes` and beyond."""
+        """The bytes of cached blocks, within `kv_bytes` and beyond."""
         return self.kv_blocks_cached * self.kv_bytes // max(self.kv_blocks, 1)
 
 
@@ -97,11 +99,11 @@ class RevisionView:
     message: str = ""
     """Why it failed, or what keeps it from starting."""
     ready: int = 0
-    """Instances that are loaded."""
+    """How many of its instances are loaded."""
     wanted: int = 0
-    """Instances that it is to have before it takes over, or its minimum."""
+    """How many instances it is to have before it takes over, or its minimum."""
     requests: int = 0
-    """That it answers, or has queued."""
+    """The requests that the revision answers, or has queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +124,13 @@ class DeploymentSnapshot:
     """While it is imported: what is being done."""
     share: float = 0.0
     revision: int = 1
-    """That serves."""
+    """The revision that serves."""
     revisions: tuple[RevisionView, ...] = ()
-    """By number, that which serves among them; empty where there never was another."""
+    """The revisions by number, with the one that serves; empty where there never was another."""
     prompt_tokens: int = 0
-    """Of the requests that have had a first token."""
+    """The prompt tokens of the requests that have had a first token."""
     cached_tokens: int = 0
-    """Of those, what was found in the prefix cache."""
+    """How many of those were found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,22 +170,22 @@ class NodeSnapshot:
     operations: tuple[MemoryOperationView, ...]
     """Memory operations, the running ones first, then by deadline."""
     silent_s: float
-    """Since its last report."""
+    """The seconds since its last report."""
     instances: tuple[InstanceSnapshot, ...]
     fingerprint: str = ""
     load_slowdown: Factor = 1.0
-    """By which a load lengthens the iterations beside it."""
+    """The factor by which a load lengthens the iterations beside it."""
     busy_load_factor: Factor = 1.0
-    """By which a load takes longer beside which it computes all along."""
+    """The factor by which a load takes longer if the node computes beside it all along."""
     prefetch_bytes: int = 0
-    """Of its memory, the most for what is loaded before anybody calls for it."""
+    """How much of its memory may hold what is loaded before anybody calls for it."""
     precision: str = ""
     """In which precisions the node computes and why, in words; empty where it does not say."""
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()
     footprints: tuple[tuple[str, Footprint], ...] = ()
-    """By shape: what an instance is booked at here, as the last one that was loaded said."""
+    """What an instance is booked at here, by shape, as the last one that was loaded said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,15 +194,17 @@ class PrefetchView:
 
     begun: int = 0
     used: int = 0
-    """Found by a caller."""
+    """How many a caller found."""
     wasted: int = 0
-    """Given up, or gone again, before there was one."""
+    """How many were given up, or had gone again, before there was a call."""
     loads: int = 0
-    """That callers needed, or would have without a prefetch."""
+    """The loads that callers needed, or would have needed without a prefetch."""
 
     @property
     def hit_rate(self) -> float:
-        """Of these loads those that a prefetch made shorter, or spared; 0 where there was none."""
+        """The share of these loads that a prefetch made shorter or spared; 0 where there
+        was none.
+        """
         return self.used / self.loads if self.loads else 0.0
 
 
@@ -250,7 +254,7 @@ class CellStatus:
     """The cell in a few numbers."""
 
     version: str
-    """Of mesh in the controller."""
+    """The version of mesh in the controller."""
     uptime_s: float
     nodes_ready: int
     nodes: int

@@ -20,7 +20,7 @@ OUTPUT_TOKENS = (16, 128)
 BURST_S = (3.0, 10.0)
 """How long a burst lasts, and the pause after it."""
 TOKEN_IDS = range(100, 2000)
-"""Of prompts."""
+"""Prompts are made of these token ids."""
 
 
 def bursts(

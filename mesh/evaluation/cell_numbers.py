@@ -35,15 +35,15 @@ class CellNumbers:
     """Mean number by the paper's measure, which does not know resident weights."""
     gpu_nodes_busy: float
     loads: int
-    """Of instances (cold starts), parked ones that resume left out."""
+    """How many instances were loaded (cold starts); parked ones that resume do not count."""
     cold_requests: int
-    """Told to be late, for the sake of a load."""
+    """How many requests were told that they would be late because of a load."""
     refused: tuple[tuple[str, int], ...]
     """All that did not finish, by reason: see `summary.Summary`."""
     decode_tokens_per_s: tuple[tuple[str, float], ...]
     """By kind of device, of one node while it is busy; none for a kind that never was."""
     ttft: Distribution
-    """Of the requests that had a first token."""
+    """The TTFT of the requests that had a first token."""
     tpot: Distribution
     """Mean time of a token after the first, of the requests that had two."""
     by_rank: tuple[RankGroup, ...]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields, is_dataclass
 
 DIFFERENCES_MAX = 20
 SHOWN_MAX = 6
-"""Of a tuple or a mapping."""
+"""At most so many items of a tuple or a mapping are shown."""
 TEXT_MAX = 200
-"""Of one value."""
+"""At most so many characters of one value are shown."""
 NOTHING = "nothing"
 
 

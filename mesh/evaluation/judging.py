@@ -23,7 +23,7 @@ class Judged:
 
     @property
     def spares_s(self) -> tuple[float, ...]:
-        """Of each token that came: how long before the time that it was promised for."""
+        """For each token that came, how long before its promised time it did."""
         due_s, grace_s = self.outcome.due_s, self.outcome.grace_s
         return tuple(due_s(n) + grace_s - at_s for n, at_s in enumerate(self.outcome.tokens_s))
 
@@ -90,7 +90,7 @@ class Judgement:
 
     @property
     def promised(self) -> tuple[Outcome, ...]:
-        """Admitted, and not told to be late."""
+        """The outcomes of the calls that were admitted and not told to be late."""
         return tuple(each.outcome for each in self.all if each.outcome.promised_in_time)
 
     @property
@@ -107,21 +107,21 @@ class Judgement:
 
     @property
     def late_over_told(self) -> tuple[float, ...]:
-        """Of those told to be late that have a first token, ascending: by how much that was late,
-        over what they were told.
+        """By how much the first tokens of calls that were told to be late were late, as a share of
+        what they were told, ascending.
         """
         shares = (each.outcome.late_over_told for each in self.all)
         return tuple(sorted(share for share in shares if share is not None))
 
     @property
     def met_tokens_share(self) -> float:
-        """Of the tokens that were promised to admitted calls."""
+        """The share of the tokens promised to admitted calls that came in time."""
         promised = sum(each.call.output_tokens for each in self.admitted)
         return sum(each.met_tokens for each in self.admitted) / max(promised, 1)
 
     @property
     def torn(self) -> tuple[Judged, ...]:
-        """Admitted, and not answered in full."""
+        """The calls that were admitted and not answered in full."""
         return tuple(each for each in self.admitted if not each.outcome.finished)
 
     @property
@@ -151,7 +151,9 @@ class Judgement:
 
     @property
     def late_s(self) -> tuple[float, ...]:
-        """Of those that were admitted and came later than promised, ascending."""
+        """By how much admitted calls came later than promised, ascending; those in time are left
+        out.
+        """
         return tuple(sorted(each.late_s for each in self.admitted if each.late_s > 0.0))
 
     @property
@@ -165,7 +167,7 @@ class Judgement:
 
     @property
     def spare_s_least(self) -> float:
-        """Of all tokens: what was left of the time of the one that came nearest to its deadline."""
+        """The time that was left to the token that came nearest to its deadline, over all calls."""
         return min((spare_s for each in self.admitted for spare_s in each.spares_s), default=0.0)
 
     @property

@@ -112,7 +112,9 @@ class Answer:
 
 
 Ended = Callable[[int, Call, Answer], None]
-"""Called with a call's number, the call, and what came of it; again for each of its retries."""
+"""The client calls it when a call has ended, with the call's number, the call, and what came of it;
+again for each retry of the call.
+"""
 
 
 def offer(
@@ -190,7 +192,7 @@ class _Client:
         self._prepared: deque[tuple[int, Call, bytes]] = deque()
         self._numbers = 0
         self._failure: BaseException | None = None
-        """Raised by `ended`."""
+        """What `ended` raised, if anything."""
 
     async def run(
         self,
@@ -350,7 +352,9 @@ def answer_of(
     retry_after_s: float = 0.0,
     failed: str = "",
 ) -> Answer:
-    """Of a call's events, each with when it came, on the clock of its sending and its end."""
+    """The answer that a call's events amount to. Each event has the time when it came, on the clock
+    of `sent_s` and `ended_s`.
+    """
     tokens = [(at_s - sent_s, event) for at_s, event in events if isinstance(event, Tokens)]
     numbers = [event.first_index + i for _, event in tokens for i in range(len(event.token_ids))]
     accepted = next((event for _, event in events if isinstance(event, Accepted)), None)

@@ -26,7 +26,7 @@ from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, r
 from mesh.runtime.starting import controller_core
 
 LINES_BEFORE = 1
-"""Of a journal: its first line is no decision."""
+"""A journal begins with this many lines that are no decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class OtherDecision:
     """The first one that came out otherwise."""
 
     line: int
-    """Of the journal, from 1."""
+    """The line of the journal, counted from 1."""
     now_s: float
     event: str
     differences: tuple[Difference, ...]
-    """Of what was decided, at least one."""
+    """The fields in which the decisions differ, at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,14 @@ class ReplayReport:
     core: str
     """controller, or node."""
     version: str
-    """Of the mesh that wrote the journal."""
+    """The version of mesh that wrote the journal."""
     events: int
     span_s: float
     """From the first event to the last."""
     requests: Summary | None
-    """Of those that ended; tokens count from when the controller handed them out."""
+    """The summary of the requests that ended; tokens count from when the controller handed them
+    out.
+    """
     open_requests: int | None
     other: OtherDecision | None
     """None when everything was decided as recorded."""

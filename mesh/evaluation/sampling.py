@@ -10,11 +10,11 @@ from mesh.sim.node import VirtualNode
 
 SECOND_S = 1.0
 SECONDS_MAX = 86_400
-"""Of one recording: a day."""
+"""The longest recording: a day."""
 
 
 class _Seen:
-    """Of one node so far: a row of a `NodeSeries` each second."""
+    """What was seen of one node so far: a row of a `NodeSeries` each second."""
 
     def __init__(self, node: VirtualNode) -> None:
         self.node = node

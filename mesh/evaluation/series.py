@@ -14,7 +14,7 @@ from mesh.domain.reasons import DeviceKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeries:
-    """Of one node. All tuples have the same length."""
+    """What one node did, second by second. All tuples have the same length."""
 
     node_id: NodeId
     device: DeviceKind

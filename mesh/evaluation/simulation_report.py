@@ -40,7 +40,7 @@ class SimulationReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of output, in virtual time."""
+        """The rate of output tokens, in virtual time."""
         return self.requests.output_tokens / self.virtual_s if self.virtual_s else 0.0
 
     def nodes_used(self, device: DeviceKind) -> float:

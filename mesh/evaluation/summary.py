@@ -14,7 +14,7 @@ from mesh.evaluation.distribution import Distribution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of all requests of a run. Counts, seconds and tokens."""
+    """The summary of all requests of a run, in counts, seconds and tokens."""
 
     requests: int
     finished: int

@@ -93,7 +93,7 @@ def _check_names(request: Request, hosts_allowed: frozenset[str], origins: froze
 
 
 def _host_of(given: str) -> str:
-    """Of a URL, or of a host with its port; empty where there is none."""
+    """The host in a URL, or in a host with its port; empty where there is none."""
     try:
         return urlsplit(given if "//" in given else f"//{given}").hostname or ""
     except ValueError:

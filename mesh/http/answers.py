@@ -51,7 +51,9 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    """None: not known yet, amid an answer."""
+    """How many of the prompt tokens were cached; `None` amid an answer, when it is not yet
+    known.
+    """
     completion_tokens_details: CompletionTokensDetails | None = None
     """Left out: that, or the model does not think aloud."""
 
@@ -162,7 +164,7 @@ class ErrorBody(BaseModel):
 
 
 class UsageTold(Enum):
-    """Of a streamed answer."""
+    """When a streamed answer tells its usage."""
 
     NEVER = "never"
     LAST = "last"
@@ -172,7 +174,9 @@ class UsageTold(Enum):
 
 
 def usage_of(ends: Sequence[Finished], thought_tokens: int | None = None) -> Usage:
-    """Of a call's answers together, of whose tokens so many were thoughts."""
+    """The usage of a call's answers together. `thought_tokens` is how many of their tokens were
+    thoughts.
+    """
     told = _usage(sum(end.prompt_tokens for end in ends), sum(end.output_tokens for end in ends))
     cached = sum(end.cached_prompt_tokens for end in ends)
     told.prompt_tokens_details = PromptTokensDetails(cached_tokens=cached)
@@ -206,7 +210,7 @@ class Writer:
         self._told = usage
         self._prompt_tokens: dict[int, int] = {}
         self._output_tokens: dict[int, int] = {}
-        """So far, by the answer's number."""
+        """The output tokens so far, by the answer's number."""
         self._head = {"id": f"{self.ids}-{id_}", "created": int(time.time()), "model": model}
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
@@ -260,11 +264,11 @@ class Writer:
         return _FINISHES[end.reason]
 
     def _thought_tokens(self) -> int | None:
-        """Of all answers; None: the model does not think aloud."""
+        """The thought tokens of all answers, or `None` when the model does not think aloud."""
         return None
 
     def _deltas(self, index: int, tokens: Tokens) -> list[bytes]:
-        """Of a further piece of an answer."""
+        """The deltas of a further piece of an answer."""
         return [self._delta(_quoted(tokens.text))] if tokens.text else []
 
     def _last_deltas(self, index: int) -> list[bytes]:
@@ -301,7 +305,7 @@ class Writer:
         raise NotImplementedError
 
     def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
-        """Of a whole answer."""
+        """The choice that a whole answer makes."""
         raise NotImplementedError
 
 

@@ -23,7 +23,7 @@ from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 from mesh.wire.own_slo import own_limits_s
 
 PROMPTS_MAX = 16
-"""Of one call."""
+"""The most prompts of one call."""
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -158,7 +158,9 @@ def _check_built(body: Body) -> None:
 
 
 def _logprobs(body: Body) -> int | None:
-    """Of how many likeliest tokens, beside the one that was drawn; None: of none at all."""
+    """For how many of the likeliest tokens, beside the one that was drawn, log-probabilities are
+    asked for; `None` when not even for that one.
+    """
     match body:
         case CompletionBody():
             return body.logprobs

@@ -18,7 +18,7 @@ T = TypeVar("T", bound="Body")
 
 
 def _shape(value: Any) -> str:
-    """Of a prompt, content or stop: text, texts, tokens or token_lists."""
+    """The shape of a prompt, content or stop: text, texts, tokens or token_lists."""
     if not isinstance(value, list):
         return "text"
     if value and isinstance(value[0], list):
@@ -34,7 +34,7 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """Of an assistant's message: what it said in place of an answer."""
+    """A part of an assistant's message: what it said in place of an answer."""
 
     type: Literal["refusal"]
     refusal: str

@@ -24,7 +24,9 @@ a cycle of some 300 KB, which are few objects, so that by itself it would not lo
 TAKEN_IN_A_ROW_MAX = 64
 """Then those beyond a bound are closed, and requests are answered, before more are taken."""
 COLLECT_AFTER_S = 0.1
-"""So that those that have just ended are nobody's any more."""
+"""The collector waits this long, so that connections which have just ended are nobody's any
+more.
+"""
 
 
 class Connections:
@@ -41,7 +43,7 @@ class Connections:
         """`secured`: they are of TLS."""
         self._secured = secured
         self._ended = 0
-        """Since the collector was last asked to look."""
+        """The connections that ended since the collector was last asked to look."""
         self._connections_max = connections_max
         self._resting_max = resting_max
         self._resting_by_peer_max = resting_by_peer_max

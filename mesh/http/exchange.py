@@ -21,9 +21,11 @@ from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, st
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
 IN_HAND_BYTES_MAX = 256 << 20
-"""Of all bodies together that are being read."""
+"""All bodies that are being read may take this much together."""
 UNREAD_BYTES_MAX = 256 << 20
-"""Of a body that is too long: as much is let go by before the answer, which else would be lost."""
+"""This much of a body that is too long is read and dropped before the answer, which would else be
+lost.
+"""
 BODY_S_MAX = 60.0
 _SHOWN_BYTES = 100
 END_S_MAX = 1.0
@@ -79,13 +81,13 @@ class Exchange:
         self._unread = True
         """More of the body may come."""
         self._status: tuple[int, str] | None = None
-        """Of an error that HTTP knows more exactly than the tree."""
+        """The status of an error that HTTP knows more exactly than the error tree does."""
         self.begun = False
         """Its status is written."""
         self._request_ids: list[RequestId] = []
         """As soon as they are known."""
         self.context_tokens: int | None = None
-        """Of the deployment that is asked, once it is known."""
+        """The context limit of the deployment that is asked, once it is known."""
         self._grace_s = 0.0
 
     def headers(self) -> Iterable[Header]:
@@ -103,11 +105,13 @@ class Exchange:
 
     @property
     def request_id(self) -> str:
-        """Of its first request; empty before there is one."""
+        """The id of the call's first request; empty before there is one."""
         return self._request_ids[0] if self._request_ids else ""
 
     def accepted(self, accepted: Accepted) -> None:
-        """Of several requests the latest first token is told."""
+        """Notes the grace of an accepted request: of several requests, the latest first token is
+        told.
+        """
         self._grace_s = max(self._grace_s, accepted.grace_s)
 
     @asynccontextmanager

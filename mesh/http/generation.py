@@ -32,7 +32,7 @@ from mesh.text.answer_reader import Reading
 from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[str], Writer]
-"""Of an answer, by the id of its call."""
+"""Makes the writer of an answer from the id of its call."""
 
 
 class Generation:

@@ -16,7 +16,7 @@ from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.text.thoughts import Thinking
 
 EVENTS_MAX = 64
-"""Of a call with several invocations, that wait to be written."""
+"""At most so many events of a call with several invocations wait to be written."""
 
 
 class Call(Protocol):

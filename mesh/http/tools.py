@@ -85,7 +85,7 @@ class CalledFunction(Strict):
 
 
 class ToolCall(Strict):
-    """Of an assistant's message that a client sends back."""
+    """A tool call in an assistant's message that a client sends back."""
 
     id: str
     type: Literal["function"] = "function"

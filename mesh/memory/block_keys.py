@@ -12,7 +12,9 @@ from hashlib import blake2b
 KEY_BYTES = 16
 """Collisions would hand one caller another's tokens: 2^64 blocks for an even chance of one."""
 DIGEST_BYTES = 8
-"""Of a key, as nodes report it: a collision only misleads a forecast."""
+"""The digest of a key as nodes report it has so many bytes: a collision only misleads a
+forecast.
+"""
 
 
 def root_key(salt: str) -> bytes:
@@ -21,12 +23,12 @@ def root_key(salt: str) -> bytes:
 
 
 def next_key(parent: bytes, token_ids: Iterable[int]) -> bytes:
-    """Of the block with these tokens that follows the parent's."""
+    """The key of the block with these tokens that follows the parent's block."""
     return blake2b(parent + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def keys_of(token_ids: Sequence[int], block_tokens: int, salt: str) -> Iterator[bytes]:
-    """Of all full blocks, in their order."""
+    """The keys of all full blocks, in their order."""
     key = root_key(salt)
     for end in range(block_tokens, len(token_ids) + 1, block_tokens):
         key = next_key(key, token_ids[end - block_tokens : end])
@@ -36,7 +38,7 @@ def keys_of(token_ids: Sequence[int], block_tokens: int, salt: str) -> Iterator[
 def digests_of(
     token_ids: Sequence[int], sizes: Iterable[int], salt: str | None
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Of the keys of all full blocks, for each size of blocks; none without a salt."""
+    """The digests of the keys of all full blocks, for each block size; none without a salt."""
     if salt is None:
         return ()
     return tuple(
@@ -46,5 +48,5 @@ def digests_of(
 
 
 def digest_of(key: bytes) -> int:
-    """As nodes report it, 64 bits."""
+    """The digest of a key as nodes report it, 64 bits."""
     return int.from_bytes(key[:DIGEST_BYTES], "little")

@@ -34,7 +34,9 @@ class CachingBlocks(Protocol):
 
 
 class CacheRoom:
-    """Of one engine. `lock` guards it and all blocks in it where several threads come."""
+    """The memory that one engine's cached blocks share. `lock` guards it and all blocks in it where
+    several threads come.
+    """
 
     def __init__(
         self, memory_bytes: int = 0, lock: AbstractContextManager[object] | None = None
@@ -57,7 +59,7 @@ class CacheRoom:
         self._members.remove(blocks)
 
     def bound(self, memory_bytes: int) -> None:
-        """So much is there for all instances from now on."""
+        """Sets how much memory all instances may take from now on."""
         with self.lock:
             self._memory_bytes = memory_bytes
             self._fit_all()

@@ -19,7 +19,7 @@ class Seen:
     """What instances of one shape have held beside their KV caches."""
 
     most_bytes: int = 0
-    """Of the largest."""
+    """The bytes of the largest of them."""
     lives: int = 0
     """Whole ones, from a load to an unload, in which it computed as much as instances do."""
 

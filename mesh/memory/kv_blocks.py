@@ -25,7 +25,7 @@ class Places(Protocol):
         ...
 
     def claim(self, count: int) -> list[int]:
-        """So many free ones, to be written."""
+        """Takes this many free blocks, to be written."""
         ...
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class KvBlocks:
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
         self.share = share
-        """Of the weights, what other instances of the room hold, too."""
+        """The part of the weights that other instances of the room hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()
         self._places = places
@@ -68,14 +68,14 @@ class KvBlocks:
         self._keys: dict[int, bytes] = {}
         """The same, by block."""
         self._holders: dict[int, int] = {}
-        """Of named blocks that are used."""
+        """For each named block that is used, how many requests use it."""
         self._cached: dict[int, int] = {}
         """When each was let go, on the room's clock: the oldest first, children before parents."""
         room.enter(self)
 
     @property
     def free(self) -> int:
-        """That may still be used."""
+        """How many blocks may still be used."""
         return self.blocks - self.used
 
     @property
@@ -84,7 +84,9 @@ class KvBlocks:
 
     @property
     def extra(self) -> int:
-        """Used and cached beyond the size in force: memory that nobody has been promised."""
+        """The blocks that are used or cached beyond the size in force: memory that nobody has been
+        promised.
+        """
         return max(self.used + len(self._cached) - self.blocks, 0)
 
     @property
@@ -109,7 +111,9 @@ class KvBlocks:
             return self._places.claim(count)
 
     def count(self, more: int) -> None:
-        """So many more are used, of which nobody asks where they lie; or fewer, below 0."""
+        """Counts so many more blocks as used, of which nobody asks where they lie; or fewer, below
+        0.
+        """
         self.used += more
         if self._cached:
             self._room.fit(self)
@@ -167,7 +171,7 @@ class KvBlocks:
                 self._room.fit(self)
 
     def resize(self, blocks: int) -> None:
-        """So many are in force. Raises ValueError when more are used."""
+        """Sets how many blocks are in force. Raises ValueError when more are used."""
         with self._room.lock:
             if self.used > blocks:
                 raise ValueError(f"{self.used} KV blocks are used: no resize to {blocks}")
@@ -175,7 +179,9 @@ class KvBlocks:
             self._room.fit(self)
 
     def move(self, places: Mapping[int, int]) -> None:
-        """Used and cached blocks lie elsewhere from now on; those that are not named stay."""
+        """Renumbers used and cached blocks, which lie elsewhere from now on; those that are not
+        named stay.
+        """
         with self._room.lock:
             self._keys = {places.get(block, block): key for block, key in self._keys.items()}
             self._blocks = {key: block for block, key in self._keys.items()}

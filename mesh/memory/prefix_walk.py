@@ -33,11 +33,11 @@ class PrefixWalk:
     def __init__(self, salt: str, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self.root = self._key = root_key(salt)
-        """Of the last block that has one."""
+        """The key of the last block that has one."""
         self._named = 0
         """Blocks with keys, the first ones of its table."""
         self.adopted_tokens = 0
-        """Computed by others."""
+        """How many tokens other requests have computed."""
 
     def found_tokens(self, tokens: Tokens, blocks: KvBlocks) -> int:
         """Tokens that it would not have to compute if it began now."""
@@ -66,8 +66,8 @@ class PrefixWalk:
         return computed - begin
 
     def name(self, tokens: Tokens, computed: int, table: Table, blocks: KvBlocks) -> None:
-        """So many of its tokens are computed: its full blocks are there for others, too. Where
-        another has computed the same, it has that one's from now on.
+        """Names the full blocks among so many computed tokens: they are there for others as well.
+        Where another has computed the same, it has that one's from now on.
         """
         size = self._block_tokens
         while (end := (self._named + 1) * size) <= computed:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Of what one instance holds, what all with its key hold together."""
+    """The part of what an instance holds that all instances with its key hold together."""
 
     key: Hashable
     size_bytes: int
 
 
 def counted_once(sizes: Iterable[tuple[int, Share | None]]) -> list[int]:
-    """Of instances, in their order, by the bytes of each and what of them it shares: those that
-    none before it has.
+    """For each instance, in their order, the bytes that none before it has. `sizes` has the bytes
+    of each and the part that it shares.
     """
     there: dict[Hashable, int] = {}
     counted = []

@@ -34,7 +34,7 @@ class ReservationKind(StrEnum):
 
 
 LOADS = (ReservationKind.LOAD, ReservationKind.WAKE, ReservationKind.IMPORT)
-"""Of each kind one runs at a time."""
+"""The kinds of loads; one load of each kind runs at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,13 @@ class _Holding:
 
     size_bytes: int = 0
     share: Share | None = None
-    """Of that, and of what it is promised."""
+    """What the instance shares of that, and of what it is promised."""
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
-    """Of the waiting one, and of those whose place it took: newer targets would starve else."""
+    """How often the waiting reservation, or one whose place it took, has been overtaken: newer
+    targets would otherwise starve.
+    """
 
     @property
     def tracked_bytes(self) -> int:
@@ -73,7 +75,7 @@ class _Holding:
         return last.size_bytes if last else self.size_bytes
 
     def shared_bytes(self, size_bytes: int) -> int:
-        """Of so much, were it what it holds."""
+        """How much would be shared if the instance held this much."""
         return min(self.share.size_bytes, size_bytes) if self.share is not None else 0
 
 
@@ -110,7 +112,9 @@ class ReservationStation:
         self.capacity_bytes = capacity_bytes
 
     def spared_bytes(self, share: Share) -> int:
-        """Of an instance that comes with this share: what is promised to others already."""
+        """How much an instance with this share would not take, because it is promised to others
+        already.
+        """
         return min(self._there(_Holding(share=share), _promised), share.size_bytes)
 
     def freed_bytes(self, instance_ids: Collection[InstanceId], beside: Share | None = None) -> int:
@@ -145,7 +149,7 @@ class ReservationStation:
         return tuple(self._holdings)
 
     def waiting(self) -> tuple[Reservation, ...]:
-        """Issued and not started, in the order in which they wake."""
+        """The reservations that are issued and not started, in the order in which they wake."""
         found = [h.waiting for h in self._holdings.values() if h.waiting is not None]
         return tuple(sorted(found, key=_urgency))
 
@@ -154,13 +158,13 @@ class ReservationStation:
         return holding.running if holding else None
 
     def load_kind(self, instance_id: InstanceId) -> ReservationKind | None:
-        """Of the load that runs or waits."""
+        """The kind of the load that runs or waits."""
         holding = self._holdings.get(instance_id)
         found = (holding.running, holding.waiting) if holding else ()
         return next((r.kind for r in found if r is not None and r.kind in LOADS), None)
 
     def running_reservations(self) -> tuple[Reservation, ...]:
-        """Started and not done, by deadline."""
+        """The reservations that are started and not done, by deadline."""
         found = [h.running for h in self._holdings.values() if h.running is not None]
         return tuple(sorted(found, key=_urgency))
 
@@ -284,7 +288,7 @@ class ReservationStation:
     def _more(
         self, holding: _Holding, account: Callable[[_Holding], int], before: int, after: int
     ) -> int:
-        """By how much an account grows when the bytes of one do."""
+        """The bytes by which an account grows when those of one holding do."""
         if holding.share is None:
             return after - before
         there_bytes = self._there(holding, account)

@@ -37,11 +37,15 @@ class Composed:
     promises: bool = True
     refuses_late: bool = True
     planned: Pace = PACE
-    """Of every SLO."""
+    """The pace with which tokens are planned, whatever the SLO."""
     kv_tokens_least: int | None = None
-    """With which an instance serves; None: as the cell is set."""
+    """The least KV cache in tokens that an instance serves with; `None` stands for the cell's
+    setting.
+    """
     kv_watermark_share: float | None = None
-    """That a KV cache gets over what is required; None: as the cell is set."""
+    """The share that a KV cache gets over what is required; `None` stands for the cell's
+    setting.
+    """
 
     @property
     def prefetches(self) -> bool:

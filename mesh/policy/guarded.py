@@ -21,7 +21,7 @@ from mesh.policy.plans import How, Join, Move, Plan, Refuse, Release, Start
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 FAULTS_MAX = 8
-"""Of an event, that are noted."""
+"""The most faults that are noted for one event."""
 PLANS_SPARE = 64
 """Plans of one answer that are looked at, beside two for each node and instance of the cell."""
 SIZES_MAX = 4096

@@ -41,16 +41,18 @@ class KvDemand:
     """What a KV cache is for."""
 
     required_blocks: int
-    """Of its requests, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
+    """The blocks that its requests need, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
     block_tokens: int
     context_tokens: int
     """The longest that its instance computes."""
     tokens_least: int
-    """By the cell's settings, with which an instance serves: fewer where its context is shorter."""
+    """The least tokens that an instance serves with, by the cell's settings; they are fewer where
+    its context is shorter.
+    """
     watermark_share: float
-    """By the cell's settings, that a cache gets over what is required."""
+    """The share that a cache gets over what is required, by the cell's settings."""
     start: StartDemand | None = None
-    """None: of one that is there."""
+    """The instance that is about to start; `None` when the instance is there already."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class KvSize:
 
 
 class Tests(Protocol):
-    """Of the plan that is asked about, each of the node as it would be after it."""
+    """Tests of one plan. Each looks at the node as it would be after the plan."""
 
     def shadow(self, plan: Plan) -> Verdict:
         """Whether every token is in time, the node's schedule rolled forward (LLM-Mesh §5.3)."""
@@ -81,11 +83,13 @@ class Tests(Protocol):
         ...
 
     def utilisation(self, plan: Plan) -> float:
-        """Of the node's time at the pace of its SLOs; above 1 it falls behind."""
+        """The share of the node's time that is in use at the pace of its SLOs; above 1 the node
+        falls behind.
+        """
         ...
 
     def spare_bytes(self, plan: Plan) -> int:
-        """Of the node; below 0 somebody has to go."""
+        """The memory that the node has to spare; below 0 an instance has to be unloaded."""
         ...
 
     def arrives_s(self, plan: Plan) -> float:
@@ -158,7 +162,7 @@ class Policy(Protocol):
 
     def kv(self, demand: KvDemand) -> KvSize: ...
     def pace(self, slo: Slo) -> Pace:
-        """With which tokens under this SLO are planned."""
+        """The pace with which tokens under this SLO are planned."""
         ...
 
 

@@ -14,7 +14,7 @@ from mesh.policy.interface import StartDemand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Of a node, for one model."""
+    """What an instance gets on a node that is cut into parts, for one model."""
 
     kv_blocks: int
     batch_max: int

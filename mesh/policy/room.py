@@ -42,7 +42,7 @@ def enough(idle: Iterable[InstanceView], missing_bytes: int) -> Sequence[Instanc
 
 
 def freed_bytes(instances: Sequence[InstanceView]) -> int:
-    """That a node has for others once all of these have gone."""
+    """The bytes that a node has for others once all of these have gone."""
     return sum(instance.freed_bytes(instances[:n]) for n, instance in enumerate(instances))
 
 

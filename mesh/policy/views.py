@@ -31,7 +31,7 @@ class RequestView(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Of prompt and output so far."""
+        """How many tokens its prompt and its output so far have."""
         ...
 
 
@@ -78,35 +78,35 @@ class InstanceView(Protocol):
     def batch_max(self) -> int: ...
     @property
     def tokens(self) -> int:
-        """Of its requests, prompts and outputs so far."""
+        """How many tokens the prompts and the outputs so far of its requests have."""
         ...
 
     @property
     def weights_bytes(self) -> int: ...
     @property
     def kv_bytes(self) -> int:
-        """Of its KV cache, once all that was issued for it is done."""
+        """The size of its KV cache, once all that was issued for it is done."""
         ...
 
     @property
     def promised_bytes(self) -> int:
-        """Of both."""
+        """The memory that is promised to its weights and its KV cache together."""
         ...
 
     def freed_bytes(self, after: "Sequence[InstanceView]" = ()) -> int:
-        """That its node has for others once it has gone, those `after` which it goes gone already:
-        `promised_bytes`, but for weights that it shares with one that stays.
+        """The bytes that its node has for others once it has gone, after those of `after`:
+        `promised_bytes`, without weights that it shares with one that stays.
         """
         ...
 
     @property
     def resident_share(self) -> float:
-        """Of its weights, that is on the device: 1 once it is loaded, else 0."""
+        """The share of its weights that is on the device: 1 once it is loaded, else 0."""
         ...
 
     @property
     def is_parked(self) -> bool:
-        """Loaded, idle, and without KV cache."""
+        """Whether it is loaded and idle, and has no KV cache."""
         ...
 
     @property
@@ -136,7 +136,7 @@ class DeploymentView(Protocol):
 
     @property
     def served_share(self) -> float:
-        """Of its requests that have ended; 1 before the first."""
+        """The share of its ended requests that were served; 1 before the first has ended."""
         ...
 
 
@@ -155,21 +155,25 @@ class CellView(Protocol):
         ...
 
     def candidates(self) -> Iterable[InstanceView]:
-        """That may take the request, in the order of `Policy.instance_rank`."""
+        """The instances that may take the request, in the order of `Policy.instance_rank`."""
         ...
 
     def starts(self) -> Sequence[NodeView]:
-        """That may have an instance for it, were all that idles there to go, in the order of
-        `Policy.node_rank`.
+        """The nodes that may have an instance for it, were all that idles there to go, in the order
+        of `Policy.node_rank`.
         """
         ...
 
     def lacks_bytes(self, node: NodeView) -> int:
-        """That the instance it would start lacks there; 0 or less: there is room."""
+        """The bytes that the instance it would start lacks there; 0 or less means that there is
+        room.
+        """
         ...
 
     def shares_bytes(self, node: NodeView) -> int:
-        """Of its weights, that others there hold or are promised, and it would not take."""
+        """The part of its weights that others on the node hold or are promised, and that it would
+        not take.
+        """
         ...
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
@@ -184,11 +188,11 @@ class CellView(Protocol):
 
     def nodes(self) -> Iterable[NodeView]: ...
     def instances(self, node: NodeView | None = None) -> Iterable[InstanceView]:
-        """Of a node, or all."""
+        """The instances of a node, or of all nodes."""
         ...
 
     def requests(self, instance: InstanceView) -> Iterable[RequestView]:
-        """That run on it."""
+        """The requests that run on the instance."""
         ...
 
     def deployment(self, name: DeploymentName) -> DeploymentView | None: ...
@@ -205,7 +209,7 @@ class CellView(Protocol):
         ...
 
     def utilisation(self, node: NodeView) -> float:
-        """Of its time, that its decodes take at the pace that is planned."""
+        """The share of the node's time that its decodes take at the planned pace."""
         ...
 
     def link_ends_s(self, node: NodeView) -> float:

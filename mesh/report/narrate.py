@@ -53,7 +53,9 @@ from mesh.report.narrate_memory import MemoryStory
 
 
 class Narrator:
-    """Called with each decision of a cell in turn: what happened, then what was decided on it."""
+    """Puts a cell's decisions into words. It is called with each decision in turn: what happened,
+    then what was decided on it.
+    """
 
     def __init__(self) -> None:
         self._memory = MemoryStory()

@@ -41,7 +41,7 @@ class RunQueue:
     batch: int = 0
     """Requests past their prompts."""
     context_tokens: int = 0
-    """Of the batch, summed."""
+    """The contexts of the batch, summed."""
     dues_s: list[float] = field(default_factory=list)
     """When the next tokens of the batch are due, in no order; see `add`."""
     due_s: float = field(default=inf, init=False)
@@ -55,7 +55,7 @@ class RunQueue:
     passed: int = 0
     """Turns in a row that went to a run queue of more headroom."""
     decode_s: float = field(default=0.0, init=False)
-    """Of the batch as it is; set by `predict`."""
+    """The time of a decode of the batch as it is; `predict` sets it."""
     _profiled_s: float = field(default=0.0, init=False)
     """The same by the profile alone."""
 

@@ -42,7 +42,9 @@ class Schedule:
     after_loads: Sequence[tuple[float, RunQueue, Prompt]] = ()
     """Requests that wait for loads, and when those are over."""
     slowdown: float = 1.0
-    """Of iterations that begin before `slow_until_s`: a load computes beside them."""
+    """How much longer iterations take that begin before `slow_until_s`, because a load computes
+    beside them.
+    """
     slow_until_s: float = 0.0
     margin_s: float = 0.0
     """From the end of an iteration until its tokens are with their clients."""
@@ -81,9 +83,9 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
 
 
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
-    """Of prompts that wait for `queue`, in order, which would be computed by their deadlines, were
-    all of them submitted now. Those that cannot be any more are left out as soon as that is so;
-    whom the others make late is not looked at.
+    """Which of the prompts that wait for `queue`, in order, would be computed by their deadlines,
+    were all of them submitted now. Those that cannot be any more are left out as soon as that is
+    so; whom the others make late is not looked at.
     """
     if queue not in schedule.queues:
         schedule.queues.append(queue)
@@ -309,7 +311,9 @@ class _Rollout:
         return Verdict.DELAYS_RUNNING if decodes_late else verdict
 
     def _judge(self, done: list[Prompt], seen_s: float) -> Verdict | None:
-        """Of prompts whose first tokens are seen then, the first that is late for no excuse."""
+        """The verdict about the first of these prompts, seen at `seen_s`, that is late without an
+        excuse.
+        """
         newcomer = self._newcomer
         if any(prompt is newcomer.prompt for prompt in done):
             newcomer.first_token_s = seen_s

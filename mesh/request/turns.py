@@ -28,7 +28,7 @@ class Grant:
     queue: RunQueue
     prefill_tokens: int
     seconds: float
-    """Predicted of the whole turn. Its tokens are told at its end."""
+    """The predicted seconds of the whole turn. Its tokens are told at its end."""
     iterations: int = 1
     passed: Sequence[RunQueue] = ()
     """Run queues that this turn passes over: those of less headroom, and its own if that has

@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 Progress = Callable[[str, float], None]
-"""Called with a phase in words and the share done, 0 to 1. What follows a comma in a phase tells
-how far it is, and may be another with every call.
+"""The engine calls it with a phase in words and the share done, 0 to 1. What follows a comma in a
+phase tells how far it is, and may be another with every call.
 """
 Ended = Callable[[InstanceId, EngineError], None]
-"""Called when a loaded instance has ended by itself, and why."""
+"""The engine calls it when a loaded instance has ended by itself, with the reason."""
 
 
 def same_phase(one: str, other: str) -> bool:

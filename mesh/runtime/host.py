@@ -19,7 +19,7 @@ ActionOut = TypeVar("ActionOut", covariant=True)
 
 
 DECISION_S_MAX = 0.01
-"""Of a core for one event: tokens of others wait meanwhile."""
+"""The longest that a core may take for one event: tokens of others wait meanwhile."""
 TOLD_APART_S = 1.0
 """Between two times that a core is told of its slowness."""
 

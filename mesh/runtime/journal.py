@@ -105,7 +105,9 @@ another comes after it.
 
 @cache
 def _converter() -> JsonConverter:
-    """Made when a journal is first written or read: it takes a tenth of a second."""
+    """The converter of journals. It is made when one is first written or read, because that takes a
+    tenth of a second.
+    """
     converter = make_converter()
     for kind, fields in _SAID.items():
         converter.register_unstructure_hook(

@@ -21,7 +21,9 @@ DOUBLINGS_MAX = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLimits:
     reports_max: int = 10_000
-    """That wait to be sent; a controller that takes them more slowly counts as gone."""
+    """At most so many reports wait to be sent; a controller that takes them more slowly counts as
+    gone.
+    """
     welcome_s_max: float = 5.0
     """From dialling to the controller's welcome."""
     pause_s_min: float = 0.1

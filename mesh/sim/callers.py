@@ -91,7 +91,7 @@ class Callers:
             self._end(request_id, FinishReason.FAILED)
 
     def open_ids(self) -> tuple[RequestId, ...]:
-        """Of those who wait, by their arrival."""
+        """The ids of those who wait, by their arrival."""
         return tuple(self._waiting)
 
     def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:

@@ -12,7 +12,9 @@ from mesh.domain.reasons import DeviceKind
 from mesh.sim.costs import Jitter, NodeCosts, Resizing
 
 PROCESS_BYTES = 3 << 29
-"""Of an engine process beside weights and KV cache: 1.5 GiB, as the testbed of LLM-Mesh has it."""
+"""What an engine process takes beside weights and KV cache: 1.5 GiB, as in the testbed of
+LLM-Mesh.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +24,11 @@ class CellCosts:
     lengths_told: bool
     """Callers say how long their answers will be; otherwise the most that they would take."""
     instance_bytes: int
-    """Of every instance, beside weights and KV cache."""
+    """What every instance takes beside weights and KV cache."""
     kept_process_bytes: int
-    """Of every process that a node keeps (`NodeGroup.processes`), whether it serves or not."""
+    """What every process takes that a node keeps (`NodeGroup.processes`), whether it serves
+    or not.
+    """
     weights_use: bool
     """A node is in use while it holds the weights of any model."""
     nodes: Mapping[DeviceKind, NodeCosts]

@@ -71,7 +71,7 @@ class CellPlan:
     take, and answers end by themselves.
     """
     output_tokens_max: int | None = None
-    """That callers take; None for what the context leaves."""
+    """The most tokens that callers take; `None` stands for what the context leaves."""
 
     def max_tokens(self, arrival: Arrival, deployment: Deployment) -> int:
         """What its caller asks for."""
@@ -141,7 +141,7 @@ class VirtualCell:
 
     @property
     def core(self) -> ControllerCore:
-        """Of the controller that runs, or ran last."""
+        """The core of the controller that runs, or ran last."""
         return self.controller.core
 
     def cancel(self, request_id: RequestId) -> None:

@@ -19,11 +19,13 @@ Piece = tuple[int, int]
 STRIDE = 1 << 24
 """Between the first token ids of two pieces: longer ones there are none."""
 LEAST_SHARE, MOST_SHARE = 0.3, 1.0
-"""Of a prompt, that its beginning is."""
+"""The bounds of the share of a prompt that its shared beginning makes up."""
 
 
 def tokens_of(content: Iterable[Piece], size: int, own: int) -> tuple[int, ...]:
-    """So many token ids: of the pieces, and what they leave of a piece that is the `own` one's."""
+    """This many token ids: those of the pieces, and for the rest those of a piece that is the `own`
+    one's.
+    """
     made: list[int] = []
     for piece, tokens in content:
         made.extend(range(piece * STRIDE, piece * STRIDE + tokens))
@@ -39,8 +41,8 @@ class Said:
         self._said: dict[int, tuple[int, ...]] = {}
 
     def prompt(self, turn: Turn, function: int, size: int, own: int) -> tuple[int, ...]:
-        """So many tokens: what was said, then the question, which is the `own` one's. The first
-        begins with the system prompt of its function.
+        """The prompt of this many tokens: what was said, then the question, which is the `own`
+        one's. The first begins with the system prompt of its function.
         """
         said = self._said.get(turn.conversation)
         if said is None:

@@ -53,7 +53,7 @@ class Jitter:
 
     decode_s: tuple[float, ...] = ()
     prefill_s: tuple[float, ...] = ()
-    """Of iterations with prompts among them."""
+    """The seconds for iterations with prompts among them."""
     decode_shares: tuple[float, ...] = ()
     prefill_shares: tuple[float, ...] = ()
     seed: int = 0
@@ -73,34 +73,40 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCosts:
-    """Of one node, whatever the model."""
+    """The costs of one node, whatever the model."""
 
     factor: float = 1.0
     """By which every iteration takes longer than its profile says."""
     prefill_factor: float = 1.0
     """By which those with prompt tokens among them take longer still."""
     overhead_s: float = 0.0
-    """Of every iteration, from turn to turn: all but the engine's part."""
+    """What every iteration takes from turn to turn beside the engine's part."""
     load_slowdown: float = 1.0
     """By which an iteration takes longer that begins beside a load."""
     priming_s: float = 0.0
-    """Of every size that a new instance computes once: what the engine builds for it."""
+    """What every size takes that a new instance computes once, so that the engine builds its
+    kernels.
+    """
     pace: Pace = field(default_factory=Pace)
     jitter: Jitter = field(default_factory=Jitter)
     load_s: float = 0.3
-    """Of every load: all but its weights."""
+    """What every load takes beside its weights."""
     load_stretch: float = 1.0
     """By which a load takes longer beside which its node computes all along."""
     load_bytes_per_s: float = 13.5e9
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
-    """Of every resize that maps."""
+    """What every resize takes that maps."""
     resize_bytes_per_s: float = 30e9
     """At which memory is mapped or given back."""
     grow_copy_bytes_per_s: float = 64e9 / 1.9
-    """Of a copy's new size: LLM-Mesh grew a cache from 32 to 64 GB in 1.9 s."""
+    """The rate of growing by a copy, by the new size: LLM-Mesh grew a cache from 32 to 64 GB in 1.9
+    s.
+    """
     shrink_copy_bytes_per_s: float = 16e9 / 0.3
-    """Of a copy's new size: LLM-Mesh shrank one from 32 to 16 GB in 0.3 s."""
+    """The rate of shrinking by a copy, by the new size: LLM-Mesh shrank a cache from 32 to 16 GB in
+    0.3 s.
+    """
     unload_s: float = 0.05
 
     def __post_init__(self) -> None:
@@ -138,7 +144,7 @@ class GivenCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCosts:
-    """Of one model on one kind of node."""
+    """The costs of one model on one kind of node."""
 
     profile: Profile
     footprint: Footprint

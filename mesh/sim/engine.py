@@ -24,9 +24,9 @@ from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine
 
 NAME = "cost-model"
 SHARE_MIN = 0.5
-"""Of what an iteration takes on the average: no jitter makes it shorter."""
+"""No jitter makes an iteration shorter than this share of its mean time."""
 LOAD_END_SHARE = 0.001
-"""Of a load, that it need not be longer yet."""
+"""A load that would be longer by less than this share of itself may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class CostEngine(VirtualEngine):
         self.loads = 0
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
-        """Of all steps so far; a prompt's first token is not decoded."""
+        """The tokens decoded in all steps so far; a prompt's first token is not decoded."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -193,7 +193,7 @@ class CostEngine(VirtualEngine):
         return max(engine_s + costs.overhead_s * slower + drawn_s, engine_s * SHARE_MIN)
 
     def _lost_s(self) -> float:
-        """Of a call that computes, before it does so."""
+        """The time that a call which computes loses before it begins to."""
         return 0.0
 
     def _load_alone_s(self, weights_bytes: int) -> float:

@@ -26,7 +26,9 @@ from mesh.sim.virtual_engine import NO_LENGTHS, kind_of
 
 @dataclass(slots=True)
 class EngineFaults:
-    """Of one node. Counts are of calls that will fail; factors are of the time that calls take."""
+    """The faults of one node's engine. Counts are of calls that will fail; factors are of the time
+    that calls take.
+    """
 
     loads_failing: int = 0
     steps_failing: int = 0
@@ -34,7 +36,7 @@ class EngineFaults:
     load_factor: float = 1.0
     step_factor: float = 1.0
     freeze_s: float = 0.0
-    """Lost in the next iteration."""
+    """The time that the next iteration loses."""
     overbooked: list[str] = field(default_factory=list)
     """Calls for which there was no memory: the controller has promised some of it twice."""
 
@@ -89,7 +91,7 @@ class FaultyEngine(CostEngine):
         self._engine_faults = engine_faults
         self._clock = clock
         self._leaving_bytes = 0
-        """Given back by calls that have not ended."""
+        """The memory that calls give back which have not ended."""
         self._leaving_weights: dict[Hashable, Share] = {}
         """As well, by their kind: whoever loads them meanwhile takes them over."""
 

@@ -106,7 +106,7 @@ class Fault:
     """From the start of the workload."""
     kind: FaultKind
     node_id: NodeId
-    """Of no meaning for faults of no node."""
+    """The node; it has no meaning for faults of no node."""
     until_s: float
     size: float
     chance: float
@@ -125,8 +125,8 @@ def check_faults(faults: Faults) -> None:
 
 
 def occurrences(faults: Faults, node_ids: Sequence[NodeId], seed: int) -> tuple[Fault, ...]:
-    """Of each kind a Poisson process on its own, so that a further kind leaves the others alone.
-    Ordered by time.
+    """The occurrences of all faults, ordered by time. Each kind is a Poisson process on its own, so
+    that a further kind leaves the others alone.
     """
     found = [
         fault

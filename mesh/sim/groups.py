@@ -48,10 +48,12 @@ class NodeGroup:
     count: int = 1
     device: DeviceKind
     hardware: str | None = None
-    """Whose tables; None for the device's own of the testbed: xeon-32, or a100-80gb."""
+    """The hardware whose tables are used; `None` stands for the device's own of the testbed:
+    xeon-32, or a100-80gb.
+    """
     memory_gib: float
     prefetch_gib: float = 0.0
-    """Of it, the most for what is loaded before anybody calls for it."""
+    """How much of its memory may hold what is loaded before anybody calls for it."""
     shares_weights: bool = False
     """Its instances of a model with one context limit share the weights, as OpenVINO's do."""
     processes: int = 0

@@ -35,8 +35,8 @@ class VirtualLanes:
         self._waiting: dict[Lane, deque[Callable[[], None]]] = {lane: deque() for lane in Lane}
         self.post: Callable[[NodeEvent], None] = _unbound
         self.more_load_s: Callable[[], float] = lambda: 0.0
-        """Asked when a load has taken what it had spent: how much longer it takes, for what has
-        gone on beside it.
+        """The lanes ask it when a load has taken the time it had spent: how much longer the load
+        takes because of what went on beside it, in seconds.
         """
 
     def spend(self, seconds: float) -> None:

@@ -37,7 +37,7 @@ class NodePlan:
     weights_use: bool = False
     """It counts as in use while it holds an instance, not only while it is busy."""
     seed: int = 0
-    """Of what is drawn at random on it, beside its name."""
+    """The seed of what is drawn at random on the node, beside its name."""
 
 
 class VirtualNode:

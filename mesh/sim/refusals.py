@@ -46,7 +46,7 @@ CROWDED = frozenset(
         RefusalReason.TPOT_EXCEEDED,
     }
 )
-"""Of a cell that has the deployment and a node for it, and no place."""
+"""The reasons of a cell that has the deployment and a node for it, and no place."""
 _TAKES = (True, Verdict.PASSES)
 """A place that has memory and time."""
 
@@ -78,7 +78,7 @@ class RefusalChecks:
         self._beside_free_link: set[RequestId] = set()
         """Those that were refused, or had no place when they came."""
         self._agree: list[bool] = []
-        """Of each refusal, in their order."""
+        """For each refusal, in order, whether its reason was true."""
         self._cell: VirtualCell | None = None
 
     def attach(self, cell: VirtualCell) -> None:
@@ -215,9 +215,9 @@ def _of(verdict: Verdict) -> RefusalReason:
 def _places(
     cell: VirtualCell, entry: DeploymentEntry, request: RequestEntry, now_s: float
 ) -> Iterator[tuple[bool, Verdict]]:
-    """Of each instance of the deployment, loading ones too, and of each node that could have
-    another: whether there is memory, and what validation says of its time, the load included. One
-    that comes now may be late for a load, if its deployment wants that and has nothing loaded.
+    """Each instance of the deployment, loading ones too, and each node that could have another one:
+    whether there is memory, and what validation says of its time, the load included. A request that
+    comes now may be late for a load, if its deployment wants that and has nothing loaded.
     """
     limits, core = cell.plan.limits, cell.core.cell
     loaded = any(instance.is_loaded for instance in entry.instances.values())

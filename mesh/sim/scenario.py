@@ -54,7 +54,7 @@ NOT_0 = frozenset(
         *("prefill_tokens_max", "kv_tokens_profiled"),
     }
 )
-"""Of CellLimits: at 0 a cell does no work, or never has done with it."""
+"""The fields of CellLimits that must be above 0: at 0 a cell does no work, or never finishes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,9 @@ class Scenario:
     beginnings: int = 0
     """Texts with which prompts begin, each with a part of one; 0: they have nothing in common."""
     output_tokens_max: int | None = None
-    """That callers take, unless `ideal`; None for what the context leaves."""
+    """The most tokens that callers take, unless `ideal`; `None` stands for what the context
+    leaves.
+    """
     limits: CellLimits = field(default_factory=CellLimits)
     faults: Faults | None = None
 

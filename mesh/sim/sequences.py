@@ -22,8 +22,9 @@ from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 
 Seconds = Callable[[int, int, int, int, int], float]
-"""Of iterations: prompt tokens, tokens before them, decodes, mean context of those, and how many
-iterations, the context of each longer by one than that of the one before.
+"""The seconds that iterations take. The arguments are prompt tokens, tokens before them, decodes,
+mean context of those, and how many iterations; the context of each is longer by one than that of
+the one before.
 """
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
@@ -88,7 +89,7 @@ class Sequence:
     room: int = 0
     """Tokens that its blocks hold."""
     prefix: "Prefix | None" = None
-    """None: its blocks are only counted."""
+    """The prefix of its blocks, or `None` when its blocks are only counted."""
 
     @property
     def left(self) -> int:
@@ -98,7 +99,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Prefix:
-    """Of a sequence whose blocks others may share."""
+    """The prefix of a sequence whose blocks others may share."""
 
     tokens: tuple[int, ...]
     """Its prompt and all of its answer."""
@@ -334,7 +335,7 @@ class Instance:
             prefix.walk.name(prefix.tokens, sequence.computed, prefix.table, self.pool)
 
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
-        """So many new ones, the last of which may end the request."""
+        """This many new tokens of the sequence, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
         token_ids = sequence.answer[index : index + count]
         sequence.length = length = sequence.length + count

@@ -35,7 +35,7 @@ class Hardware:
     cores: int
     """0 for a GPU."""
     block_tokens: int
-    """Of KV, as the testbed's engine on it has them."""
+    """The tokens of a KV block, as the testbed's engine has them on this hardware."""
 
     @property
     def fingerprint(self) -> str:

@@ -123,11 +123,11 @@ class VirtualEngine:
         return bool(self._instances)
 
     def requests(self) -> int:
-        """Submitted and not ended."""
+        """How many requests were submitted and have not ended."""
         return sum(len(instance.sequences) for instance in self._instances.values())
 
     def request_ids(self) -> list[RequestId]:
-        """Of all requests that are in it."""
+        """The ids of all requests that are in it."""
         return [r for instance in self._instances.values() for r in instance.sequences]
 
     def held_bytes(self) -> int:

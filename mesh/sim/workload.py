@@ -27,7 +27,7 @@ from mesh_workloads.sampling import Sample, functions_of, load_for
 from mesh_workloads.trace import BLOCK_TOKENS, Trace
 
 CONTEXT_TOKENS_MAX = 4096
-"""Of requests whose lengths are drawn, as in the LLM-Mesh testbed."""
+"""The longest context of requests whose lengths are drawn, as in the LLM-Mesh testbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Serverless:
 
     duration_s: float = LLM_MESH.duration_s
     rate_per_s: float | None = None
-    """Of all deployments; None for the preset's of as many."""
+    """The rate of all deployments; `None` stands for the preset's rate of as many."""
     rates: Rates = LLM_MESH.rates
     process: Process = LLM_MESH.process
     diurnal: Diurnal = LLM_MESH.diurnal
@@ -83,9 +83,9 @@ class TraceFile:
     duration_s: float | None = None
     """From `start_s`; None for the rest."""
     lengths: str = AZURE_CONVERSATION.name
-    """Of requests whose file has none."""
+    """The lengths of requests whose file has none."""
     context_tokens_max: int = CONTEXT_TOKENS_MAX
-    """Of lengths that are drawn; those of the file stay."""
+    """The context limit of lengths that are drawn; those of the file stay."""
     clip_tokens: bool = False
     """Cut requests that no context holds to what it does; otherwise they are refused."""
 

@@ -31,7 +31,7 @@ from mesh.text.tokenizer import TextCodec
 TOKENS_MAX = 1 << 21
 """In the answer to one request: above every context that there is."""
 TOKEN_CHARS_MAX = 16 << 10
-"""Of one token's text, in a vocabulary: nodes decode some twenty at a time."""
+"""The longest text of one token in a vocabulary: nodes decode some twenty at a time."""
 END = "<|end|>"
 _MARK = re.compile(r"<[^<>\s]{1,64}>")
 """What may be a special token's name in a grammar."""
@@ -188,8 +188,9 @@ def _check_parts(tokenizer_json: bytes) -> None:
 
 
 def _check_grammar(grammar: Grammar) -> None:
-    """Also by following it, over a vocabulary of bytes: what is valid may still take hours to
-    build, as the multiples of a large number do, on a node whose thread cannot be stopped then.
+    """Checks a grammar, also by following it over a vocabulary of bytes: what is valid may still
+    take hours to build, as the multiples of a large number do, on a node whose thread cannot be
+    stopped then.
     """
     from llguidance import LLMatcher
 

@@ -76,7 +76,7 @@ class Conversation(NamedTuple):
 
 
 class ContentGuard:
-    """Of one tokenizer and its templates."""
+    """Guards the content of messages for one tokenizer and its templates."""
 
     def __init__(self, tokenizer: Tokenizer, templates: Iterable[str]) -> None:
         self._tokenizer = tokenizer
@@ -86,7 +86,7 @@ class ContentGuard:
             token.content: token_id for token_id, token in added.items() if self._guards(token)
         }
         self.ids = frozenset(self._ids.values())
-        """Of marks, which only a template may write."""
+        """The ids of the marks, which only a template may write."""
         self._apart = sorted({char for mark in self._ids for char in _telling(mark)})
         self._marks = _any_of(self._ids)
         self._suspect = re.compile("|".join(map(re.escape, self._apart)) or "(?!)")

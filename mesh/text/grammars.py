@@ -21,15 +21,17 @@ CHOICES_MAX = 1024
 CHECKED_MAX = 1024
 """Grammars of which it is known what is wrong with them, if anything."""
 FUEL_INITIAL, FUEL_STEP = 200_000, 100_000
-"""Of llguidance's lexer, for a check: an engine has five times and twice as much."""
+"""The fuel of llguidance's lexer for a check: an engine has five times and twice as much."""
 GROUPS_MAX = 4
 """Groups in groups of a rule that are looked at for what may be left out."""
 BYTES_TRIED = 8
-"""Of an answer that a check begins."""
+"""A check tries so many first bytes of an answer."""
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of a JSON value: small models else go on with blanks for ever."""
 _START = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|\b(start)\b')
-"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted or a comment."""
+"""Finds the name of the first rule in a grammar of Lark's notation, and tells it from quoted text
+and comments.
+"""
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"i?|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*')
 _RULE = re.compile(r"^[ \t]*[?!]?([a-zA-Z_]\w*)(?:\.-?\d+)?(?:\[[^\]]*\])?[ \t]*:", re.M)
 """The head of a rule in Lark's notation."""
@@ -41,7 +43,7 @@ ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 
 def json_grammar(schema: Any) -> Grammar:
-    """Of JSON that a schema describes: the schema as data, or as text."""
+    """The grammar of JSON that a schema describes: the schema as data, or as text."""
     if schema is True:
         schema = {}
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
@@ -60,8 +62,8 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def after_thought(grammar: Grammar, thinking: Thinking) -> Grammar:
-    """Of an answer that keeps to the grammar once it has thought aloud, which is free. Raises
-    InvalidInput.
+    """The grammar of an answer that keeps to `grammar` once it has thought aloud, which it does
+    freely. Raises InvalidInput.
     """
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:

@@ -39,9 +39,11 @@ from mesh.text.child import ERROR, HEAD, OVER_MEMORY, TOKENS, TOKENS_MAX, Reques
 CHILDREN_MAX = 2
 """Beside the one for what has been killed or slow."""
 CODECS_MAX = 16
-"""Kept by each child."""
+"""Each child keeps this many codecs."""
 CODECS_BYTES_MAX = 64 << 20
-"""Of the tokenizer.json of those; in memory they take some twenty times as much."""
+"""The files tokenizer.json of those may take this much together; in memory they take some twenty
+times as much.
+"""
 WAITING_MAX = 256
 WAITING_OF_ONE_MAX = 32
 """Requests of one tenant for one model that wait for its turn."""
@@ -63,13 +65,13 @@ GRAMMAR_CPU_S = 0.5
 """What a node builds of it holds up the first tokens of other grammars there."""
 CALL_MEMORY_BYTES = 256 << 20
 CALL_MEMORY_BYTES_PER_CHAR = 256
-"""Twice what tokenising takes."""
+"""This is twice what tokenising takes."""
 BUILD_MEMORY_BYTES = 128 << 20
 BUILD_MEMORY_BYTES_PER_BYTE = 40
-"""Twice what building takes."""
+"""This is twice what building takes."""
 REPLY_BYTES_MAX = 4 * TOKENS_MAX
 SLOW_SHARE = 0.25
-"""Of the processor time that a call may take; who takes more is served apart."""
+"""A call may take this share of the processor time; whoever takes more is served apart."""
 APART_S = 600.0
 KILLS_MAX = 2
 """In a row; then the model is refused for `HOLD_S`."""
@@ -97,7 +99,7 @@ class Owner:
     tenant: str
     name: str
     key: bytes
-    """Of the codec, or of the grammar."""
+    """The key of the codec, or of the grammar."""
     tokenizer_bytes: int = 0
 
 
@@ -222,7 +224,7 @@ class _Place:
     child: _Child | None = None
     job: _Job | None = None
     last: tuple[str, bytes] | None = None
-    """Whose request was served here last."""
+    """The owner whose request was served here last."""
     expiry: asyncio.TimerHandle | None = None
 
     @property

@@ -27,7 +27,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 _KWARGS_MAX = 64
-"""Of templates, of which it is known how answers begin."""
+"""For so many keyword arguments of templates, it is kept how answers begin."""
 _KWARGS_CHARS_MAX = 1024
 """Longer ones are looked at anew: callers say what they hold."""
 

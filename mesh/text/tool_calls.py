@@ -16,7 +16,7 @@ from mesh.domain.text import ToolFormat
 from mesh.text.schemas import embedded
 
 CALLS_MAX = 16
-"""Of one answer that has to make some."""
+"""The most calls in one answer that has to make some."""
 _BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As models have seen calls: small ones else go on with blanks for ever."""
 
@@ -57,12 +57,14 @@ Said = Text | CallBegun | Arguments
 
 _OPEN, _CLOSE, _PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
 MARKS = frozenset({_OPEN, _CLOSE})
-"""Of calls as Hermes makes them; tokens of their own, where the vocabulary has such."""
+"""The marks around calls as Hermes makes them; they are tokens of their own, where the vocabulary
+has such.
+"""
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-"""Of a call with its name first, up to its arguments."""
+"""The beginning of a call that has its name first, up to its arguments."""
 
 
 class _Braces:
@@ -103,7 +105,7 @@ class ToolReader:
         self._amid = form is ToolFormat.LLAMA3
         """Where a call may be, or is; else amid text."""
         self._braces: _Braces | None = None
-        """Of the arguments that are being read."""
+        """The braces of the arguments that are being read."""
         self._done = False
         """The call is read, and its end awaited."""
 
@@ -187,7 +189,7 @@ class ToolReader:
             self._done = self._amid = False
 
     def _whole_call(self, text: str, *, closed: bool = True) -> list[Said]:
-        """Of one whose parts come in another order, or of none."""
+        """What a whole call says when its parts come in another order, or when it is none."""
         try:
             said = json.loads(text.strip().removeprefix(_PYTHON))
             arguments = said.get("arguments", said.get("parameters", {}))
@@ -219,7 +221,7 @@ class ToolReader:
 
 
 def _name(quoted: str) -> str | None:
-    """Of a tool; None for what no name is: a torn escape, half a character."""
+    """The name of a tool, or `None` for what is no name: a torn escape, half a character."""
     try:
         name = json.loads(quoted)
     except ValueError:
@@ -246,8 +248,9 @@ def _held(text: str) -> int:
 def calls_grammar(
     form: ToolFormat, schemas: Mapping[str, Any], *, several: bool, by_tokens: bool = False
 ) -> Grammar:
-    """Of an answer that calls one of these tools, by their names with the schemas of their
-    arguments, or `several` of them. `by_tokens`: `MARKS` are tokens, and not to be spelled.
+    """The grammar of an answer that calls one of these tools, or `several` of them. `schemas` has
+    the schemas of their arguments by their names. `by_tokens`: `MARKS` are tokens, and not to be
+    spelled.
     """
     key = "arguments" if form is ToolFormat.HERMES else "parameters"
     one_of = []

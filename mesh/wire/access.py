@@ -61,12 +61,12 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/readyz": None,
     "/openapi.json": None,
 }
-"""None: anyone, without a key."""
+"""The roles that may call each route; `None` lets anyone call it, without a key."""
 _CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 
 
 def caller() -> Caller:
-    """Of the call that this runs for."""
+    """The caller for whom this code runs."""
     return _CALLER.get()
 
 
@@ -105,7 +105,7 @@ class Gate:
             _CALLER.set(found)
 
     def check(self, authorization: str | None, roles: Iterable[Role]) -> Caller | None:
-        """Whose call it is; None where no key is wanted. Raises Unauthenticated or Forbidden."""
+        """The caller; `None` where no key is wanted. Raises Unauthenticated or Forbidden."""
         if self._find is None:
             return None
         if authorization is None:

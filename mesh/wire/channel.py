@@ -24,7 +24,7 @@ REDIAL_MS_MAX = 1_000
 BACKLOG_MAX = 1024
 """Connections that wait to be taken."""
 CONNECTIONS_MAX = 2048
-"""Of gRPC, nodes included."""
+"""The most gRPC connections of a controller, those of nodes included."""
 STREAMS_MAX = 4096
 """Calls at one time on a connection."""
 HANDSHAKE_MS_MAX = 10_000
@@ -122,7 +122,7 @@ def _shown(tls: Tls) -> grpc.ChannelCredentials:
 
 
 class _Details(NamedTuple):
-    """Of a call, as gRPC's interceptors hand them on."""
+    """The details of a call, as gRPC's interceptors hand them on."""
 
     method: str
     timeout: float | None

@@ -44,7 +44,7 @@ M = TypeVar("M")
 V = TypeVar("V")
 Stream = Generator[V, None, None]
 Progress = Callable[[str, float], None]
-"""Called with a phase in words and the share done, 0 to 1."""
+"""The client calls it with a phase in words and the share done, 0 to 1."""
 
 
 class MeshClient:
@@ -188,7 +188,9 @@ class MeshClient:
         self._calls.unary(self._control.Cancel, request)
 
     def tokenizer(self, name: DeploymentName) -> TextAssets:
-        """Of the deployment's model. Raises NotFound, Unavailable while it is being imported."""
+        """The text assets of the deployment's model. Raises NotFound, and Unavailable while the
+        model is being imported.
+        """
         with _writing("the name"):
             request = pb.GetTokenizerRequest(name=name)
         return from_wire(self._calls.unary(self._control.GetTokenizer, request), TextAssets)

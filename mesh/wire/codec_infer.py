@@ -91,7 +91,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], object], tuple[str, ...]]] = {
     "ignore_eos": (_flag, _FLAGS),
     "cache_salt": (_text, (TEXT,)),
 }
-"""Of an invocation: how each is read, and the datatypes of its tensor."""
+"""For each field of an invocation, how its value is read, and the datatypes of its tensor."""
 INPUTS: Mapping[str, tuple[str, ...]] = {
     INPUT: (TEXT,),
     STREAM: _FLAGS,
@@ -172,7 +172,7 @@ def _check_outputs(request: pb.ModelInferRequest) -> None:
 
 
 def _parameters(request: pb.ModelInferRequest) -> dict[str, object]:
-    """Of the request; one without a value counts as not given."""
+    """The parameters of the request; one without a value counts as not given."""
     return {
         name: getattr(parameter, kind)
         for name, parameter in sorted(request.parameters.items())

@@ -35,7 +35,7 @@ class Credentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of every call."""
+        """The gRPC metadata of every call."""
         return ((AUTHORIZATION, f"Bearer {self.key}"),) if self.key else ()
 
 

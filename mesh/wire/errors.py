@@ -31,8 +31,8 @@ HINT_KEY = "mesh-hint-bin"
 REASON_KEY = "mesh-reason"
 RETRY_AFTER_KEY = "mesh-retry-after-s"
 TEXT_BYTES_MAX = 1500
-"""Of a message, and of a hint: gRPC drops a call whose metadata comes to more than 8 KiB, and a
-message may take three bytes for one there.
+"""The longest message, and the longest hint: gRPC drops a call whose metadata comes to more than 8
+KiB, and a message may take three bytes for one there.
 """
 
 _FOREIGN: dict[grpc.StatusCode, type[MeshError]] = {

@@ -10,7 +10,9 @@ from mesh.wire.credentials import Tls
 HANDSHAKE_S_MAX = 3.0
 REFUSED_S_MAX = 0.5
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""That a client of HTTP/2 begins with (RFC 9113 §3.4); a server of HTTP/1 says that it is none."""
+"""The bytes with which a client of HTTP/2 begins (RFC 9113 §3.4); a server of HTTP/1 answers that
+it is none.
+"""
 _HTTP_1 = b"HTTP/1."
 _TLS_WANTED, _HTTP, _NO_TLS = "TLS is wanted", "HTTP is served", "no TLS is spoken"
 _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")

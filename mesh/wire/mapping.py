@@ -256,7 +256,7 @@ def _marks(hint: Any) -> tuple[Any, ...]:
 
 
 class _UnknownWord(Exception):
-    """Raised where a word of a later version is no fault."""
+    """A word of a later version was read. It is raised where that is no fault."""
 
 
 def _known_word(kind: type[E], text: str, message: Message, field: str) -> E:

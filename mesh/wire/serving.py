@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _OURS = ("/mesh.v1.", "/inference.")
 _COMMON_NAME = "x509_common_name"
-"""Of what the caller showed, in gRPC's context."""
+"""The name, in gRPC's context, of the common name in the certificate that the caller showed."""
 ABORT_S_MAX = 1.0
 """For telling a caller why its call ends; one that does not even read that is dropped."""
 

@@ -14,16 +14,16 @@ from mesh.v1 import open_inference_pb2 as pb
 
 Value = bool | int | float | str
 VALUES_MAX = 64
-"""Of a tensor."""
+"""The most values of a tensor."""
 TEXT = "BYTES"
 _LENGTH = struct.Struct("<I")
 
 
 class _Datatype(NamedTuple):
     field: str
-    """Of InferTensorContents."""
+    """The field of InferTensorContents."""
     code: str
-    """Of `struct`, where raw; an element of BYTES goes after its length."""
+    """The code of `struct` for a raw element; an element of BYTES follows its length."""
 
 
 _DATATYPES: Mapping[str, _Datatype] = {

@@ -36,7 +36,7 @@ from mesh.wire.malformed import M
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARS_MAX = 200
-"""Of what a library says of a value that does not fit."""
+"""At most so many characters are shown of what a library says of a value that does not fit."""
 _UNSENDABLE = (TypeError, ValueError, OverflowError)
 """What protobuf raises for a number beyond its field, a lone surrogate, or another type."""
 

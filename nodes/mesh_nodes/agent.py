@@ -125,7 +125,9 @@ class Agent:
         self._failure: BaseException | None = None
         self._host: Host[NodeEvent, NodeAction]
         self._deciding = threading.Lock()
-        """Held while the core decides: the loop and the compute thread both post."""
+        """The core decides under this lock, because both the loop and the compute thread post
+        events.
+        """
         self._loop: asyncio.AbstractEventLoop
 
     def stop(self) -> None:

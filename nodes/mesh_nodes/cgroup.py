@@ -15,7 +15,9 @@ V1_UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """None: no limit."""
+    """The limits that apply to this process; a limit is `None` where the control groups set
+    none.
+    """
 
     cpus: float | None
     """CPU seconds per second."""

@@ -14,7 +14,8 @@ from mesh.domain.errors import InvalidInput, Unavailable
 from mesh_nodes.hardware import Hardware
 
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory, the default limit of its node. Nothing else ought to run on it."""
+"""The default limit of a node as a share of its GPU's memory. Nothing else ought to run on the GPU.
+"""
 _NAME_BYTES = 96
 _UUID_BYTES = 96
 
@@ -72,7 +73,7 @@ class Gpus:
         return known[index]
 
     def free_bytes(self, gpu: Gpu) -> int:
-        """Of its memory, now."""
+        """The free memory of the GPU, now."""
         return int(self._memory(self._handle(gpu.index)).free)
 
     def used_bytes(self, gpu: Gpu) -> int:

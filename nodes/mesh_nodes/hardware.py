@@ -17,9 +17,10 @@ from mesh.domain.steps import EngineCapabilities
 from mesh_nodes import cgroup, topology
 
 MEMORY_SHARE = 0.7
-"""Of the usable memory, the default limit of a node's process: weights, KV caches and the process
-itself. The rest is for imports, for what else runs on the machine, and for what no book shows:
-activations, and pages that an allocator keeps."""
+"""The default limit of a node's process as a share of the usable memory: weights, KV caches and the
+process itself. The rest is for imports, for what else runs on the machine, and for what no book
+shows: activations, and pages that an allocator keeps.
+"""
 
 ISA_FLAGS = {
     "avx2": "avx2",
@@ -40,14 +41,14 @@ class Hardware:
     cpu: str
     """Model name as the kernel gives it; of a GPU, as its driver does."""
     cores: int
-    """That the process may keep busy, however many threads each of them has."""
+    """The cores that the process may keep busy, however many threads each of them has."""
     memory_bytes: int
     """What the process may use before it is killed or the machine swaps; of a GPU, all it has."""
     isa: tuple[str, ...]
     cpu_family: str = ""
     """Family and model as numbers, `25-17`: virtual machines may all have the same model name."""
     memory_share: float = MEMORY_SHARE
-    """Of the memory, the default of `--memory`."""
+    """The default of `--memory`, as a share of the memory."""
 
     @property
     def text(self) -> str:

@@ -66,7 +66,7 @@ class KeptLoads:
             self._write()
 
     def rates(self) -> tuple[tuple[LoadTier, LoadRate], ...]:
-        """Of each tier that anything is known of."""
+        """The load rate of each tier of which anything is known."""
         loads, found = self._loads, []
         slowdown = self._slowdown(loads)
         for tier in LoadTier:
@@ -81,7 +81,9 @@ class KeptLoads:
         return self._measured.get(tier, PRIORS[tier])
 
     def _slowdown(self, loads: Mapping[LoadTier, Sequence[Load]]) -> float:
-        """Of loads beside which the node computes, as its controller learns it."""
+        """How much slower loads are while the node computes beside them, as its controller learns
+        it.
+        """
         if not self._stated_slowdown:
             return 0.0
         seen = [

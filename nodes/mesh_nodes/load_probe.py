@@ -22,7 +22,7 @@ WRITTEN_BYTES = 8 << 20
 """Where the store has no file to read."""
 COPIED_BYTES = 32 << 20
 FILES_MAX = 64
-"""Of the store that are looked at."""
+"""At most so many files of the store are looked at."""
 _PIECE_BYTES = 64 << 10
 """Larger buffers on the heap would change what the allocator gives back later."""
 
@@ -36,7 +36,9 @@ def measured_rate(store_path: Path, least_load_s: Callable[[], float]) -> LoadRa
 
 
 def _read_bytes_per_s(store_path: Path) -> float:
-    """Of the largest file of weights there, or of one that is written for it, past the cache."""
+    """The rate of reading the largest file of weights, or one that is written for it, past the page
+    cache.
+    """
     files = islice(store_path.glob("models/*/*.safetensors"), FILES_MAX)
     found = max(files, key=lambda path: path.stat().st_size, default=None)
     if found is not None and found.stat().st_size >= WRITTEN_BYTES:
@@ -80,6 +82,6 @@ def _copy_bytes_per_s() -> float:
 
 
 def _touch(pages: mmap.mmap) -> None:
-    """So that they are there."""
+    """Writes to the pages, so that they are in memory."""
     for _ in range(len(pages) // _PIECE_BYTES):
         pages.write(b"\1" * _PIECE_BYTES)

@@ -33,7 +33,9 @@ class Messenger:
         self._thread.start()
 
     def post(self, call: Call) -> None:
-        """Bounded by who posts: the link refuses reports beyond its own bound."""
+        """Puts the call in the queue. The callers bound its length: the link refuses reports beyond
+        its own bound.
+        """
         self._calls.put(call)
 
     def close(self, timeout_s: float) -> None:

@@ -60,26 +60,30 @@ class NodeOptions:
     device: DeviceKind
     engine: EngineName
     hardware: Hardware
-    """Of the device."""
+    """The cores and the memory of the device."""
     gpu: Gpu | None
-    """Of a GPU node."""
+    """The GPU of a GPU node; `None` for a CPU node."""
     memory_bytes: int
     """Limit of the node's process: weights, KV caches and what the process takes by itself."""
     prefetch_bytes: int
-    """Of it, the most for what is loaded before anybody calls for it."""
+    """How much of the node's memory may hold what is loaded before anybody calls for it."""
     page_cache_bytes: int
-    """Of the host's memory beside it, the most for files that loads will read; openvino's alone."""
+    """How much of the host's memory beside the node's may hold files that loads will read; openvino
+    alone has this.
+    """
     threads: int
-    """That one iteration computes with."""
+    """The threads that one iteration computes with."""
     numa: int | None
     """The NUMA node that all of it is near to, if to any."""
     precision: ComputePrecision | None
-    """None: the quickest by the clock; so is `kv`."""
+    """The precision of computation; `None` stands for the quickest by the clock. The same holds for
+    `kv`.
+    """
     kv: KvPrecision | None
     asleep_max: int
     """Unloaded instances that stay with their weights in the host's memory; 0 on a CPU."""
     asleep_bytes_max: int
-    """Of the host's memory, for all of them."""
+    """The most host memory that all sleeping instances may take together."""
     verify: Verify
     """When a load checks the digests of its files."""
     download_bytes_per_s: int | None

@@ -81,7 +81,7 @@ def _siblings(number: int, sys: Path) -> frozenset[int]:
 
 
 def _numbers(text: str) -> frozenset[int]:
-    """Of a list as the kernel writes it: `0-3,8,10-11`."""
+    """The numbers in a list as the kernel writes it, for example `0-3,8,10-11`."""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
     return frozenset(n for first, last in ranges for n in range(int(first), int(last or first) + 1))
 

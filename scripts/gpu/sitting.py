@@ -34,7 +34,7 @@ from mesh_nodes.engines.cuda_driver import CudaDriver  # noqa: E402
 
 SECONDS_MAX = 480.0
 LAYERS = 32
-"""Of the caches."""
+"""The layers of the caches."""
 CACHES_GB = (1, 10, 40)
 _DRY_DEVICE_GB = 80
 
@@ -46,7 +46,7 @@ class Sitting:
         self.dry = dry
         self.gb = 1 << 20 if dry else 10**9
         self.layer_block_bytes = 256 if dry else 1 << 16
-        """Of a block of 16 tokens, in one of the LAYERS of an 8B model in 16 bits."""
+        """The size of a block of 16 tokens, in one of the LAYERS of an 8B model in 16 bits."""
         self.device = torch.device("cpu" if dry else "cuda:0")
         self._end_s = time.monotonic() + seconds
         self._rows: list[tuple[str, str, str]] = []
@@ -75,13 +75,13 @@ class Sitting:
         return CudaDriver(self.library, 0)
 
     def free_bytes(self) -> int:
-        """Of the device's memory, as its driver says."""
+        """The free memory of the device, as its driver says."""
         if self.dry:
             return int(self.library.free_bytes)
         return int(torch.cuda.mem_get_info()[0])
 
     def used_bytes(self) -> int:
-        """Of the device's memory, by whomever, as NVML says."""
+        """The memory of the device that anybody uses, as NVML says."""
         if self.dry:
             return _DRY_DEVICE_GB * self.gb - self.free_bytes()
         from mesh_nodes.gpus import Gpus

@@ -66,7 +66,7 @@ SHAPES = (
         vocabulary=128256,
     ),
 )
-"""Of Llama 3.2 and 3.1."""
+"""The shapes of Llama 3.2 and 3.1."""
 TINY = Shape(
     name="tiny",
     layers=2,

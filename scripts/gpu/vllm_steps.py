@@ -34,13 +34,13 @@ from mesh.domain.reasons import DeviceKind
 from scripts.gpu.stack import SHAPES, TINY, Shape, Stack
 
 BATCH, CONTEXT_TOKENS = 8, 512
-"""Of the decode step whose ways are compared."""
+"""The batch and the context of the decode step whose ways are compared."""
 STEPS = 64
 CONTRACT_S_MAX = 200.0
 DRAWN_ROWS, TOP_P, TEMPERATURE = 32, 0.95, 0.8
 REPEATS = 3
 SPARE_S = 10.0
-"""Of the script's time, after which no further shape is measured."""
+"""After this much of the script's time, no further shape is measured."""
 
 
 def contract(sitting: Sitting) -> None:

@@ -154,7 +154,7 @@ TTFTS_S = {
 
 
 def measured(*without: Engine) -> Measured:
-    """Of each, three starts, one of them far off."""
+    """Each engine and tier has three starts, one of them far off."""
     found = [
         Start(engine=engine, tier=tier, ttft_s=ttft_s * factor)
         for (engine, tier), ttft_s in TTFTS_S.items()

@@ -139,7 +139,7 @@ def roofline(*flags: str) -> Roofline:
 
 
 def test_one_decode_is_bound_by_the_memory_and_a_prefill_by_the_cores() -> None:
-    """Of what precision's arithmetic the processor has."""
+    """The bound depends on the precisions whose arithmetic the processor has."""
     machine = roofline("avx512f", "avx512_vnni", "amx_bf16")
     decode, prefill = (
         [machine.least_s(LAYERS, shape, precisions) for precisions in (PLAIN, BF16)]

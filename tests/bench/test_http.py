@@ -1,4 +1,4 @@
-"""Both of the benchmark's clients hear the first token and the end of every call."""
+"""The benchmark's two clients hear the first token and the end of every call."""
 
 import asyncio
 from pathlib import Path

@@ -116,7 +116,7 @@ def serving() -> tuple[Recorded, int, InstanceId]:
 
 
 def test_a_journal_tells_what_instances_did() -> None:
-    """Loaded, parked, resumed, unloaded; and the request ended once."""
+    """The instance is loaded, parked, resumed and unloaded; and the request ended once."""
     cell, link, instance_id = serving()
     cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
     idle = KeepAliveExpired(instance_id=instance_id, idle_since_s=cell.now_s)
@@ -191,7 +191,7 @@ def test_what_no_book_shows_is_told_apart_from_what_a_load_takes() -> None:
 
 
 def test_a_fleet_that_is_booked_too_high_or_takes_too_much_is_a_fault() -> None:
-    """Of ten samples one is over the limit."""
+    """One sample of ten is over the limit."""
     within = Resident(limit_bytes=100, samples=10)
     fleet = Fleet(audit=Audit(resident_max=8, books=[(80, 90), (100, 105)]), resident=within)
     assert fleet.figures()["density_ratio"] == pytest.approx(8 / RESIDENT_BEFORE, abs=0.001)

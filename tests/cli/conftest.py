@@ -32,7 +32,7 @@ class RunningCell:
         return mesh(*arguments, stdin=stdin, environ=environ)
 
     def manifest(self, name: str, *lines: str) -> bytes:
-        """Of the tiny model. `lines` stand under spec."""
+        """A manifest of the tiny model. `lines` stand under spec."""
         spec = "".join(f"  {line}\n" for line in lines)
         head = f"apiVersion: mesh/v1\nkind: Model\nmetadata: {{name: {name}}}\nspec:\n"
         return f"{head}  source: file://{self.model}\n{spec}".encode()

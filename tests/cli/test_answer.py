@@ -26,7 +26,7 @@ TOKENS = (
 
 
 LATE = replace(ACCEPTED, grace_s=1.5)
-"""Told by how much its first token will be late."""
+"""The caller is told by how much its first token will be late."""
 
 
 def finished(

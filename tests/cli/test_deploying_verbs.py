@@ -76,7 +76,9 @@ def test_a_rollout_is_shown_and_undone(cell: RunningCell) -> None:
 
 
 def test_an_undo_waits_until_the_earlier_revision_serves_again(cell: RunningCell) -> None:
-    """Of a change that needs other instances; the last line is the state that it waited for."""
+    """A change that needs other instances is undone; the last line is the state that it
+    waited for.
+    """
     first = cell.manifest("undone", "scaling: {replicas_min: 1}")
     assert cell.mesh("deploy", "-", "--wait", stdin=first).code == 0
     second = cell.manifest("undone", "scaling: {replicas_min: 1}", "context_tokens_max: 256")

@@ -33,7 +33,7 @@ OutputParserException = pytest.importorskip("langchain_core.exceptions").OutputP
 
 TEMPLATE = Path(__file__).with_name("hermes.jinja")
 OF_STORE = ("model.json", "digests.json", "model.ggml", "prepared")
-"""Of a stored model's folder, what is not the model."""
+"""The parts of a stored model's folder that are not the model."""
 DEPLOYMENTS = ("chat", "chat-too")
 TOKENS_MAX = 256
 READY_S_MAX = 100.0

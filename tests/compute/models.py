@@ -10,7 +10,9 @@ Cost = Callable[[IterationShape], float]
 
 
 def machine_s(shape: IterationShape) -> float:
-    """Of the size of a 135M model on two cores: weights once, work per token, reads of the KV."""
+    """The time of an iteration on a machine with a 135M model on two cores: weights once, work per
+    token, reads of the KV.
+    """
     if shape.decode_batch:
         kv_tokens = shape.decode_batch * shape.decode_context_tokens
         return 8.5e-3 + 0.5e-3 * shape.decode_batch + 1.2e-6 * kv_tokens
@@ -30,7 +32,7 @@ def noisy(cost: Cost, random: Random, *, spread: float = 0.05, stalls: float = 0
 
 
 def demo_survey() -> Survey:
-    """Of the demo model as `mesh up` loads it."""
+    """The survey of the demo model as `mesh up` loads it."""
     return Survey(context_tokens_max=2048, batch_max=32, kv_tokens=16384, prefill_tokens_max=256)
 
 

@@ -42,7 +42,7 @@ from tests.controller.live import SPEC as LIVE_SPEC
 from tests.controller.live import WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
 SPEC = replace(LIVE_SPEC, source="pkg://tiny/tiny.gguf")
-"""Of a source that tenants may use."""
+"""A deployment from a source that tenants may use."""
 FILES: tuple[FileDescriptor, ...] = (
     control_pb2.DESCRIPTOR,
     inference_pb2.DESCRIPTOR,
@@ -267,7 +267,7 @@ async def test_usage_is_metered_by_tenant_and_key(cell: tuple[LiveCell, Keys]) -
 
 
 async def refusals(live: LiveCell, client: MeshClient) -> tuple[int, list[MeshError]]:
-    """Of as many clients at once: how many got a place, and what the others were told."""
+    """Has as many clients call at once: how many got a place, and what the others were told."""
 
     async def one() -> MeshError | None:
         def call() -> MeshError | None:

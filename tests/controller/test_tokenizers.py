@@ -208,7 +208,7 @@ async def test_eight_endless_calls_hold_up_nobody_and_put_their_model_on_hold() 
 
 
 async def test_a_panic_is_the_error_of_its_text() -> None:
-    """Of onig's, which reaches its retry limit: not even an Exception."""
+    """The panic comes from onig, which reaches its retry limit: it is not even an Exception."""
     split = {
         "type": "Split",
         "pattern": {"Regex": "(?:(a|aa)+)+$x|(a|aa)+$"},
@@ -223,7 +223,7 @@ async def test_a_panic_is_the_error_of_its_text() -> None:
 
 
 async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one model's calls, and in the time that one waits."""
+    """The queue is bounded in the calls of one model, and in the time that one waits."""
     monkeypatch.setattr(pools, "WAITING_OF_ONE_MAX", 2)
     monkeypatch.setattr(pools, "WAIT_S_MAX", 0.2)
     async with opened(one=templated(ON_BOMB.format(LOOP))) as shelf:

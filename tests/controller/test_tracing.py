@@ -60,7 +60,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def named(self) -> dict[str, Span]:
-        """Of one call."""
+        """The spans of one call, by name."""
         found = {span.name: span for span in self.spans}
         assert len(found) == len(self.spans), [span.name for span in self.spans]
         return found

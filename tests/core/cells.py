@@ -79,7 +79,7 @@ def hello(
     fingerprint: str = FINGERPRINT,
     tensor_parallel_max: int = 1,
 ) -> NodeHello:
-    """Of a node for which `PROFILE` holds, unless another fingerprint is given."""
+    """The hello of a node for which `PROFILE` holds, unless another fingerprint is given."""
     return NodeHello(
         node_id=NodeId(name),
         run_id=run_id,

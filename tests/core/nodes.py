@@ -31,7 +31,7 @@ from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
 RSS_BYTES, ENGINE_BYTES = 300, 200
-"""Of every heartbeat."""
+"""Every heartbeat reports these."""
 
 
 def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceLoaded:
@@ -61,7 +61,7 @@ class NodeUnderTest:
         *,
         command: LoadInstance | None = None,
     ) -> list[NodeAction]:
-        """Commanded and done."""
+        """Commands a load and has it succeed."""
         self.command(command or load_command(name))
         return self.tell(loaded(InstanceId(name), tier))
 
@@ -152,5 +152,5 @@ def reports(actions: Sequence[NodeAction]) -> list[NodeReport]:
 
 
 def outputs(actions: Sequence[NodeAction]) -> tuple[RequestTokens, ...]:
-    """Of the iteration that the actions report."""
+    """The outputs of the iteration that the actions report."""
     return only(reports(actions), TokensReport).outputs

@@ -18,7 +18,7 @@ from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only,
 LIMITS = CellLimits(delivery_s_max=0.02)
 TARGET = node("n2", instance("i2", "a"))
 ITERATION_S = 0.002
-"""Of the instances, about."""
+"""An iteration of the instances takes about this long."""
 SOON_S = ITERATION_S / 4
 
 

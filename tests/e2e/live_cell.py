@@ -31,8 +31,8 @@ WAIT_S_MAX = 20.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 3000
 SETTLED = ("--precision", "f32", "--kv", "f16", "--page-cache", "0")
-"""Of nodes with OpenVINO, which would take seconds to compare precisions at each first start, and
-load from where their files happen to lie.
+"""The options of OpenVINO nodes, which would else take seconds to compare precisions at each first
+start, and would load from where their files happen to lie.
 """
 ROOT = Path(__file__).parents[2]
 CONTROLLER, NODE = "tests.support.quick_controller", "tests.support.scripted_node"

@@ -20,7 +20,7 @@ KILLS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
 LATER_S_MAX = 0.02
 BEGUN, LOADS = "begun", "loads"
 EVENTS = (BEGUN, "staging/*/model/*", "models/*", LOADS)
-"""Of a prefetch, one after the other; those between are files under the store's root."""
+"""The steps of a prefetch, one after the other; those between are files under the store's root."""
 
 
 def has_come(cell: LiveCell, store: ModelStore, event: str, begun_before: int) -> bool:

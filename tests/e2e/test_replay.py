@@ -17,7 +17,7 @@ RUN_S_MAX = 100.0
 CALLS = 80
 """Ten a second: the cell goes amid them, and comes back."""
 PATIENT = Slo(ttft_s=60.0, tpot_s=10.0)
-"""Kept on a machine that is busy with other things."""
+"""An SLO that is kept on a machine which is busy with other things."""
 
 
 def begin(cell: LiveCell, *arguments: str) -> "subprocess.Popen[str]":

@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("MESH_UP_KILLS", "2"))
 NODES = ("node cpu0", "node cpu1")
 DEPLOYMENTS = ("chat", "code")
 CLIENTS = 2
-"""Of each deployment, every one with a request under way."""
+"""This many clients call each deployment, and each of them has a request under way."""
 TOKENS = 400
 BACK_S_MAX = 60.0
 TEST_S_MAX = 120.0 + KILLS * 60.0

@@ -40,8 +40,8 @@ def engine_processes(node: Process) -> list[int]:
 def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
     cell: LiveCell, vllm_model: Path
 ) -> None:
-    """Killed amid answers, and while it is idle. The books balance: what the cell thinks is held is
-    what the next instance holds.
+    """The process is killed amid answers, and while it is idle. The books balance: what the cell
+    thinks is held is what the next instance holds.
     """
     cell.start_controller()
     node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
@@ -126,7 +126,7 @@ def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
     cell.deploy("chat", vllm_model, replicas_min=2, slo=PATIENT)
 
     def batches() -> list[int]:
-        """Of the instances that serve, one on each node."""
+        """The batches of the instances that serve, one on each node."""
         nodes = [node for name in ("ov", "vllm") if (node := cell.node(name))]
         ready = [i.batch for n in nodes for i in n.instances if i.state is InstanceState.READY]
         return ready if len(ready) == 2 else []

@@ -15,7 +15,7 @@ SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512, tpot_s=0.25)
 
 
 def outcome(name: str = "f", *, ttft_s: float = 1.0, tokens: int = 3, **changed: object) -> Outcome:
-    """Of a request that came at 10 s: a token every 0.1 s."""
+    """The outcome of a request that came at 10 s and got a token every 0.1 s."""
     made = Outcome(
         request_id=RequestId("r"),
         deployment=DeploymentName(name),

@@ -74,7 +74,7 @@ async def test_a_chat_streams_role_text_end_usage_and_done(http: Edge) -> None:
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 async def test_each_chunk_says_how_many_tokens_there_are_so_far(http: Edge, kind: str) -> None:
-    """Of its own answer; the last chunk, of all."""
+    """Each chunk counts the tokens of its own answer; the last chunk counts those of all."""
     await http.cell.deployed()
     asked = {
         "max_tokens": 3,

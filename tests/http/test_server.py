@@ -11,7 +11,7 @@ from mesh.http.server import BoundedProtocol
 
 
 class Transport(asyncio.Transport):
-    """Of nobody."""
+    """A transport that belongs to nobody."""
 
     def is_closing(self) -> bool:
         return False

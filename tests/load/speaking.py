@@ -78,7 +78,7 @@ def planned(*calls: tuple[float, str, int]) -> tuple[replay_plan.Call, ...]:
 
 
 def share_of(*calls: tuple[float, str, int]) -> Share:
-    """Of one worker."""
+    """The share of one worker."""
     names = ("quick", "slow", "full", "gone")
     return Share(
         address="127.0.0.1:1",

@@ -34,7 +34,7 @@ OTHER = random.Random(2).randbytes(3 << 20)
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Of an empty bucket named models."""
+    """The client of an empty bucket named models."""
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -29,7 +29,9 @@ REMOVE = "[store.remove(stored.info.model_id) for stored in store.models()]"
 CHANGES = {IMPORT: 20, PREPARE: 7, COLLECT: 5, REMOVE: 20}
 """That they make at least."""
 WRITTEN_BYTES = {IMPORT: 70_000, PREPARE: 35_000}
-"""Of a file, at least."""
+"""Each of these writes a file that is at least this large: a lower limit kills it amid that
+file.
+"""
 
 
 def prepare(store: ModelStore) -> None:

@@ -26,7 +26,7 @@ NO_SHARES: Mapping[str, Share] = {}
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Known:
-    """Of one instance."""
+    """What is known of one instance."""
 
     size_bytes: int = 0
     running: Reservation | None = None
@@ -266,7 +266,9 @@ class CheckedStation:
 
 
 def _once(sizes: Iterable[tuple[int, Share | None]]) -> int:
-    """Added up, what is shared once: at the most that one has of it."""
+    """The sum of the sizes, in which what is shared counts once: at the most that one instance has
+    of it.
+    """
     total, shared = 0, dict[object, int]()
     for size_bytes, share in sizes:
         total += max(size_bytes - share.size_bytes, 0) if share else size_bytes

@@ -1,4 +1,6 @@
-"""Used, cached and free blocks through random histories, in one room with other instances."""
+"""Checks used, cached and free blocks through random histories, in one room with other
+instances.
+"""
 
 import threading
 from collections.abc import Collection
@@ -17,7 +19,7 @@ from mesh.memory.prefix_walk import PrefixWalk
 SIZE = 4
 """Tokens of a block."""
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=26)
-"""Of two different tokens: many have the same beginning."""
+"""The prompts have two different tokens: many have the same beginning."""
 INSTANCES = st.integers(0, 1)
 BLOCK_BYTES = (1, 2)
 WEIGHTS_BYTES = 3

@@ -296,7 +296,7 @@ def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_
 
 SHARED = Share(key="model", size_bytes=40)
 SHARES = dict.fromkeys("abc", SHARED)
-"""Of these three 40 bytes are the same; `x` has all of its own."""
+"""The 40 bytes are the same for these three; `x` has all of its own."""
 
 
 def test_what_instances_share_is_promised_and_tracked_once() -> None:

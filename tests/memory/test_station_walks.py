@@ -119,7 +119,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.checked.waiting())
     @rule(pick=PICK)
     def cancel(self, pick: int) -> None:
-        """Of one that waits, mostly."""
+        """Cancels a reservation, mostly one that waits."""
         waiting = [
             name for name in NAMES if (known := self.checked.known.get(name)) and known.waiting
         ]

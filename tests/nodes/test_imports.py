@@ -1,4 +1,4 @@
-"""Shared, bounded, stoppable imports."""
+"""Imports on a node are shared and bounded, and can be stopped."""
 
 import threading
 from collections.abc import Iterator

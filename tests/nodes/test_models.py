@@ -66,7 +66,7 @@ class Node:
     events: list[NodeEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     import_s: float = 0.0
-    """Of the last order."""
+    """The seconds of the last order."""
 
     def __post_init__(self) -> None:
         loop = self.loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Decisions:
-    """Of a run, as its journal would have them."""
+    """The decisions of a run, as its journal would have them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

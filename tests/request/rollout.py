@@ -27,7 +27,7 @@ class Rollout:
     grow: bool = False
     now_s: float = 0.0
     tokens: dict[int, int] = field(default_factory=dict)
-    """Of each request since the rollout began, by identity."""
+    """How many tokens each request got since the rollout began, by identity."""
     excused: set[int] = field(default_factory=set)
     """Who is late for other reasons than the newcomer."""
     joined: bool = False
@@ -110,7 +110,7 @@ class Rollout:
             self.excused.add(id(self.node.newcomer))
 
     def _at_once_s(self, queue: RunQueue, request: Request) -> float:
-        """Of its whole prompt, in the largest chunks."""
+        """The time of its whole prompt, in the largest chunks."""
         seconds, left, past = 0.0, request.left, request.past
         while left:
             part = min(left, self.node.tokens_max)

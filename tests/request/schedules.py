@@ -61,7 +61,7 @@ class Request:
 
 
 def a_prompt(left: int, due_s: float) -> Request:
-    """Of which nothing has been computed yet."""
+    """A prompt of which nothing has been computed yet."""
     return Request(due_s=due_s, left=left, past=0)
 
 

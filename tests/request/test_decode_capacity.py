@@ -22,7 +22,7 @@ JOBS = st.lists(
 
 
 def share(jobs: list[Job]) -> float:
-    """Of a node's time, that the decodes take in the long run."""
+    """The share of a node's time that the decodes take in the long run."""
     return sum(job.decode_s / job.tpot_s for job in jobs)
 
 

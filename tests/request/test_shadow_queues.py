@@ -13,7 +13,9 @@ from tests.request.schedules import TIMES, TOKENS_MAX, queue
 def in_time(
     *waiting: tuple[int, float], into: RunQueue | None = None, beside: Sequence[RunQueue] = ()
 ) -> list[bool]:
-    """Of prompts of so many tokens, due then; a token takes 1 ms."""
+    """Which of the prompts are in time: each has so many tokens and is due at a time; a token takes
+    1 ms.
+    """
     own = into or RunQueue(instance_id=InstanceId("a"), times=TIMES, tpot_s=1.0)
     schedule = Schedule(queues=[*beside], now_s=0.0, prefill_tokens_max=TOKENS_MAX, margin_s=0.01)
     prompts = [Prompt(left=left, past=0, due_s=due_s) for left, due_s in waiting]

@@ -257,7 +257,9 @@ def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
     ],
 )
 def test_a_journal_of_another_format_is_refused(start: Start, core: str, tmp_path: Path) -> None:
-    """Of a node's, 3 has a step's tokens one by one, and not which attempt they are of."""
+    """In format 3 of a node's journal, a step has its tokens one by one, and not which attempt they
+    are of.
+    """
     path = tmp_path / "journal"
     open_journal(path, start).close()
     words = f"{core} journal format {start.format}; this version of mesh reads 6 and 7"

@@ -41,7 +41,7 @@ LOOKED_AT_AFTER_S = 0.1
 
 
 def burst(folder: Path, calls: int, seed: int) -> list[Outcome]:
-    """Of so many calls at once, after a few that have loaded the model."""
+    """The outcomes of so many calls at once, after a few that have loaded the model."""
     made = plan(replace(scenario(folder, ONE), seed=seed, output_tokens_max=64))
     draw = Random(seed)
     before = [Arrival(8.0 * n, "chat", 24, 48) for n in range(5)]

@@ -19,7 +19,7 @@ from mesh.sim.testbed import known_model
 
 KNOWN = known_model("llama-3.2-3b")
 MODEL = KNOWN.info
-"""Of 6 GB; the node has room for one and a half."""
+"""The model takes 6 GB; the node has room for one and a half."""
 
 
 class Node:

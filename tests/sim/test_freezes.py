@@ -60,7 +60,9 @@ def run(
 def admitted(
     faulty: FaultyRun, outcomes: tuple[Outcome, ...], after_s: float
 ) -> tuple[int, int, int]:
-    """Of those that arrived so long after the start: all, those admitted, those of them in time."""
+    """Counts those that arrived so long after the start: all, the admitted, and those of them in
+    time.
+    """
     known = [o for o in outcomes if o.arrival_s >= faulty.cell.started_s + after_s]
     taken = [outcome for outcome in known if outcome.tokens_s]
     return len(known), len(taken), sum(o.finished and o.late_s <= 0 for o in taken)
@@ -90,8 +92,9 @@ def test_admissions_are_back_to_normal_three_seconds_after_a_freeze_of_one(
 def test_promises_are_kept_beside_a_neighbour_that_comes_and_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each twelve seconds it takes a third of the speed for five. It has been there for two when
-    the first of the requests come that count. Promises that rest on what is true now are not kept.
+    """In every twelve seconds, the neighbour takes a third of the speed for five. It has been there
+    for two when the first of the requests come that count. Promises that rest on what is true now
+    are not kept.
     """
     spells = [fault(FaultKind.WRONG_PROFILE, 15.0 + 12.0 * n, 5.0, 1.5) for n in range(6)]
     draw, at_s = random.Random(1), 5.0

@@ -30,7 +30,7 @@ def fault(kind: FaultKind, node: str = "cpu", *, size: float = 0.0, chance: floa
 
 
 def run(made: CellPlan, one: Fault, *more: Arrival) -> tuple[FaultyRun, list[Outcome]]:
-    """Checked to the end; outcomes by their arrival."""
+    """Runs the cell under checks to the end. The outcomes are ordered by their arrival."""
     faulty = FaultyRun(made, [one], check=True)
     outcomes = faulty.run([LONG, *more])
     assert faulty.counts().faults == ((one.kind.value, 1),)

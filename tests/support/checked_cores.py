@@ -22,7 +22,7 @@ class CheckedCores:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._events: dict[ControllerCore | NodeCore, int] = {}
         self._now_s: dict[ControllerCore | NodeCore, float] = {}
-        """Of its last event."""
+        """The time of its last event."""
         self._broken: RuleBroken | None = None
         for kind in (ControllerCore, NodeCore):
             monkeypatch.setattr(kind, "handle", self._checked(kind.handle))

@@ -18,7 +18,9 @@ def profile(
     scaled_from: str = "",
     measured_s: float = 1.5,
 ) -> Profile:
-    """Of the model of tests.core.cells on a node of two cores, where nothing else is given."""
+    """The profile of tests.core.cells' model on a node of two cores, where nothing else is
+    given.
+    """
     return Profile(
         model_id=ModelId(model_id),
         device=DeviceKind.CPU,

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 BOS, EOS = "<s>", "</s>"
 CONTEXT_TOKENS_MAX = 512
 HEAD_SIZE = 8
-"""Of the tiny one."""
+"""The head size of the tiny model."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

@@ -13,7 +13,7 @@ from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, PUBLISHED
 
 DRAWS = 20_000
 MEANS = {"azure-conversation": (1154.7, 211.1), "azure-code": (2047.8, 27.9)}
-"""Of the traces, in tokens."""
+"""The means of the traces' lengths, in tokens."""
 
 
 def test_a_quantile_of_the_table_is_exact_and_between_two_it_is_interpolated() -> None:

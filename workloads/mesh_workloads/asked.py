@@ -19,9 +19,9 @@ class Asked:
     duration_s: float | None = None
     """From `start_s`; None for the whole rest."""
     sample: Sample | None = None
-    """Which functions; None for all, numbered as they appear."""
+    """The functions that are read; `None` stands for all, numbered as they appear."""
     lengths: Lengths = AZURE_CONVERSATION
-    """Of requests whose source has none."""
+    """The lengths of requests whose source has none."""
     seed: int = 0
 
     def __post_init__(self) -> None:

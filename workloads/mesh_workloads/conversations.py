@@ -124,7 +124,9 @@ def _of_user(made: Conversations, user: int, draw: random.Random) -> Iterator[Ar
 
 
 def _turns(made: Conversations, draw: random.Random) -> Iterator[tuple[int, int, float]]:
-    """Of one conversation: tokens of the prompt and of the answer, seconds until the next turn."""
+    """The turns of one conversation: tokens of the prompt and of the answer, and seconds until the
+    next turn.
+    """
     said = made.system_tokens
     for turn in range(TURNS_MAX):
         question, output = (

@@ -23,7 +23,7 @@ class Workload:
     name: str
     functions: int
     rate_per_s: float
-    """Of all functions together, on average over a whole period of `diurnal`."""
+    """The rate of all functions together, on average over a whole period of `diurnal`."""
     duration_s: float
     rates: Rates
     process: Process = POISSON
@@ -49,7 +49,9 @@ class Workload:
         return self.rates.rates_per_s(self.functions, self.rate_per_s)
 
     def index_of_dispersion(self, window_s: float) -> float:
-        """Expected of all functions together, apart from what `diurnal` adds."""
+        """The expected index of dispersion of all functions together, apart from what `diurnal`
+        adds.
+        """
         rates = self.rates_per_s()
         parts = [rate * self.process.index_of_dispersion(rate, window_s) for rate in rates]
         return sum(parts) / sum(rates)

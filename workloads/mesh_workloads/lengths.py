@@ -50,7 +50,7 @@ class Quantiles:
         return round(low * math.exp(part * math.log(high / low)))
 
     def mean(self) -> float:
-        """Of the interpolated table, in tokens."""
+        """The mean of the interpolated table, in tokens."""
         total = 0.0
         for i in range(len(self.shares) - 1):
             low, high = self.tokens[i], self.tokens[i + 1]
@@ -61,7 +61,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Of requests: prompt and answer are drawn independently of each other.
+    """The lengths of requests: prompt and answer are drawn independently of each other.
 
     In the Azure LLM traces their rank correlation is 0.07 (conversation) and -0.02 (code).
     """

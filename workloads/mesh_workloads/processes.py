@@ -48,7 +48,9 @@ class Clustered:
             share = often
 
     def index_of_dispersion(self, rate_per_s: float, window_s: float) -> float:
-        """Of counts in windows of this length, near `dispersion` in those of many gaps."""
+        """The index of dispersion of counts in windows of this length; it is near `dispersion` in
+        windows of many gaps.
+        """
         windows = window_s * 2 * rate_per_s / (self.dispersion + 1)
         return 1 + (self.dispersion - 1) * (1 + math.expm1(-windows) / windows)
 
@@ -83,8 +85,9 @@ class OnOff:
             at_s = end_s + _exponential(1 / off_s, draw)
 
     def index_of_dispersion(self, rate_per_s: float, window_s: float) -> float:
-        """Of counts in windows of this length (H. Heffes, D. M. Lucantoni, "A Markov Modulated
-        Characterization of Packetized Voice and Data Traffic", JSAC 1986, with one rate 0).
+        """The index of dispersion of counts in windows of this length (H. Heffes, D. M. Lucantoni,
+        "A Markov Modulated Characterization of Packetized Voice and Data Traffic", JSAC 1986, with
+        one rate 0).
         """
         relaxing_s = self.on_s * (1 - self.duty)
         limit = 2 * rate_per_s * self.on_s * (1 - self.duty) ** 2 / self.duty
@@ -104,7 +107,7 @@ class Diurnal:
     """From 0 (none) to below 1."""
     period_s: float = 24 * 3600.0
     phase: float = 0.0
-    """Of a period, at the trace's start."""
+    """The phase at the trace's start, as a share of a period."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.swing < 1:

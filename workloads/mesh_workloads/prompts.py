@@ -18,7 +18,7 @@ Sentences = tuple[tuple[int, ...], ...]
 
 
 class Prompts:
-    """Of deployments that share a tokenizer."""
+    """Writes the prompts of deployments that share a tokenizer."""
 
     def __init__(self, sentences: Sentences, *, seed: int = 0) -> None:
         self.sentences = sentences

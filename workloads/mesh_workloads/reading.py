@@ -129,7 +129,9 @@ def _since(first_s: float, record: Record, row: Row) -> Record:
 
 
 def _requests(path: Path, known: Format, asked: Asked) -> Counter[str]:
-    """Of each function in the window; a minute that is partly in it counts as a whole."""
+    """The requests of each function in the window; a minute that is partly in it counts as
+    a whole.
+    """
     counts: Counter[str] = Counter()
     for record in _records(path, known, _Order(known)):
         if asked.overlaps(record):

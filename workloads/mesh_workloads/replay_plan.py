@@ -14,9 +14,9 @@ from mesh_workloads.scaling import Scale
 from mesh_workloads.trace import TOKENS_MAX, Trace
 
 CALLS_MAX = 1_000_000
-"""Of a replay: their results stay in memory to its end, some kilobytes each."""
+"""The most calls of a replay: their results stay in memory to its end, some kilobytes each."""
 RUN_S_MAX = 24 * 3600.0
-"""Of a whole replay; the last call's own limit comes on top."""
+"""The longest replay; the last call's own limit comes on top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class ReplayPlan:
     calls: tuple[Call, ...] = field(repr=False)
     duration_s: float
     deployments: tuple[str, ...]
-    """That may be called, whether or not any function has become them."""
+    """The deployments that may be called, whether or not any function has become them."""
     functions: int
     forced: bool
     too_long: int

@@ -17,14 +17,14 @@ ARRIVALS_MAX = 5_000_000
 FUNCTIONS_MAX = 200_000
 DURATION_S_MAX = 366 * 24 * 3600.0
 BLOCK_TOKENS = 512
-"""Of `Arrival.blocks`, as Mooncake's traces have them."""
+"""The tokens of one of `Arrival.blocks`, as Mooncake's traces have them."""
 TOKENS_MAX = CONTEXT_TOKENS_MAX
-"""Of a prompt, and of an answer."""
+"""The longest prompt, and the longest answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Of a conversation: its prompt is all that was said before, and a question."""
+    """One turn of a conversation: its prompt is all that was said before, and a question."""
 
     conversation: int
     left: int
@@ -51,7 +51,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of one length over all arrivals, in tokens."""
+    """How one length spreads over all arrivals, in tokens."""
 
     mean: float
     p50: int

@@ -112,7 +112,7 @@ class ControllerCore:
         return entry.deployment if entry is not None and ready else None
 
     def models(self, name: DeploymentName) -> tuple[ModelId, ...]:
-        """Of the revision that serves, and of the one that is to take over."""
+        """The models of the revision that serves, and of the one that is to take over."""
         entry, rollout = self.cell.current(name), self.cell.rollouts.get(name)
         found = [entry.deployment if entry is not None else None]
         found.append(rollout.target if rollout is not None else None)

@@ -212,7 +212,7 @@ def unload(ctx: EventContext, asked: UnloadRequested) -> None:
 def _ready(
     ctx: EventContext, asked: ScaleRequested | LoadRequested | UnloadRequested | UndoRequested
 ) -> DeploymentEntry | None:
-    """None: the caller was told that there is none."""
+    """The deployment, or `None` when the caller was told that there is none."""
     entry = ctx.cell.current(asked.name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")

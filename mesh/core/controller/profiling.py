@@ -155,8 +155,8 @@ def tell_of_load(ctx: EventContext, instance: InstanceEntry, said: LoadProgress)
 
 
 def profile_done(ctx: EventContext, said: ProfileDone) -> None:
-    """Measured: use it wherever it holds, as its node does already, and keep it. The call is
-    answered when it is kept; were that to fail, it would hold until the controller ends.
+    """A profile was measured: use it wherever it holds, as its node does already, and keep it. The
+    call is answered when it is kept; were that to fail, it would hold until the controller ends.
     """
     operation = ctx.cell.operations.get(said.operation_id)
     if operation is None or operation.instance is None or not operation.measuring:

@@ -57,7 +57,7 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import RefusalReason
 
 EASED_SHARE = 0.95
-"""Of what its iterations took, with which a node has got less to compute."""
+"""A node has less to compute once its iterations take less than this share of what they did."""
 
 
 def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:

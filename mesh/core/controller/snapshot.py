@@ -167,7 +167,9 @@ def _reservations(station: ReservationStation, now_s: float) -> tuple[MemoryOper
 
 
 def _weights_bytes(instance: InstanceEntry) -> int:
-    """Of weights that several of its node share, the first has them."""
+    """The instance's weights. Weights that several instances of its node share are counted with the
+    first of them.
+    """
     if instance.shares is None:
         return instance.footprint.weights_bytes
     here = instance.node.instances
@@ -219,7 +221,9 @@ def _profile_words(profile: Profile) -> str:
 
 
 def _iteration_s(instance: InstanceEntry, now_s: float) -> float:
-    """Predicted of its next decode; of one request of half a context where it has none."""
+    """The predicted time of its next decode; where it has no request, that of one with half a
+    context.
+    """
     if instance.profile is None:
         return 0.0
     times = Times(instance.profile, instance.correction.factor(now_s))

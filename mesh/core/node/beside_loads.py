@@ -13,11 +13,11 @@ from mesh.domain.ids import InstanceId
 @dataclass(slots=True, kw_only=True, eq=False)
 class BesideLoads:
     _ended_s: float = 0.0
-    """Of all turns that are over."""
+    """The seconds of all turns that are over."""
     _turn_s: float | None = None
     """When the one under way began."""
     _before_s: dict[InstanceId, float] = field(default_factory=dict)
-    """Computed before each load that is under way in the engine."""
+    """The seconds that were computed before each load that is under way in the engine."""
 
     def turn_began(self, now_s: float) -> None:
         self._turn_s = now_s

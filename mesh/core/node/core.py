@@ -73,7 +73,7 @@ class NodeCore:
         self._limits = limits
         self._node = LocalNode()
         self._now_s = 0.0
-        """Of the last event."""
+        """The time of the last event."""
 
     def instances(self) -> tuple[InstanceReport, ...]:
         """What is loaded, for the hello of a new link."""

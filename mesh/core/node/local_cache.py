@@ -6,7 +6,7 @@ from itertools import islice
 from mesh.domain.steps import PrefixChange
 
 DIGESTS_MAX = 32_768
-"""That are kept of an instance, and told in a hello: 256 KiB on the wire."""
+"""The most digests that are kept of an instance and told in a hello: 256 KiB on the wire."""
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +14,7 @@ class LocalCache:
     in_use: bool = False
     """Requests have come that share what they compute."""
     digests: dict[int, None] = field(default_factory=dict)
-    """Of the keys of its KV blocks, the newest last; see `PrefixChange`."""
+    """The digests of the keys of its KV blocks, the newest last; see `PrefixChange`."""
     kv_blocks: int = 0
     """Cached ones, as of the last heartbeat."""
 

@@ -52,11 +52,13 @@ class LocalInstance:
     resizing: deque[int] = field(default_factory=deque)
     """KV blocks that the resizes under way are to bring about, in their order."""
     resizing_unasked: int = 0
-    """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
+    """How many of them, from the first, were asked for over an earlier link; nobody waits
+    for them.
+    """
     growth_waiting: int | None = None
     """KV blocks to grow to once all that is `unbooked` has left the memory."""
     pace_s: float = inf
-    """Of its requests the quickest: each decode gives all of them a token."""
+    """The quickest pace of its requests: each decode gives all of them a token."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for

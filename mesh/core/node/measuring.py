@@ -33,13 +33,15 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import ProfileSource
 
 PROGRESS_SHARE = 0.01
-"""Told to the controller after each such part."""
+"""The controller is told of the progress whenever the survey has got on by this share."""
 REST_S = 5.0
 """Nothing to do for so long: then a whole survey may go on that nobody asked for."""
 REST_SHARE = 0.02
-"""Of the rest so far, that a piece of it may take: who comes after a long rest rarely waits."""
+"""A piece may take this share of the rest so far: a request that comes after a long rest rarely
+waits for it.
+"""
 PIECE_S_MAX = 0.25
-"""That a piece is expected to take at most, where a decode of one request does not take longer."""
+"""The longest that a piece is expected to take, where a decode of one request takes no longer."""
 PIECE_DECODES_MAX = 1.5
 """The same over such a decode."""
 PIECE_OVER_MAX = 2.0

@@ -32,7 +32,7 @@ class LocalRequest:
     is told nothing.
     """
     tokens: int = field(init=False)
-    """Of its prompt and its output so far."""
+    """The tokens of its prompt and its output so far."""
     pace_s: float = field(init=False)
     """From one token to the next, as planned."""
 

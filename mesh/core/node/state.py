@@ -24,12 +24,14 @@ class LocalSurvey:
     """A profile in the making."""
 
     operation_id: OperationId | None
-    """None: nobody has asked for it; it is made while the node rests."""
+    """The operation that asked for it, or `None` when nobody did and it is made while the node
+    rests.
+    """
     instance: LocalInstance
     survey: Survey
     source: ProfileSource = ProfileSource.SURVEY
     predicted_s: float = 0.0
-    """Of all that has been timed so far."""
+    """The predicted seconds of all that has been timed so far."""
     asked: bool = False
     """One of its shapes is being timed."""
     told_share: float = 0.0
@@ -65,7 +67,7 @@ class LocalNode:
     """When it last had something to do, or was told something."""
     steps_started: int = 0
     stepping: InstanceId | None = None
-    """Whose iteration is under way, a measured one or a real one."""
+    """The instance whose iteration is under way, a measured one or a real one."""
     step_started_s: float = 0.0
     step_beside_load: bool = False
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
@@ -75,14 +77,14 @@ class LocalNode:
     linked: bool = False
     rss_bytes: int = 0
     engine_bytes: int = 0
-    """Both as of the last heartbeat."""
+    """The bytes of the engine's books; like `rss_bytes` as of the last heartbeat."""
     models: tuple[HeldModel, ...] | None = None
     """Those at hand; None until they have been looked at."""
     woken: bool = False
     """A load has used up one that slept since the controller was told of them."""
     beside_bytes: int = 0
-    """Of the process's memory, what was beside the engine's books at the last heartbeat; 0 while
-    any load or unload was under way.
+    """What the process held beside the engine's books at the last heartbeat; 0 while any load or
+    unload was under way.
     """
     base_bytes: int = 0
     """See `Heartbeat.base_bytes`."""

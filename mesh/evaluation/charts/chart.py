@@ -28,7 +28,7 @@ class LineChart:
     lines: tuple[Line, ...]
     log_x: bool = False
     y_most: float | None = None
-    """None: what the lines reach."""
+    """The top of the axis; `None` stands for the highest point of the lines."""
     x_limit: float | None = None
     """An SLO, drawn as an upright line."""
 
@@ -56,7 +56,7 @@ Chart = LineChart | BarChart
 
 
 def x_range(chart: LineChart) -> tuple[float, float]:
-    """Of all lines; never empty."""
+    """The least and the largest x of all lines; the range is never empty."""
     xs = [x for line in chart.lines for x, _ in line.points]
     if chart.x_limit is not None:
         xs.append(chart.x_limit)
@@ -67,7 +67,7 @@ def x_range(chart: LineChart) -> tuple[float, float]:
 
 
 def y_top(chart: Chart) -> float:
-    """Of the axis: `y_most`, or a little above the highest point, bar or mark."""
+    """The top of the axis: `y_most`, or a little above the highest point, bar or mark."""
     if chart.y_most is not None:
         return chart.y_most
     if isinstance(chart, LineChart):

@@ -19,7 +19,7 @@ HEIGHT_INCHES = 3.6
 WIDTH_INCHES, BAR_WIDTH_INCHES = 8.0, 12.0
 DOTS_PER_INCH = 120
 BAR_MOST_SHARE = 0.05
-"""Of one bar in the width of all groups."""
+"""The most that one bar may take of the width of all groups."""
 
 # Its remarks on fonts and caches are no messages of ours.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

@@ -20,9 +20,9 @@ from mesh.evaluation.charts.chart import (
 
 WIDTH, HEIGHT = 560, 260
 BAR_WIDTH = 1140
-"""Of a whole chart of bars, in the page's pixels before it is scaled."""
+"""The width of a whole chart of bars, in the page's pixels before it is scaled."""
 BAR_MOST = 56
-"""Of one bar and the gap beside it."""
+"""The most width of one bar and the gap beside it."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 36
 SERIES_MAX = 8
 """Colours of a page; a later series begins with the first again."""

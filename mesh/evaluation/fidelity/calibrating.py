@@ -21,7 +21,7 @@ from mesh.evaluation.fidelity.observing import Iteration, Observed, Spent
 from mesh.sim.costs import Jitter, NodeCosts, Pace
 
 WINDOW_S = 0.5
-"""Of the pace."""
+"""The pace is averaged over windows of this length."""
 WINDOW_FILLED_S = 0.05
 """Computing time without which a window of the pace says nothing."""
 STEPS_MIN = 50
@@ -113,8 +113,9 @@ def delay_s(
     sent_s: Mapping[RequestId, float],
     came_s: Mapping[RequestId, Sequence[float]],
 ) -> float:
-    """Of a request that is placed at once from its client to its node, and of a token back: the sum
-    of both means. When each request was sent, and when its tokens came.
+    """How long a request that is placed at once takes from its client to its node, and a token
+    back: the sum of both means. `sent_s` and `came_s` say when each request was sent, and when its
+    tokens came.
     """
     there = [at_s - sent_s[p] for p, at_s in observed.submitted_s.items() if p in sent_s]
     back = [

@@ -74,7 +74,7 @@ class Comparison:
 def compare(
     live: Sequence[Outcome], simulations: Sequence[Sequence[Outcome]], *, from_s: float = 0.0
 ) -> Comparison:
-    """Of the requests that were sent live at `from_s` or later.
+    """Compares the requests that were sent live at `from_s` or later.
 
     Raises InvalidInput when too few finished on both sides.
     """

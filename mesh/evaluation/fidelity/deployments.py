@@ -18,7 +18,7 @@ BATCH = 4
 
 
 def deployments(source: str) -> tuple[DeploymentSpec, ...]:
-    """Of the model of this source."""
+    """The deployments of the model of this source."""
     scaling = Scaling(replicas_min=0, replicas_max=1, keep_alive_s=KEEP_ALIVE_S)
     return tuple(
         DeploymentSpec(

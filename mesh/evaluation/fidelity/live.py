@@ -50,7 +50,7 @@ class Wanted:
 
 
 class RunningCell(Protocol):
-    """Of one node."""
+    """A cell of one node that runs on this machine."""
 
     @property
     def address(self) -> str: ...
@@ -167,7 +167,7 @@ def live_run(
     answers: Sequence[Answer],
     calibrated_s: float,
 ) -> LiveRun:
-    """Of a cell that has ended: its state folder, and its node's journal.
+    """The run of a cell that has ended, from its state folder and its node's journal.
 
     Raises MeshError when either cannot be read.
     """

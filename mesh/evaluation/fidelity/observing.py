@@ -28,14 +28,14 @@ from mesh.runtime.journal import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """Of any kind: a step, or a size that was computed for nobody."""
+    """An iteration of any kind: a step, or a size that was computed for nobody."""
 
     shape: IterationShape
     began_s: float
     took_s: float
     """Until it was decided on."""
     engine_s: float
-    """Of it, in the engine."""
+    """The part of `took_s` that was spent in the engine."""
     alone: bool
     """Neither a load, a resize nor an unload was under way meanwhile."""
     beside_load: bool
@@ -65,7 +65,7 @@ class Observed:
     tokens_s: dict[RequestId, list[float]] = field(default_factory=dict)
     """When each token was reported, by its index."""
     footprint: Footprint | None = None
-    """Of the model, as the latest load measured it."""
+    """The model's footprint, as the latest load measured it."""
     rss_bytes_max: int = 0
     """The most that the process said it takes."""
     engine_bytes_max: int = 0
@@ -95,7 +95,7 @@ class Observer:
         self._turn_s = 0.0
         """When the iteration under way began."""
         self._shape = IterationShape()
-        """That is being computed for nobody."""
+        """The shape that is being computed for nobody."""
         self._amid: dict[tuple[str, InstanceId], float] = {}
         """Loads, resizes and unloads under way: when they were ordered."""
         self._loaded_s = self._computed_s = 0.0

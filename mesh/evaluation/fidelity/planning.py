@@ -22,7 +22,7 @@ class LiveCell:
     node: NodeHello
     deployments: tuple[Deployment, ...]
     profile: Profile
-    """Of one of the models; it holds for each."""
+    """The profile of one of the models; it holds for each."""
     footprint: Footprint
     delay_s: float
     """From a client to the node and back, without what is computed there."""

@@ -25,7 +25,7 @@ from mesh.sim.cluster import SETTLE_S, Arrival
 from mesh.sim.costs import Jitter, NodeCosts, Pace
 
 SIMULATIONS = 5
-"""Of each kind: they differ in which iteration has which jitter."""
+"""How many simulations are made of each kind: they differ in which iteration has which jitter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,9 @@ class LiveRun:
     profile: Profile
     arrivals: tuple[Arrival, ...]
     outcomes: tuple[Outcome, ...]
-    """Of the arrivals; times count from `start_s`, and arrivals are when requests were sent."""
+    """The outcomes of the arrivals. Times count from `start_s`, and arrivals are when requests were
+    sent.
+    """
     start_s: float
     """On the node's clock."""
     calibrated_s: float
@@ -58,18 +60,20 @@ class FidelityReport:
     calibrated_s: float
     calibrated_steps: int
     costs: NodeCosts
-    """Calibrated, without pace and jitter."""
+    """The calibrated costs of the node, without pace and jitter."""
     loads: int
     resizes: int
     unloads: int
-    """That the costs are means of; of what was not seen they are assumptions."""
+    """The number of unloads that the costs are means of; costs that were not seen are
+    assumptions.
+    """
     delay_s: float
     pace_calibrated: float
     """Mean, while it was calibrated: 1 by definition, but for what was disturbed."""
     pace_compared: float
     """Mean of the rest: by how much the machine was slower then than before."""
     rss_bytes_max: int
-    """Of the node's process, as it said itself."""
+    """The most memory of the node's process, as it said itself."""
     booked_bytes_max: int
     """What it takes without instances, with weights and KV caches by its engine's books."""
     by_calibration: Comparison

@@ -36,7 +36,7 @@ from mesh_workloads.trace import Trace
 MODELS = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
 DURATION_S = 1800.0
 CONTEXT_TOKENS_MAX = 4096
-"""Of every deployment; no request of the load is longer."""
+"""The context limit of every deployment; no request of the load is longer."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
 KEEP_ALIVE_S = {DeviceKind.CPU: 0.0, DeviceKind.GPU: 1.0}
 """An idle node counts as busy for so long (the deployments' own keep-alive is the GPU's)."""
@@ -75,7 +75,7 @@ SHORT_ANSWERS = Lengths(
 )
 """Answers of about 65 tokens, so that an instance of a rare function has gone when it is called."""
 LENGTHS = {**PUBLISHED, SHORT_ANSWERS.name: SHORT_ANSWERS}
-"""Of a generated load, by name."""
+"""The lengths of a generated load, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -94,7 +94,9 @@ ALL_CELLS = tuple(PaperCell(model=m, functions=n) for m in MODELS for n in KEPT)
 
 
 def paper_cell(name: str) -> PaperCell:
-    """Of a name such as 7B/128. Raises InvalidInput when the evaluation has no such cell."""
+    """The cell of a name such as 7B/128. Raises InvalidInput when the evaluation has no
+    such cell.
+    """
     for cell in ALL_CELLS:
         if cell.name == name:
             return cell

@@ -24,7 +24,7 @@ class EvaluatedRun:
     """Empty for a load that nobody else has measured."""
     nodes: tuple[NodeSeries, ...]
     seconds: float
-    """Of wall time."""
+    """The wall time that the run took."""
     refusals: RefusalCounts | None = None
 
 

@@ -20,7 +20,9 @@ class Reference:
 
 
 REQUESTS = {32: 2366, 64: 4684, 128: 9266}
-"""Of the trace's load, by the number of functions: a cell with another number is another load."""
+"""The requests of the trace's load, by the number of functions: a cell with another number has
+another load.
+"""
 
 _POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
 _CELLS: dict[str, tuple[tuple[int, float], ...]] = {

@@ -42,7 +42,7 @@ class Done:
     job: Job
     run: PaperRun
     seconds: float
-    """Of wall time."""
+    """The wall time that the run took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def endings(made: Evaluation) -> Table:
 
 
 def checked_refusals(made: Evaluation) -> Table:
-    """Of runs that were asked to look at their refusals."""
+    """The table of the runs that were asked to look at their refusals."""
     rows = tuple(
         (
             *(run.cell, run.policy, str(found.refused_beside_free_link)),

@@ -18,9 +18,11 @@ from mesh.wire.client import MeshClient
 from mesh_workloads.prompts import Prompts, encoded
 
 COUNTS_DIFFERENCE_MAX = 0.01
-"""Of all calls: above it, somebody else calls the deployments, or calls were lost."""
+"""The counts may differ by this share of all calls. Beyond it, somebody else calls the deployments,
+or calls were lost.
+"""
 BEGAN_S_ERROR = 1.0
-"""Of when a controller began, as it is known here."""
+"""The time at which a controller began is known here with this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +30,18 @@ class CellCounts:
     """What a controller has counted since it began."""
 
     began_s: float
-    """When, on this machine's monotonic clock."""
+    """When the controller began, on this machine's monotonic clock."""
     served: Mapping[str, int]
-    """By deployment."""
+    """The requests served, by deployment."""
     refused: Mapping[str, int]
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of those."""
+    """The prompt tokens among those that the prefix cache had, by deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountPair:
-    """Of one deployment: what the controller counted while the replay ran, and its caller."""
+    """Two counts of one deployment: the controller's while the replay ran, and its caller's."""
 
     deployment: str
     served: int
@@ -48,7 +50,7 @@ class CountPair:
     refused_seen: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of those, what the prefix cache had."""
+    """How many of the prompt tokens the prefix cache had."""
 
     @property
     def cached_share(self) -> float | None:

@@ -21,35 +21,35 @@ class ReplayNumbers:
     """Counts of calls, seconds and tokens."""
 
     deployment: str
-    """`all` for all of them."""
+    """The deployment's name, or `all` for all deployments together."""
     calls: int
     finished: int
     refused: tuple[tuple[str, int], ...]
-    """By reason."""
+    """The refused calls by reason."""
     failed: tuple[tuple[str, int], ...]
-    """By status, `not_sent` among them: too many were open."""
+    """The failed calls by status, `not_sent` among them: too many were open."""
     cancelled: int
-    """Open when the replay was stopped."""
+    """The calls that were open when the replay was stopped."""
     judged: int
-    """Those that attainment is a share of."""
+    """The calls that attainment is a share of."""
     met: int
     met_without_grace: int
     met_in_the_mean: int
     met_in_the_mean_without_grace: int
     promised: int
-    """Admitted, and not told to be late."""
+    """How many calls were admitted and not told to be late."""
     promised_met: int
     promised_met_in_the_mean: int
     told_late: int
-    """Admitted, and told by how much their first token would be late."""
+    """How many calls were admitted and told by how much their first token would be late."""
     late_over_told_p50: float | None
     """By how much it was late, over what they were told."""
     late_over_told_p95: float | None
     input_tokens: int
-    """Of what was sent."""
+    """The prompt tokens that were sent."""
     output_tokens: int
     tokens_per_s: float
-    """Of output, from the first call's sending to the last one's end."""
+    """The rate of output tokens, from the first call's sending to the last one's end."""
     ttft_s_p50: float | None
     ttft_s_p95: float | None
     tpot_s_p50: float | None
@@ -82,13 +82,13 @@ class ReplayNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNumbers:
-    """Of one process of several that send a replay's calls."""
+    """The counts of one of the several processes that send a replay's calls."""
 
     worker: str
     calls: int
-    """That it was to send."""
+    """How many calls it was to send."""
     ended: int
-    """Of which it has said what came of them."""
+    """For how many of them the worker has said what came of them."""
     late_ms_p50: float
     late_ms_p99: float
     late_ms_max: float

@@ -18,9 +18,9 @@ LATE_MS_MAX = 20.0
 class ReplayReport:
     plan: ReplayPlan
     results: tuple[CallResult, ...]
-    """Of the calls that were due before it was stopped."""
+    """The results of the calls that were due before the replay was stopped."""
     numbers: tuple[ReplayNumbers, ...]
-    """Of all, then by deployment."""
+    """The numbers of all calls together, and then of each deployment."""
     simulated: tuple[ReplayNumbers, ...] = ()
     """The same calls in a simulated cell."""
     simulated_results: tuple[CallResult, ...] = ()
@@ -29,7 +29,7 @@ class ReplayReport:
     stopped: bool = False
     """Before its end."""
     workers: tuple[WorkerNumbers, ...] = ()
-    """Of a replay that several processes sent."""
+    """The numbers of each process, where several sent the replay."""
 
     @property
     def whole(self) -> ReplayNumbers:

@@ -56,7 +56,7 @@ class Replaying:
 
     @property
     def results(self) -> Sequence[CallResult]:
-        """So far, in the order of the calls."""
+        """The results so far, in the order of the calls."""
         return [self._results[number] for number in sorted(self._results.copy())]
 
     def _started(self, start_s: float) -> None:

@@ -51,7 +51,9 @@ def said_bytes(node: NodeEntry) -> int:
 
 
 def _once(node: NodeEntry, size_bytes: Callable[[InstanceId], int]) -> int:
-    """Added up over its instances; of what several share, the most that one has of it."""
+    """The sum over the node's instances. What several share counts once, at the most that one of
+    them has of it.
+    """
     if not node.hello.shares_weights:  # no instance has a share there
         return sum([size_bytes(name) for name in node.instances])
     total, shared = 0, dict[object, int]()

@@ -55,7 +55,7 @@ class Watch:
         self.seen: Counter[str] = Counter()
         """What was met, how often."""
         self._under_way: dict[tuple[int, InstanceId], Command] = {}
-        """Sent over a link, and not answered by what came back over it."""
+        """The commands that were sent over a link and not answered over it yet."""
         self._loads: set[InstanceId] = set()
         self._issued: set[tuple[int, int]] = set()
         self._started: set[tuple[int, int]] = set()

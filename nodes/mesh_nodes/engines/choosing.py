@@ -36,8 +36,8 @@ class BuiltEngine:
     nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: ()
     """What a load would find nearer than on the disk, given the folders of the stored models."""
     kept_bytes: int = 0
-    """Of the device's memory, beside that and without any instance: of processes that sleep or
-    wait, or what the engine keeps of its first load.
+    """The device memory that the engine takes beside `resident_bytes` and without any instance:
+    processes that sleep or wait, or what the engine keeps of its first load.
     """
     base_read: Callable[[], None] = lambda: None
     """To be called once it has been read what the node takes without instances and `kept_bytes`."""

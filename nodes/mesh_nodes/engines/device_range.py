@@ -47,7 +47,7 @@ class DeviceRange:
 
     @property
     def held_bytes(self) -> int:
-        """Of the device's memory, under the range and spare."""
+        """The device memory that the range takes: its mapped chunks and its spare ones."""
         return (len(self._mapped) + len(self._spare)) * self.chunk_bytes
 
     def lacks_bytes(self, chunks: Iterable[int]) -> int:

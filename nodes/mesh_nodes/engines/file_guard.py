@@ -35,7 +35,9 @@ _COPY_BYTES_MAX = 1 << 30
 _FICLONE = 0x40049409
 """ioctl of Linux: share the source's blocks with the target, copied on write."""
 MEMORY_SHARE_MAX = 0.5
-"""Of what is free, for a copy that cannot lie on the disk: it is in nobody's books."""
+"""A copy that cannot lie on the disk may take this share of the free memory, because no book counts
+it.
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -51,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class FileGuard:
-    """Of one file that this process maps, for as long as the object lives."""
+    """Guards one file that this process maps, for as long as the object lives."""
 
     def __init__(self, path: Path) -> None:
         """Make it before the file is mapped. Raises OSError, also for a file that is open for

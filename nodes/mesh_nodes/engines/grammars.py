@@ -25,14 +25,16 @@ from mesh.text.grammars import compiled
 from mesh.text.tokenizer import TextCodec
 
 VOCABULARIES_MAX = 8
-"""Of tens of MB each."""
+"""This many vocabularies are kept; each takes tens of MB."""
 _MARK = "\x02"
 """A character that is a token of its own in every vocabulary that has bytes."""
 
 BUILD_S_MAX = 10.0
 """For a matcher, on whose thread others may be built before it."""
 CPU_S_MAX, CPU_S_MAX_PER_TOKEN = 0.25, 0.02
-"""Of the compute thread's time, for one request: other requests wait meanwhile."""
+"""What one request may take of the compute thread's time, in all and for each token: other requests
+wait meanwhile.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def _matcher(
 
 
 class Constraint:
-    """Of one request. `add` is told its tokens in their order."""
+    """Keeps one request to its grammar. `add` is told the request's tokens in their order."""
 
     def __init__(self, matcher: "Future[LLMatcher]", stop_ids: Sequence[int]) -> None:
         self._building = matcher
@@ -159,7 +161,7 @@ class Constraint:
 def constraint_of(
     request: EngineRequest, model_path: Path, vocabulary_tokens: int
 ) -> Constraint | None:
-    """None: it may say what it likes."""
+    """The constraint of a request, or `None` when it has no grammar."""
     grammar = request.sampling.grammar
     if grammar is None:
         return None

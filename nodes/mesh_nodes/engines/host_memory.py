@@ -18,8 +18,9 @@ def own_resident_bytes() -> int:
 
 
 def resident_bytes(nursery: int | None, pids: Iterable[int]) -> int:
-    """Of the nursery and what it has forked. Pages that an engine process shares with the nursery
-    count once, and those that it has copied of them meanwhile, not at all.
+    """The memory of the nursery and of the processes that it has forked. Pages that an engine
+    process shares with the nursery count once, and those that it has copied of them meanwhile, not
+    at all.
     """
     nursery_bytes = _rss_bytes(nursery)
     return nursery_bytes + sum(max(_rss_bytes(pid) - nursery_bytes, 0) for pid in pids)

@@ -18,7 +18,7 @@ Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _COLUMNS = 2048
-"""Of a row's layout: 64 tokens in each of a vocabulary of 128k."""
+"""A row is laid out in this many columns: with a vocabulary of 128k, each has 64 tokens."""
 _COLUMN_TOKENS_MIN = 8
 """With fewer in a column, looking at the columns first saves nothing."""
 _EXACT_COLUMNS = 4
@@ -27,11 +27,15 @@ hold most of the weight, the bounds of their columns would reject most draws."""
 _TRIALS = (8, 56)
 """Draws of a row that may be rejected, in two goes; then it takes all its exponentials."""
 _SORTED_MAX = 4096
-"""Of more, a sample says first which need not be sorted."""
+"""Up to this many tokens are simply sorted. When there are more, a sample says first which of them
+need not be.
+"""
 _SAMPLE_TOKENS = 512
 _SPARE_SHARES = ((0.85, 1.15), (0.5, 2.0))
-"""Of the weight that a nucleus may lack: a sample of the row says, within some per cent, below
-which weight that much is found. What is between is sorted; if the sample was wrong, more is."""
+"""The bounds of the search for a nucleus, as shares of the weight that it may lack. A sample of the
+row says, within some per cent, below which weight that much is found. What lies between the bounds
+is sorted; if the sample was wrong, the wider bounds are used.
+"""
 _EXPONENTS = (-20.0, 60.0)
 """Largest exponents with which weights neither leave f32 nor lose what matters."""
 
@@ -48,7 +52,9 @@ class Columns:
 
     @cached_property
     def largest(self) -> Floats:
-        """Of each row; known from its columns where those were looked at."""
+        """The largest logit of each row. It comes from the column maxima where these were
+        computed.
+        """
         seen = self.maxima if "maxima" in self.__dict__ else self.logits
         return np.asarray(seen.max(axis=1))
 
@@ -120,7 +126,9 @@ class Columns:
         return [drawn[n] for n in range(row.size)]
 
     def _bounds(self, row: Indices, scale: Floats) -> tuple[Doubles, Doubles]:
-        """Of the weight of each column, and their running totals: [rows, width] both."""
+        """An upper bound of the weight of each column, and the running totals of these bounds:
+        [rows, width] both.
+        """
         maxima = self.maxima[row]
         heads = np.exp((maxima - self.largest[row, None]) * scale[:, None])
         bounds = heads.astype(np.float64) * self.depth
@@ -151,7 +159,9 @@ class Columns:
         return columns[..., None] + np.arange(0, (self.depth + 1) * self.width, self.width)
 
     def _weights(self, rows: Indices, columns: Indices, scale: Floats) -> Floats:
-        """Of the tokens in columns [rows, n]: [rows, n, depth + 1], 0 beyond the vocabulary."""
+        """The weights of the tokens in columns [rows, n]: [rows, n, depth + 1], 0 beyond the
+        vocabulary.
+        """
         tokens = self._tokens(columns)
         inside = tokens < self.vocabulary
         logits = self.logits[rows[:, None, None], np.where(inside, tokens, 0)]

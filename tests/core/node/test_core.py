@@ -87,7 +87,9 @@ def test_an_aborted_requests_tokens_of_the_iteration_under_way_are_for_nobody() 
 
 
 def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
-    """Aborted and submitted again while an iteration runs: its tokens belong to the old attempt."""
+    """A request is aborted and submitted again while an iteration runs: the iteration's tokens
+    belong to the old attempt.
+    """
     node = NodeUnderTest()
     node.load()
     node.submit("a")
@@ -159,7 +161,7 @@ def test_an_idle_instance_that_ends_is_unlisted_at_once_and_gone_with_the_reason
 def test_an_instance_that_ends_amid_a_step_ends_once_and_the_next_turn_is_anothers(
     told: tuple[NodeEvent, NodeEvent],
 ) -> None:
-    """Both the step and the watch over its process tell of it."""
+    """The step and the watch over the process both report the end."""
     node = NodeUnderTest()
     node.load("i1")
     node.load("i2")

@@ -37,7 +37,7 @@ from tests.support.profiles import PROFILE, profile
 OP = OperationId("op-1")
 I1 = InstanceId("i1")
 ENOUGH_S = 0.2
-"""Of a shape: three such times are enough."""
+"""Each time of a shape takes this long: three such times are enough."""
 
 
 def profile_command(name: str = "i1", operation_id: OperationId = OP) -> ProfileInstance:

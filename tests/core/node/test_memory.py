@@ -60,7 +60,7 @@ def resized(node: NodeUnderTest, kv_blocks: int) -> list[NodeAction]:
 
 
 def told_blocks(node: NodeUnderTest) -> int:
-    """Of the hello that would be sent now."""
+    """The blocks in the hello that would be sent now."""
     (report,) = node.core.instances()
     return report.kv_blocks
 

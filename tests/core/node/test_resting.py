@@ -108,7 +108,7 @@ def test_no_piece_takes_long() -> None:
 
 
 def test_pieces_leave_the_cached_blocks_alone() -> None:
-    """Of 16 blocks 15 hold what a later request of the same prefix would find."""
+    """Fifteen of 16 blocks hold what a later request of the same prefix would find."""
     node = resting_node()
     node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),)))
     actions = [node.tell(replace(BEAT, kv_blocks_cached=((I1, 15),))) for _ in range(20)]

@@ -11,7 +11,7 @@ from tests.core.cells import FOOTPRINT, MODEL
 from tests.core.world.cell import REST_STEP_S, World
 
 LEAST_BYTES = FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(MODEL.context_tokens_max))
-"""Of an instance that any request may be placed on."""
+"""The bytes of an instance that any request may be placed on."""
 
 
 def _made(entry: DeploymentEntry) -> Deployment:

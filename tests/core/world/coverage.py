@@ -16,7 +16,7 @@ class Coverage:
         self.seen: Counter[str] = Counter()
         self._states: dict[InstanceId, InstanceState] = {}
         self._evictions: dict[RequestId, int] = {}
-        """Both as the event before left them."""
+        """The evictions of each request, like `_states` as the event before left them."""
 
     def note(self, cell: Cell, event: object) -> None:
         """The controller has decided upon an event."""

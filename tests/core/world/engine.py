@@ -13,7 +13,7 @@ from tests.core.cells import FOOTPRINT
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 MEASURED_S = 0.12
-"""Of every shape that is measured, and a little more: three times are enough, and two such
+"""Every measured shape takes this long, and a little more: three times are enough, and two such
 instances on a node are too many for a TPOT of 0.25 s.
 """
 

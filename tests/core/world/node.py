@@ -140,8 +140,8 @@ class WorldNode:
             self.tell(LinkClosed(reason="broken"))
 
     def crash(self, *, noticed: bool) -> None:
-        """Killed: all that it held is gone; it starts again empty. When its machine went with it,
-        the controller does not notice.
+        """The node is killed: all that it held is gone, and it starts again empty. When its machine
+        went with it, the controller does not notice.
         """
         link_id, self.link_id = self.link_id, None
         self.start()

@@ -47,7 +47,7 @@ def arrivals(count: int, every_s: float) -> tuple[Arrival, ...]:
 
 @contextmanager
 def journal() -> Iterator[list[Decision]]:
-    """Of the only node."""
+    """The journal of the only node."""
     decisions: list[Decision] = []
     handle = NodeCore.handle
 

@@ -67,7 +67,7 @@ def test_a_machine_that_slows_down_is_told_by_its_pace_alone(made: CellPlan) -> 
 
 
 def test_deployments_may_have_models_of_their_own(made: CellPlan) -> None:
-    """Of one shape: what was measured of one holds for all."""
+    """The models have one shape: what was measured of one holds for all."""
     run = live(made, SECRET, arrivals(20, 1.1), calibrated_s=30.0)
     own = tuple(
         replace(d, model=replace(d.model, model_id=ModelId(f"{d.model.model_id}-{d.spec.name}")))

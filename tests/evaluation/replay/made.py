@@ -57,7 +57,9 @@ RESULTS = (
     result(6, end=FinishReason.FAILED, failed=NOT_SENT),
     result(7, 0.5, end=FinishReason.CANCELLED, failed=STOPPED),
 )
-"""Met; met but for its mean TPOT; met in the mean only; missed; and what did not finish."""
+"""These outcomes are: met; met but for the mean TPOT; met in the mean only; missed; and not
+finished.
+"""
 PLAN = ReplayPlan(
     name="made",
     calls=(*(r.call for r in RESULTS), replace(RESULTS[0].call, number=8, at_s=8.0)),

@@ -15,7 +15,7 @@ from mesh_workloads.trace import DURATION_S_MAX, TOKENS_MAX
 _KEYS = ("timestamp", "input_length", "output_length")
 FUNCTION = "mooncake"
 ID_MAX = 1 << 39
-"""Of a block: 512 tokens of each have numbers of their own in the simulator."""
+"""The largest id of a block: in the simulator, each of its 512 tokens has a number of its own."""
 
 
 def _records(row: Row) -> Iterator[Record]:

@@ -32,7 +32,9 @@ def _computes_s(ctx: EventContext, node: NodeEntry) -> float:
 
 
 def _work_s(ctx: EventContext, instance: InstanceEntry) -> float:
-    """Of an instance's requests, and of those who get their place on it now."""
+    """The work of the requests that an instance has, and of those that get a place on it now, in
+    seconds.
+    """
     loads = instance.node.station.load_kind(instance.instance_id) is not None
     coming = {} if loads else instance.expected
     requests = [*instance.requests.values(), *coming.values()]

@@ -178,7 +178,7 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
 
 
 def _lacking_bytes(instance: InstanceEntry, kv_blocks: int) -> int:
-    """That its node lacks for a cache of so many blocks."""
+    """The bytes that its node lacks for a cache of so many blocks."""
     more_bytes = instance.footprint.instance_bytes(kv_blocks) - instance.promised_bytes
     return more_bytes - instance.node.free_bytes
 

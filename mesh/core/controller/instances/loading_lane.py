@@ -24,7 +24,7 @@ OVERDUE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Of a load in a node's lane."""
+    """The place of a load in its node's lane."""
 
     ready_s: float
     """When it is over."""
@@ -104,7 +104,7 @@ def next_slot(
     needed_s: float,
     without: Collection[InstanceId],
 ) -> Slot:
-    """Of one more load on the node, as it is planned, `without` as above."""
+    """The place in the lane of one more load on the node, as it is planned, `without` as above."""
     seconds = load_s(ctx, deployment, node, without)
     return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
 

@@ -313,7 +313,9 @@ def decodes_share(node: NodeEntry, now_s: float) -> float:
 
 
 def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
-    """Of all that it has, or will have; 0 where that is nobody."""
+    """The time of a decode of all requests that the instance has or will have; 0 where there is
+    none.
+    """
     return _decode_s(instance, now_s) if _has_work(instance) else 0.0
 
 
@@ -355,7 +357,7 @@ def _decode_share(
 
 
 def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()) -> float:
-    """Of all that it has, or will have, and these."""
+    """The time of a decode of all requests that the instance has or will have, and of `more`."""
     batch, tokens = len(instance.requests), instance.tokens
     if not batch:
         coming = instance.coming
@@ -442,12 +444,16 @@ def _fill(
 
 
 def _prompt_on(instance: InstanceEntry, request: RequestEntry) -> Prompt:
-    """Of a request that is to begin there, where some of it may be computed already."""
+    """The prompt of a request that is to begin on the instance, where some of it may be computed
+    already.
+    """
     return _prompt(request, request.tokens - cached_tokens(instance, request))
 
 
 def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:
-    """Of a request that has so many tokens left to compute; all of them, where it is to begin."""
+    """The prompt of a request that has `left` tokens to compute; all of them, where it is
+    to begin.
+    """
     left = request.tokens if left is None else left
     slack_s = inf if request.output_tokens else request.slack_s
     return Prompt(left=left, past=request.tokens - left, due_s=request.due_s, slack_s=slack_s)

@@ -29,18 +29,21 @@ class Offer:
     ctx: EventContext
     entry: DeploymentEntry | None = None
     joins: Iterable[tuple[int, InstanceEntry]] = ()
-    """Instances that may take the request, with their places among the candidates. They must not
-    hold the offer: what holds itself is freed late.
+    """The instances that may take the request, with their places among the candidates. The iterable
+    must not refer to the offer: a reference cycle keeps both in memory until the garbage collector
+    runs.
     """
     place: int = 0
     last: InstanceEntry | None = None
-    """Of the joins the one that was looked at last, and its place among the candidates."""
+    """The instance that was looked at last among those to join; `place` is its position among the
+    candidates.
+    """
     on: Sequence[NodeEntry] = ()
     looks_max: int = 0
     needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
-    """Of the instance that would start there."""
+    """What the instance that would start on the node needs."""
     may_move: Callable[[InstanceEntry], bool] | None = None
-    """Of neighbours; None: nobody is moved."""
+    """Whether a neighbour may be moved; `None` when nobody is moved."""
 
     @property
     def now_s(self) -> float:

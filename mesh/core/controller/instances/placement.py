@@ -32,7 +32,9 @@ from mesh.memory.demand import kv_blocks_within
 from mesh.policy.plans import Plan, Release, Start
 
 MARGIN_SHARE = 0.1
-"""Of the time to a first token that comes after a load, by which it may well be later."""
+"""A load that waits for others in its lane is counted on only if its request would be in time even
+if the first token came later by this share of the time until it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,9 @@ class NoRoom:
 
     @classmethod
     def nearest(cls, needs: Iterable[tuple[int, int]]) -> Self:
-        """Of nodes, by what each would have to hold and its capacity."""
+        """The node that lacks least. `needs` has what each node would have to hold and its
+        capacity.
+        """
         needed_bytes, capacity_bytes = min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
         return cls(needed_bytes=needed_bytes, largest_bytes=capacity_bytes)
 
@@ -117,7 +121,7 @@ class Demand:
         return found
 
     def least_bytes(self, node: NodeEntry) -> int:
-        """Of the whole instance."""
+        """The bytes of the whole instance, with the least KV cache."""
         footprint = node.footprint_of(self.deployment)
         return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
 

@@ -28,8 +28,9 @@ from mesh.policy.plans import Plan
 
 
 class PlanTests:
-    """Of one plan: `request`, if there is one, at `place`, where `needed_bytes` more are wanted and
-    the instances of `reclaim` go for that, and where those `beside` it are to go as well.
+    """The tests of one plan. The request, if there is one, joins or starts at `place`, where
+    `needed_bytes` more are wanted and the instances of `reclaim` go for that. Those `beside` it are
+    to go as well.
     """
 
     __slots__ = (

@@ -15,8 +15,8 @@ from mesh.core.controller.state.request import RequestEntry
 
 
 def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
-    """Of the request's tokens, those that the instance need not compute, as far as its prompt goes:
-    what it was answered may be there, too. At least one is left.
+    """How many of the request's tokens the instance need not compute, as far as its prompt goes:
+    what it was answered may be there, too. At least one token is left to compute.
     """
     if not instance.prefixes:
         return 0

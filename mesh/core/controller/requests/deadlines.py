@@ -30,12 +30,17 @@ from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
-"""Told to clients that are refused for want of a place."""
+"""Clients that are refused for want of a place are told to come again after a time within these
+bounds.
+"""
 LOOKED_AT = 8
-"""So many of a queue that are looked at together cost what the validation of one does."""
+"""This many requests of a queue that are looked at together cost what the validation of one
+does.
+"""
 GUESSED_SHARE_MOST = 0.5
-"""Of the time until a first token is due, that an estimated profile may say it takes: an estimate
-may be off by a multiple, and a request that was never tried is not refused by one alone.
+"""An estimated profile may say that a request takes this share of the time until its first token is
+due, and no more: an estimate may be off by a multiple, and a request that was never tried is not
+refused by one alone.
 """
 NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full, and no further one may start."""
@@ -139,9 +144,9 @@ def _may_be_in_time(
 
 
 def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
-    """Of those who wait, for whom no loaded instance will have time, unless somebody ends: with
-    those ahead of them computed first. Of a long queue the first are looked at: so many that all
-    of it costs no more than the validations that are left to the event.
+    """The waiting requests for which no loaded instance will have time unless another request ends,
+    with those ahead of them computed first. Only the first of a long queue are looked at: so many
+    that all of it costs no more than the validations that are left to the event.
     """
     if not ctx.policy.promises:
         return frozenset()

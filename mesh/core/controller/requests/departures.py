@@ -17,9 +17,13 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 
 LEFT_SHARE_LEAST = 0.25
-"""Of a mean answer, that one is expected to have left at least: it may be longer than the mean."""
+"""A request is expected to have at least this share of a mean answer left: it may be longer than
+the mean.
+"""
 APART_SHARE = 1.25
-"""Of the time between two ends, from one who is told to come again to the next."""
+"""Clients that are told to come again are spread out by this much of the mean time between two
+ends.
+"""
 
 
 class Departures:

@@ -12,7 +12,9 @@ from mesh.domain.messages import AbortRequest, ContinueRequest
 from mesh.domain.reasons import RefusalReason
 
 RETRY_AFTER_S = 1.0
-"""Told to clients that are refused for what may pass: nobody knows when."""
+"""Clients that are refused for a reason that may pass are told to come again after this time:
+nobody knows when it does.
+"""
 
 
 def refuse(

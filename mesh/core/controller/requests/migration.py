@@ -31,7 +31,7 @@ from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Move
 
 BEHIND_SHARE_MAX = 0.5
-"""Of a round of its node, by which a target may draw after its source when that stops."""
+"""When its source stops, a target may draw behind it by this share of a round of its node."""
 
 
 def move_soon(ctx: EventContext) -> None:

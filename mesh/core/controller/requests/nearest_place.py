@@ -32,7 +32,7 @@ from mesh.domain.slo import ColdStart
 Place = InstanceEntry | NodeEntry
 
 _NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
-"""Of those that lack time."""
+"""The order of the verdicts about time: the first is the nearest to a place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,9 @@ class Lack:
 def lack_of_nearest(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
 ) -> Lack | None:
-    """None: no place was looked at. Of many some are: see `EventContext.looks_left`."""
+    """What the nearest place lacks, or `None` when no place was looked at. Only some of many places
+    are: see `EventContext.looks_left`.
+    """
     as_new = RequestEntry(
         original=request.original,
         slo=request.slo,

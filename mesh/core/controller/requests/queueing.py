@@ -37,7 +37,9 @@ from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Join, Plan
 
 RETRY_SHARE_LEAST = 0.2
-"""Of the time between two tries, that there is at least, whenever somebody would have to begin."""
+"""The least time between two tries, as a share of the usual one, however soon a request would have
+to begin.
+"""
 
 
 def retry(ctx: EventContext) -> None:

@@ -32,7 +32,7 @@ class Cell:
     links: dict[int, NodeEntry] = field(default_factory=dict)
     deployments: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
     rollouts: dict[DeploymentName, RolloutEntry] = field(default_factory=dict)
-    """Of deployments that have had another revision, by the name that callers know."""
+    """The rollouts of deployments that have had another revision, by the name that callers know."""
     rolling: dict[DeploymentName, RolloutEntry] = field(default_factory=dict)
     """Those of them of which one comes, or still answers; see `note_rests`."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Cell:
         return self.deployments.get(name) if name == public_name(name) else None
 
     def rollout_of(self, current: DeploymentEntry, revisions: Revisions = ()) -> RolloutEntry:
-        """Of a deployment; a new one where it has had none."""
+        """The rollout of a deployment; it is made where the deployment has had none."""
         name = public_name(current.name)
         if name not in self.rollouts:
             self.rollouts[name] = RolloutEntry(current=current, revisions=revisions)
@@ -178,7 +178,7 @@ class Cell:
         self.refusals.forget_instance(instance.instance_id)
 
     def number_instance(self) -> int:
-        """Of the next instance that is started."""
+        """The number of the next instance that is started."""
         self.instances_started += 1
         return self.instances_started
 

@@ -22,7 +22,7 @@ from mesh.policy.plans import Release
 WISHES_MAX = 4
 VALIDATIONS_OF_MANY = 4
 REQUESTS_OF_ONE = 128
-"""Of a node, that a validation rolls forward within half a millisecond or so."""
+"""A validation rolls so many requests of a node forward within half a millisecond or so."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class EventContext:
         self.note_validations(1 + requests // REQUESTS_OF_ONE)
 
     def note_validations(self, as_many: int) -> None:
-        """So many less, or what costs as much; if as many are left."""
+        """Uses up so many validations, or what costs as much, as far as they are left."""
         self.validations_left = max(self.validations_left - as_many, 0)
 
     def expect_more(self) -> None:

@@ -40,9 +40,9 @@ class DeploymentEntry:
     served: int = 0
     refused: int = 0
     prompt_tokens: int = 0
-    """Of requests that have had a first token."""
+    """The prompt tokens of requests that have had a first token."""
     cached_tokens: int = 0
-    """Of those."""
+    """How many of those were cached."""
     phase: str = ""
     """While it is imported: what its node is at, and the share that is done."""
     share: float = 0.0
@@ -82,7 +82,7 @@ class DeploymentEntry:
 
     @property
     def served_share(self) -> float:
-        """Of its requests that have ended; 1 before the first."""
+        """The share of its ended requests that were served; 1 before the first has ended."""
         ended = self.served + self.refused
         return self.served / ended if ended else 1.0
 

@@ -144,7 +144,9 @@ class Expectations:
         return stated_slowdown(node.busy_load_factor)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
-        """Of each tier that a load on the node may come from, as far as anybody knows."""
+        """The load times of each tier that a load on the node may come from, as far as anybody
+        knows.
+        """
         views = []
         for tier in LoadTier:
             known = self._learned(node, tier)
@@ -169,7 +171,9 @@ class Expectations:
         tier: LoadTier,
         seconds: Callable[[LoadTimes, LoadTier, int], float],
     ) -> float:
-        """Of a load alone; where none came from the tier, as the node says and as others did."""
+        """The time of a load alone. Where none came from the tier, it follows what the node states
+        and how other loads went.
+        """
         known = self._learned(node, tier)
         if known:
             return seconds(known, tier, weights_bytes)

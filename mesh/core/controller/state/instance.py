@@ -74,7 +74,7 @@ class InstanceEntry:
     needed_s: float = 0.0
     """When its load has to be over, for those who wait for it."""
     ahead: bool = False
-    """Loaded before anybody called, and still waiting for the first who does."""
+    """Whether it was loaded before anybody called, and still waits for the first call."""
     tier: LoadTier | None = None
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
@@ -114,12 +114,12 @@ class InstanceEntry:
 
     @property
     def is_loaded(self) -> bool:
-        """Loaded, and not about to go."""
+        """Whether it is loaded, and not about to be unloaded."""
         return self.state in (InstanceState.READY, InstanceState.PARKED)
 
     @property
     def free_places(self) -> int:
-        """Of its batch, that no request has or waits for."""
+        """How many places of its batch no request has or waits for."""
         return self.batch_max - self.batch - len(self.coming)
 
     @property
@@ -150,12 +150,12 @@ class InstanceEntry:
 
     @property
     def kv_bytes(self) -> int:
-        """Of its KV cache, once all that was issued for it is done."""
+        """The size of its KV cache, once all that was issued for it is done."""
         return self.promised_blocks * self.footprint.kv_block_bytes
 
     @property
     def resident_share(self) -> float:
-        """Of its weights, that is on the device."""
+        """The share of its weights that is on the device."""
         return float(bool(self.loaded_at_s))
 
     @property
@@ -180,8 +180,8 @@ class InstanceEntry:
 
     @property
     def pace_s(self) -> float:
-        """Of those that run on it, or join when its load is over, the quickest: each decode gives
-        all of them a token. It must have one.
+        """The quickest pace of the requests that run on it, or that join when its load is over:
+        each decode gives all of them a token. There must be one.
         """
         work = (self.requests or self.coming).values()
         if self.mixed_slos:
@@ -315,11 +315,13 @@ class InstanceEntry:
         self.off_p50, self.off_p95 = said.off_p50, said.off_p95
 
     def note_all_prefixes(self, digests: Sequence[int]) -> None:
-        """Of the blocks in its KV cache, as a hello states them."""
+        """Notes the digests of the blocks in its KV cache, as a hello states them."""
         self.prefixes = set(digests)
 
     def forget_prefix(self, request: RequestEntry, cached_tokens: int) -> None:
-        """Of the request's blocks those after so many tokens are gone, told so or not."""
+        """Forgets those of the request's blocks that follow so many cached tokens: they are gone,
+        whether the node said so or not.
+        """
         size = self.footprint.block_tokens
         self.prefixes.difference_update(request.digests(size)[cached_tokens // size :])
 

@@ -26,11 +26,13 @@ class Migration:
     source_drew_s: float | None = None
     """When its source drew its last token; None where the target has told of one since."""
     paused_s: float | None = None
-    """Since when the source is held, for the target is behind it; None while it is not."""
+    """The time since which the source is paused because the target is behind it; `None` while it is
+    not.
+    """
 
     @property
     def gap_tokens(self) -> int:
-        """That the target was not sent, and has not drawn by itself."""
+        """The tokens that the target was not sent and has not drawn by itself."""
         return len(self.request.output_tokens) - len(self.copy.output_tokens)
 
     def advance(self, to: MigrationState) -> None:

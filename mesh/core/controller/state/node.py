@@ -127,14 +127,16 @@ class NodeEntry:
         return Share(key=(model_id, context_tokens_max), size_bytes=footprint.shared_bytes)
 
     def share_of(self, deployment: Deployment) -> Share | None:
-        """Of an instance of the deployment."""
+        """What an instance of the deployment shares with others on this node."""
         if not self.hello.shares_weights:
             return None
         footprint = self.footprint_of(deployment)
         return self.share(deployment.model.model_id, deployment.context_tokens_max, footprint)
 
     def spared_bytes(self, deployment: Deployment) -> int:
-        """Of an instance of the deployment, what others of its model are promised already."""
+        """How much an instance of the deployment would not take, because others of its model are
+        promised it already.
+        """
         share = self.share_of(deployment)
         return 0 if share is None else self.station.spared_bytes(share)
 

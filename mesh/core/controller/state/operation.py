@@ -24,7 +24,7 @@ class OperationEntry:
     node: NodeEntry | None = None
     pending: Deployment | None = None
     revisions: Revisions | None = None
-    """Stored with it, where that is of a deployment which there was before."""
+    """The revisions that are stored with it, where the deployment was there before."""
     instance: InstanceEntry | None = None
     measuring: bool = False
     """The node has been asked to measure."""

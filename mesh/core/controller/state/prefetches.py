@@ -27,7 +27,7 @@ class ImportAhead:
 class NodePrefetches:
     importing: ImportAhead | None = None
     _imported: dict[ModelId, None] = field(default_factory=dict)
-    """Brought to its store ahead; no load has taken it from there yet."""
+    """The models that were imported ahead of any call, and that no load has taken yet."""
     _failures: dict[ModelId, int] = field(default_factory=dict)
 
     def may_try(self, model_id: ModelId) -> bool:

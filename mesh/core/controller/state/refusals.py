@@ -1,17 +1,19 @@
-"""What is known to be in vain, so that nobody tries it again, and why each request waits.
+"""Remembers refusals, so that nothing is tried in vain again, and why each request waits.
 
-A refusal is remembered with what it depends on, and stops to hold by itself once that changes:
+A refusal is remembered together with its cause, and is forgotten as soon as the cause may be gone:
 
-- A node had no room or no time for an instance, which a waiting request wants (`lifecycle`,
-  `placement`): until the node is eased, an answer of the deployment ends, an instance of it is
-  started, or the nodes change. Where it was memory, an eased node is asked again only if it has as
-  much now.
-- An instance has no time for a request of some length, nor for longer ones (`queueing`): until its
-  node is eased.
-- An instance has refused one for another reason (`queueing`): until the event is over.
-- Where among the candidates validations ran out (`queueing`): the next try goes on there.
-- When a request would have to begin (`deadlines`): until nodes change, or what is known of them.
-- Why a request waits (`RequestRefusals`; whoever tries it): until it is tried again.
+- A node had no memory or no time for an instance that a waiting request wants (`lifecycle`,
+  `placement`). This holds until the node has less to do or more memory (`NodeEntry.eased`), an
+  answer of the deployment ends, an instance of it is started, or the nodes change. If memory was
+  lacking, the node is asked again only if enough is free now.
+- An instance has no time for a request of some length, and so for no longer one (`queueing`). This
+  holds until its node is eased.
+- An instance has refused a request for another reason (`queueing`). This holds until the event is
+  over.
+- The validations of an event ran out amid the candidates (`queueing`). The next try goes on there.
+- A request has to begin by some time (`deadlines`). This holds until the nodes change, or what is
+  known of them.
+- A request waits for a reason (`RequestRefusals`). This holds until the request is tried again.
 
 FIRST_TOKEN_LATE is never kept: it says nothing about requests that are due later. Before:
 `requests.queueing` and `instances.placement` ask before they validate.
@@ -70,8 +72,8 @@ class RequestRefusals:
 
 
 class RefusalMemory:
-    """Of a cell. Of those who wait for a start the last few of each deployment are known: as many
-    as are tried one after the other, and as many again.
+    """What is known of a cell's refusals. For a start, the last few waiting requests of each
+    deployment are known: as many as are tried one after the other, and as many again.
     """
 
     def __init__(self) -> None:
@@ -217,7 +219,7 @@ class RefusalMemory:
 STARTS_MAX = 8
 """Requests of a deployment of which that is kept."""
 _NEVER: tuple[int, Verdict | None] = (-1, None)
-"""Of a node that has refused nothing."""
+"""The entry of a node that has refused nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

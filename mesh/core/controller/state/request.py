@@ -66,7 +66,7 @@ class RequestEntry:
     overtaken: int = 0
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
-    """Of prompt and output."""
+    """The tokens of its prompt and its output."""
     pace_s: float = field(init=False)
     """From one token to the next, as planned."""
 
@@ -86,7 +86,7 @@ class RequestEntry:
 
     @property
     def waits_since_s(self) -> float:
-        """Since when it waits for a place, the load that it was promised not counted."""
+        """The time since which it waits for a place, without the load that it was promised."""
         load = self.waits_for
         return self.queued_at_s if load is None else max(self.queued_at_s, load.loaded_at_s)
 
@@ -109,7 +109,7 @@ class RequestEntry:
         self.waits_for, self.required_blocks = instance, blocks
 
     def digests(self, block_tokens: int) -> tuple[int, ...]:
-        """Of the keys of its prompt's full blocks; none where it shares nothing."""
+        """The digests of the keys of its prompt's full blocks; none where it shares nothing."""
         for size, digests in self.original.digests:
             if size == block_tokens:
                 return digests
@@ -152,7 +152,9 @@ class RequestEntry:
         return self.submissions - self.moves - self.evictions
 
     def copy(self, now_s: float) -> "RequestEntry":
-        """Of it as it is, to be computed ahead elsewhere in the time of a first token."""
+        """A copy of the request as it is now, to be computed ahead elsewhere in the time of a first
+        token.
+        """
         copy = RequestEntry(
             original=self.original,
             slo=self.slo,

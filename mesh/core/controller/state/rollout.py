@@ -12,13 +12,13 @@ from mesh.domain.revision import Revisions, public_name, starting
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RolloutEntry:
-    """Of a deployment that has been changed."""
+    """The revisions of a deployment that has been changed."""
 
     current: DeploymentEntry
     revisions: Revisions = ()
     """As they are stored."""
     coming: DeploymentEntry | None = None
-    """That is imported, saved or started."""
+    """The deployment of the revision that is being imported, saved or started."""
     retiring: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
     until_s: float | None = None
     """When the coming one is given up; None until its start has been looked at."""

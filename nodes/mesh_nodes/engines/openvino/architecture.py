@@ -51,13 +51,15 @@ class Experts:
 
     count: int
     chosen: int
-    """Of a token."""
+    """This many experts compute each token."""
     intermediate_size: int
-    """Of each."""
+    """The inner width of each expert."""
     normalised: bool
     """Whether the shares of those chosen sum to one."""
     shared_intermediate_size: int
-    """Of the one that all tokens take, behind a gate of its own; 0 where there is none."""
+    """The inner width of the expert that every token passes, behind a gate of its own; 0 where
+    there is none.
+    """
     layers: tuple[int, ...]
 
 
@@ -83,19 +85,19 @@ class Architecture:
     fused: bool = False
     """The checkpoint has queries, keys and values in one matrix, and the MLP's gate and up."""
     rotary_size: int = 0
-    """Of a head's elements, the first that are rotated; 0: all."""
+    """This many elements of a head, from the first, are rotated; 0 stands for all."""
     windows: tuple[int, ...] = ()
     """For each layer the tokens that one attends to, itself included, 0 for all; (): all in all."""
     local_rope: Rope | None = None
-    """Of the layers with a window, where they have their own."""
+    """The rotary embedding of the layers with a window, where they have their own."""
     attention_scale: float = 0.0
     """0: the root of the head size, inverse."""
     activation: str = SILU
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
-    """Added to every norm's stored weights."""
+    """This number is added to every norm's stored weights."""
     norms_around: bool = False
-    """Of attention and MLP the outputs are normed, too, before they are added."""
+    """The outputs of attention and MLP are normed as well, before they are added."""
     logit_cap: float = 0.0
     """Logits x become cap * tanh(x / cap); 0: they stay."""
     experts: Experts | None = None
@@ -202,7 +204,7 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ..
 
 
 def _has_window(config: Mapping[str, Any], kind: str, layer: int) -> bool:
-    """Of a model with windows and without `layer_types`."""
+    """Whether the layer has a window, in a model that has windows and no `layer_types`."""
     match kind:
         case "gemma2":
             return layer % 2 == 0

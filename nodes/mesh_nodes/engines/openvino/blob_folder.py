@@ -54,7 +54,7 @@ class BlobFolder:
         return self._path(key).exists()
 
     def keys(self) -> frozenset[str]:
-        """Of all blobs, sound or not."""
+        """The keys of all blobs, sound or not."""
         return frozenset(path.stem for path in self.path.glob(f"*{_SUFFIX}"))
 
     def drop(self, key: str, why: str) -> None:

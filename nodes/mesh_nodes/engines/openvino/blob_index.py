@@ -36,9 +36,9 @@ class BlobIndex:
         awaited: frozenset[str] = frozenset(),
         kept: frozenset[Path] = frozenset(),
     ) -> tuple[HeldModel, ...]:
-        """Of the models in these folders, which are named by their ids, in that order. `awaited`:
-        keys of blobs that will be there before any load that is begun from now on. `kept`: folders
-        of prepared weights in the page cache.
+        """The models in these folders, which are named by their ids, in that order. `awaited`: keys
+        of blobs that will be there before any load that is begun from now on. `kept`: folders of
+        prepared weights in the page cache.
         """
         keys = self._blobs.keys() | awaited
         contexts = sorted({c for c in map(context_of, keys) if c is not None})

@@ -26,7 +26,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 
 WISHES_MAX = 16
-"""That wait. A shape that finds no place asks again with its next load."""
+"""At most so many orders wait. A shape that finds no place asks again with its next load."""
 TRIES_MAX = 2
 """For one shape, until the node is started again."""
 MAKE_S_MAX = 600.0
@@ -35,12 +35,15 @@ since the child takes what others leave."""
 CHILD_BYTES = 256 << 20
 """What the child takes besides the model's weights."""
 CHILD_START_S = 1.5
-"""Of the child, until it compiles: imports of Python, the start of OpenVINO's plugin."""
+"""The child takes about this long until it compiles: Python imports and the start of OpenVINO's
+plugin.
+"""
 MAKE_COMPILES = 2.0
 """What making takes from there on, over the load that missed the blob: compile, export, checks."""
 WAIT_COMPILES_MAX = 3.0
-"""So much of what it takes to compile a load waits instead. The first that waits may be later than
-it would be, those behind it, imports all of them, are earlier."""
+"""The longest that a load waits instead of compiling, in times of its compile. The first that waits
+may be later than it would be; those behind it, all of which are imports, are earlier.
+"""
 WAIT_S_MAX = 60.0
 NICE = 19
 WAITED_NICE = 5
@@ -63,7 +66,7 @@ class _Wanted:
     compile_s: float
     begun_s: float | None = None
     pid: int | None = None
-    """Of the child."""
+    """The process id of the child."""
     waiting_loads: int = 0
 
     def note_child(self, pid: int) -> None:

@@ -64,7 +64,7 @@ class BlockPlaces:
         return places
 
     def resize(self, blocks: int, places: Blocks) -> None:
-        """So many are in force; each of `taken` is at its place from now on."""
+        """Sets how many blocks are in force; each of `taken` is at its place from now on."""
         self._taken[:] = False
         self._taken[places] = True
         self._blocks = blocks

@@ -20,7 +20,8 @@ from mesh_nodes.kept_json import keep_json
 SIZES_MIN = 8
 """Sizes of iterations that an instance has met before what it holds counts towards booking less."""
 SHAPES_MAX = 1024
-"""Of which anything is remembered; the ones seen longest ago go."""
+"""Footprints are remembered for this many shapes; those that were seen longest ago are forgotten.
+"""
 
 log = logging.getLogger(__name__)
 

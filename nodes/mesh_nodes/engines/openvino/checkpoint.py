@@ -28,7 +28,9 @@ _HEADER_BYTES_MAX = 100 * 2**20
 _LENGTH_BYTES = 8
 """The header's length comes before it."""
 _F16_BITS = np.int32(-0x80000000 | 0x0FFFE000)
-"""Of an f32: its sign, and where the others of an f16 are moved."""
+"""The bits of an f32 that an f16 fills once it is shifted left by 13: its sign at the top, and its
+exponent and mantissa below.
+"""
 _F16_MAX = float(np.finfo(np.float16).max)
 _F16_BIAS = np.float32(2.0 ** (127 - 15))
 

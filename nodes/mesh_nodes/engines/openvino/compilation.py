@@ -76,12 +76,13 @@ class CompiledGraph:
     weights: Mapping[str, Array]
     maps: Sequence[Pages]
     blob_key: str | None = None
-    """Of the blob that it was imported from, or would have been if there were one."""
+    """The key of the blob that the graph was imported from, or would have been if there were one.
+    """
     imported: bool = False
     awaited: bool = False
     """It was imported from a blob that was not there yet when the load began."""
     guards: Sequence[FileGuard] = ()
-    """Of files that OpenVINO has mapped itself."""
+    """The guards of the files that OpenVINO has mapped itself."""
     _has_run: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -280,8 +281,9 @@ class Compiler:
         return prepared_path(model_path, openvino_key(weights or self._weights))
 
     def check_prepared(self, folder: Path, between: Callable[[], None] = lambda: None) -> None:
-        """Such a folder, with a call to `between` now and then. Raises TornModel. Prepared weights
-        that are damaged go, if they can be derived anew: the next load does so.
+        """Checks the prepared weights in a folder, with a call to `between` now and then. Raises
+        TornModel. Prepared weights that are damaged go, if they can be derived anew: the next load
+        does so.
         """
         model_path = folder.parent.parent
         try:
@@ -323,7 +325,9 @@ class Compiler:
         return CompiledGraph(model, {}, (bound,), blob_key=key, imported=True)
 
     def layout(self, model_path: Path, weights: WeightPrecision | None = None) -> Layout | None:
-        """Of the model's prepared weights, None where there are none: then there is no blob."""
+        """The layout of the model's prepared weights, or `None` where there are none: then there is
+        no blob.
+        """
         weights = weights or self._weights
         return read_layout(model_path, openvino_key(weights)) if weights.quantised else None
 
@@ -369,7 +373,9 @@ class Compiler:
         context_tokens_max: int,
         properties: Mapping[str, object] | None = None,
     ) -> ov.CompiledModel:
-        """Of weights that are there. Raises RuntimeError as OpenVINO does."""
+        """Compiles a graph from weights that are in memory. Raises RuntimeError as OpenVINO
+        does.
+        """
         graph = build_graph(architecture, weights, context_tokens_max)
         return self._compile(graph, properties or self._properties_of(self._weights))
 

@@ -58,8 +58,9 @@ from mesh_nodes.engines.openvino.rope import tables_bytes
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
-"""Of imports beside the decodes of up to 19 instances on two cores, in the mean, against one alone;
-until a load has shown it."""
+"""How much longer an import takes while up to 19 instances decode on two cores than alone, in the
+mean. It is used until a load of this node has shown its own factor.
+"""
 REST_S = 0.05
 """Without an iteration, until the engine is not about to compute the next one."""
 
@@ -167,7 +168,7 @@ class OpenVinoEngine:
         )
 
     def prepared(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
-        """Of the stored models in these folders, those that a load would not compile."""
+        """Those of the stored models in these folders that a load would not have to compile."""
         if self._blob_index is None:
             return ()
         held = self._blob_index.held(folders, self._blob_maker.awaited(), self._pages.kept)
@@ -286,7 +287,9 @@ class OpenVinoEngine:
         self._room.bound(memory_bytes)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
-        """Of weights that several instances share, the first has them."""
+        """The memory of each instance. Weights that several instances share are counted with the
+        first of them.
+        """
         with self._lock:
             instances = [instance for _, instance in sorted(self._instances.items())]
         held = [instance.memory() for instance in instances]

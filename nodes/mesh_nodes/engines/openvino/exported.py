@@ -21,7 +21,7 @@ from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob, pages
 
 Bytes = npt.NDArray[np.uint8]
-"""Of a mapped file."""
+"""The bytes of a mapped file."""
 _MAGIC = b"RR_UPCVO"
 _MAGIC_WITHIN_BYTES = 4096
 """OpenVINO's cache writes a line of its own before it."""
@@ -34,7 +34,9 @@ _SMALL_BYTES = 64
 """A constant that is neither weights nor a rope table is a number or a shape, and no longer."""
 
 _INFOS_MADE_ANEW = ("fused_names",)
-"""Of an operation. Others say how it is computed: that it must not be in bf16."""
+"""Attributes of an operation that are left out because they are made anew. Others say how it is
+computed, for example that it must not be in bf16.
+"""
 
 
 @dataclass(frozen=True, slots=True)

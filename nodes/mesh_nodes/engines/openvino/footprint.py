@@ -48,7 +48,7 @@ SCRATCH_BYTES = 32 * 2**20
 the other, so that one has them at a time. What a model takes beyond is its instances' own."""
 ENGINE_BYTES = KEPT_BYTES + SCRATCH_BYTES
 _REQUEST_BYTES = 2 * 2**20
-"""Of a further instance, beside its logits: 0.2 MiB were measured with SmolLM2-135M."""
+"""What a further instance takes beside its logits: 0.2 MiB were measured with SmolLM2-135M."""
 _PREFILL_TOKENS = 512
 """Tokens of an iteration that activations are reckoned for."""
 BATCH_MAX = 128
@@ -69,9 +69,11 @@ class Reached:
     """The largest iterations that an instance holds memory of, and of how many sizes they were."""
 
     tokens: int = 0
-    """Since activations last went back."""
+    """The most tokens since activations last went back."""
     rows: int = 0
-    """That yielded logits, which never go back: they are the infer request's output."""
+    """The most rows that yielded logits, which never go back: they are the infer request's
+    output.
+    """
     sizes: set[int] = field(default_factory=set)
     """In tokens."""
 
@@ -112,16 +114,18 @@ def estimate(
 
 
 def shared_bytes(model: ModelInfo, weights_bytes: int) -> int:
-    """Of what an instance takes beside its KV cache, that of the compiled model, which a further
-    one uses with it: weights, graph, activations, for they compute one after the other. Each has
-    the logits of its batch.
+    """The part of an instance's memory, without its KV cache, that belongs to the compiled model
+    and that a further instance shares: weights, graph and activations, because instances compute
+    one after the other. Each instance has the logits of its own batch.
     """
     own_bytes = activation_bytes(model, tokens=0, rows=BATCH_MAX) + _REQUEST_BYTES
     return max(weights_bytes - own_bytes, 0)
 
 
 def activation_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
-    """Of an iteration of so many tokens, of which so many rows yield logits."""
+    """The activations of an iteration of `tokens` tokens, of which `rows` rows yield logits, in
+    bytes.
+    """
     token_bytes = (
         _ACTIVATION_BYTES_PER_INTERMEDIATE * _intermediate_size(model)
         + _ACTIVATION_BYTES_PER_HIDDEN * model.hidden_size

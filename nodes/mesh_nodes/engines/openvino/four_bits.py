@@ -17,7 +17,7 @@ GROUP = 32
 _SIGN = np.uint8(0x88)
 """What makes two unsigned nibbles, 8 above, two signed ones."""
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05, -1.143)
-"""Of the scale that puts the largest weight at -8."""
+"""The scales that are tried, as shares of the scale that puts the largest weight at -8."""
 _STEPS = (15.0, 14.2, 15.5)
 """Between a group's least and largest weight, as rounded before the line through them is fitted.
 Errors' squares, of SmolLM2-135M's and of normal weights, come to 0.89 times what 15 alone leaves;
@@ -124,7 +124,7 @@ def quantise_with_offsets(weights: Floats) -> FourBits:
 
 
 def _dot(one: Floats, other: Floats) -> Floats:
-    """Of each group: [rows, groups, 1]."""
+    """The dot product in each group: [rows, groups, 1]."""
     products: Floats = np.einsum("rgi,rgi->rg", one, other)
     return products[:, :, np.newaxis]
 
@@ -166,7 +166,9 @@ EXACT: Mapping[str, Callable[[Bytes], FourBits]] = {"Q4_0": _q4_0, "Q4_1": _q4_1
 
 
 def _in_order(halves: Bytes) -> Bytes:
-    """Of 16 bytes whose lower halves are the first 16 weights of a group, and upper the rest."""
+    """Puts the weights of a group in order: the lower halves of its 16 bytes are the first 16
+    weights, the upper halves the rest.
+    """
     return _packed(np.concatenate([halves & 15, halves >> 4], axis=2))
 
 

@@ -141,8 +141,8 @@ class _Builder:
         return ops.reshape(x, _shape(-1, heads * size), False)
 
     def _mlp(self, prefix: str, x: Node) -> Node:
-        """Of what is normed. Two products: the plugin takes the activation into that of the gate,
-        and no rows of both have to be cut apart.
+        """The MLP of the normed input. Two products: the plugin takes the activation into that of
+        the gate, and no rows of both have to be cut apart.
         """
         gate, up = (self._linear(x, f"{prefix}.{name}") for name in ("gate", "up"))
         return self._linear(self._gated(gate, up), f"{prefix}.down")
@@ -152,8 +152,9 @@ class _Builder:
         return ops.multiply(ops.swish(gate) if silu else ops.gelu(gate, "tanh"), up)
 
     def _mixture(self, prefix: str, x: Node) -> Node:
-        """Of what is normed. Spelled as if every expert computed every token, which the plugin
-        recognises (`ConvertTiledMoeBlockToGatherMatmuls`): only those chosen are read.
+        """The mixture of experts of the normed input. It is spelled as if every expert computed
+        every token, which the plugin recognises (`ConvertTiledMoeBlockToGatherMatmuls`): only the
+        chosen experts are read.
         """
         experts = self._a.experts
         assert experts is not None
@@ -174,7 +175,7 @@ class _Builder:
         return mixed
 
     def _experts_matmul(self, x: Node, name: str) -> Node:
-        """Of [experts, tokens, columns], by the matrix of each."""
+        """Multiplies [experts, tokens, columns] by the matrix of each expert."""
         assert self._a.experts is not None
         return ops.matmul(x, self._matrix(name, self._a.experts.count), False, True)
 
@@ -255,7 +256,9 @@ class _Builder:
         return self._constants[name]
 
     def _matrix_of_four_bits(self, name: str, nibbles: Array, experts: int) -> Node:
-        """Spelled as the plugin fuses it. `nibbles` and what is beside it: see `FourBits`."""
+        """The matrix as the plugin fuses it. `FourBits` describes `nibbles`, their scale and their
+        offset.
+        """
         rows, groups, half = nibbles.shape
         outer = [experts, rows // experts] if experts else [rows]
         tensor = ov.Tensor(nibbles, ov.Shape([*outer, groups, 2 * half]), Type.i4)

@@ -41,10 +41,11 @@ class HeldBlocks:
         self._give_back = give_back
         self._held = np.zeros(blocks, np.bool_)
         self._surplus = np.zeros(blocks, np.bool_)
-        """Held, and to be given back from `_due_s` on."""
+        """Blocks whose pages are to be given back from `_due_s` on."""
         self._due_s = 0.0
         self._resting = np.zeros(0, np.int64)
-        """Of the surplus, what keeps its pages if a block is claimed before they are due."""
+        """The blocks of the surplus that keep their pages if they are claimed before these are due.
+        """
         self._in_hand = (0, 0)
         """What the thread is giving back: first block and end."""
         self._closed = False

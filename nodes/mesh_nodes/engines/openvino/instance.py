@@ -111,7 +111,7 @@ class Instance:
 
     @property
     def share(self) -> Share:
-        """Of its weights, what all have that run what was compiled once."""
+        """The weights that this instance shares with all that run the same compiled graph."""
         return Share(key=id(self._graph), size_bytes=self._booked.shared_bytes)
 
     def shares_with(self, other: "Instance") -> bool:

@@ -21,7 +21,9 @@ from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 Spans = Sequence[tuple[int, int]]
 """Where each cache begins in the range, and the bytes of its blocks."""
 _SLICE_BYTES = 32 * 2**20
-"""Given back at once, in about 20 ms with its pauses. Smaller slices take longer as a whole."""
+"""This much is given back at once, in about 20 ms with its pauses. Smaller slices take longer as a
+whole.
+"""
 _PAUSE = 2.0
 """In times of how long the system's calls took: iterations lose a third of a core to them."""
 _PAUSE_S = 0.001
@@ -52,7 +54,7 @@ class ElasticKvCache:
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)
-        """Written by `back`, and held since."""
+        """The blocks that `back` has written and that hold pages since."""
         spans = [(begin, layer.block_bytes) for layer, begin in zip(layers, begins, strict=True)]
         reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
         self._held = HeldBlocks(

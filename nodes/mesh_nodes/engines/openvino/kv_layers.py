@@ -19,7 +19,9 @@ from mesh_nodes.engines.page_range import PAGE_BYTES
 
 FIRST_BLOCK = 1
 _BACKING_BYTE = 0x11
-"""Repeated, a small normal number in f16, bf16 and f32, and so a harmless scale of u8 blocks."""
+"""This byte, repeated, is a small normal number in f16, bf16 and f32, and so a harmless scale of u8
+blocks.
+"""
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """By bytes. numpy knows not all of the plugin's elements, and nobody computes with them here."""
 
@@ -38,7 +40,7 @@ class LayerCache:
         return int(np.prod(self.block_shape)) * self.element.itemsize
 
     def shape(self, blocks: int) -> tuple[int, ...]:
-        """Of a cache of so many blocks, the scratch block besides."""
+        """The shape of a cache of so many blocks, with the scratch block besides."""
         return (FIRST_BLOCK + blocks, *self.block_shape)
 
     def tensor(self, array: npt.NDArray[Any]) -> ov.Tensor:

@@ -15,13 +15,15 @@ from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 LAYERS = 30
-"""That models of this size class have: 22 to 36."""
+"""Models of this size class have about so many layers: 22 to 36."""
 COMPILED_LAYERS = 8
 CONTEXT_TOKENS = 256
 
 
 def least_load_s(compiler: Compiler) -> float:
-    """Of a model of LAYERS layers, from one of fewer. Raises EngineError."""
+    """How long a load of LAYERS layers takes without weights, scaled from a graph of fewer layers.
+    Raises EngineError.
+    """
     # The first one of a process takes a tenth of a second longer.
     _compile_s(compiler, 1)
     return _compile_s(compiler, COMPILED_LAYERS) * LAYERS / COMPILED_LAYERS

@@ -24,7 +24,8 @@ REST_SHARE = 9.0
 WAIT_S = 0.02
 """Between two questions whether the engine rests."""
 KEPT_SHARE = 0.9
-"""Of a folder's bytes in the cache, with which a load takes as long as with all."""
+"""With this share of a folder's bytes in the page cache, a load takes as long as with all of them.
+"""
 WHOLE_SHARE = 0.99
 """With less the rest is read."""
 
@@ -59,7 +60,7 @@ class PageKeeper:
         self._offered: tuple[Path, ...] = ()
         self._kept: frozenset[Path] = frozenset()
         self._been: set[Path] = set()
-        """Kept before: to read one of these again is worth less."""
+        """The folders that were kept before: reading one of them again is worth less."""
         self._bad: dict[Path, int] = {}
         """Inodes of folders that no load could use: not tried again as they are."""
         self._again_at_s = 0.0
@@ -202,7 +203,7 @@ def _inode(folder: Path) -> int:
 
 
 def _cached_share(folder: Path) -> float:
-    """Of all its bytes; 0 where it has gone."""
+    """The share of the folder's bytes that is in the page cache; 0 where the folder has gone."""
     sizes = _sizes(folder)
     try:
         there = sum(cached_share(path) * size for path, size in sizes.items())

@@ -14,7 +14,7 @@ from openvino import Node, Output, Type
 from openvino.op import _PagedAttentionExtension
 
 BLOCK_TOKENS = 32
-"""Fixed by the CPU plugin."""
+"""The CPU plugin fixes this number of tokens in a block."""
 
 INPUT_IDS = "input_ids"
 POSITION_IDS = "position_ids"
@@ -34,9 +34,9 @@ class AttentionShape:
     kv_heads: int
     head_size: int
     scale: float = 0.0
-    """Of scores; 0: the root of the head size, inverse."""
+    """The scale of the attention scores; 0 stands for the inverse root of the head size."""
     window_tokens: int = 0
-    """That one attends to, itself included; 0: all."""
+    """The tokens that one attends to, itself included; 0 stands for all."""
 
 
 class AttentionInputs:

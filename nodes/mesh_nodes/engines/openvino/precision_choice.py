@@ -53,7 +53,7 @@ USUAL = Architecture(
     mlp_bias=False,
     qk_norm=False,
 )
-"""Tried where the store has no model yet."""
+"""This shape is tried where the store has no model yet."""
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,9 @@ def chosen(wish: TrialWish, kept: Path) -> Choice:
 
 
 def tried(wish: TrialWish) -> tuple[Timed, ...]:
-    """Measured in a process of its own. Raises OSError, or ValueError with the reason."""
+    """Times the candidates in a process of its own. Raises OSError, or ValueError with the
+    reason.
+    """
     command = [sys.executable, "-m", _CHILD, wish.to_json()]
     ended = run_bounded(command, timeout_s=TRIAL_S_MAX, environment={}, on_wait=lambda: None)
     last = (ended.output.strip().splitlines() or ["it said nothing"])[-1]
@@ -114,7 +116,7 @@ def tried(wish: TrialWish) -> tuple[Timed, ...]:
 
 
 def shape_of_store(store: ModelStore) -> Architecture:
-    """Of the largest stored model, whose iterations are the longest."""
+    """The shape of the largest stored model, whose iterations are the longest."""
     try:
         for model in sorted(store.models(), key=lambda m: (-m.info.parameters, m.info.model_id)):
             return plain(read_architecture(model.path))
@@ -124,7 +126,9 @@ def shape_of_store(store: ModelStore) -> Architecture:
 
 
 def plain(architecture: Architecture) -> Architecture:
-    """Of the same sizes, all layers alike: of a mixture as wide as what one token takes."""
+    """An architecture of the same sizes whose layers are all alike. A mixture becomes an MLP as
+    wide as the experts that one token passes.
+    """
     experts, wide = architecture.experts, architecture.intermediate_size
     if experts is not None:
         wide = experts.chosen * experts.intermediate_size + experts.shared_intermediate_size

@@ -46,7 +46,9 @@ from mesh_nodes.engines.openvino.trial_wish import TrialWish, told
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
-"""So many layers are computed, but one at least and four at most: more than caches keep."""
+"""As many layers are computed as have this size, but one at least and four at most: more than
+caches keep.
+"""
 LAYERS_MAX = 4
 VOCABULARY_TOKENS = 1024
 """The head, the same in all, would only take time."""
@@ -122,7 +124,7 @@ def tried(wish: TrialWish) -> tuple[Timed, ...]:
 
 
 def _rounds(graphs: Sequence[CompiledGraph]) -> list[tuple[tuple[float, ...], ...]]:
-    """Of each graph, by round and shape, the shortest time. The graphs take turns."""
+    """For each graph the shortest time by round and shape, in seconds. The graphs take turns."""
     made = [_Runner(graph) for graph in graphs]
     found: list[list[tuple[float, ...]]] = [[] for _ in made]
     for shape in SHAPES:
@@ -138,8 +140,9 @@ def _rounds(graphs: Sequence[CompiledGraph]) -> list[tuple[tuple[float, ...], ..
 
 
 def _shortest(made: Sequence[_Runner], shape: IterationShape) -> list[float]:
-    """Of each runner. A change of shape costs the plugin some milliseconds, which no decode that
-    follows another one has: the first time of each is left out."""
+    """For each runner the shortest of its times. The first time is left out: a change of shape
+    costs the plugin some milliseconds, which a decode that follows another one does not pay.
+    """
     for each in made:
         each.run(shape)
     times = [[each.run(shape) for each in made] for _ in range(TIMES)]
@@ -155,8 +158,8 @@ def cut(architecture: Architecture) -> Architecture:
 
 
 def error_of(found: npt.NDArray[np.float32], exact: npt.NDArray[np.float32]) -> float:
-    """Of logits [iterations, vocabulary], as far as both were given the same tokens: root mean
-    square, over the spread of the exact ones.
+    """The error of logits [iterations, vocabulary], as far as both runs were given the same tokens:
+    the root mean square, over the spread of the exact ones.
     """
     same = found.argmax(axis=1) == exact.argmax(axis=1)
     rows = len(same) if same.all() else int(same.argmin()) + 1

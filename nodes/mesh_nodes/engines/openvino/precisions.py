@@ -60,7 +60,7 @@ class Timed:
 
     precisions: Precisions
     error: float
-    """Of logits, root mean square over the spread of the exact ones."""
+    """The error of the logits: the root mean square, over the spread of the exact ones."""
     rounds: tuple[tuple[float, ...], ...] = ()
     """Seconds of each kind of iteration (decodes and prefills, the same of all candidates), in each
     round. All candidates are timed in turn in a round, so that those of one round compare. There
@@ -144,8 +144,8 @@ def known_of(timed: Sequence[Timed]) -> Timed:
 
 
 def round_ratios(timed: Timed, known: Timed) -> list[float]:
-    """Of each round, the time over that of what is known: the geometric mean over the kinds of
-    iterations.
+    """For each round, the time over that of the known candidate: the geometric mean over the kinds
+    of iterations.
     """
     return [
         float(prod(found) ** (1 / len(found))) for found in zip(*_ratios(timed, known), strict=True)
@@ -153,7 +153,9 @@ def round_ratios(timed: Timed, known: Timed) -> list[float]:
 
 
 def kind_ratios(timed: Timed, known: Timed) -> list[float]:
-    """Of each kind of iteration, the time over that of what is known, in the median round."""
+    """For each kind of iteration, the time over that of the known candidate, in the median
+    round.
+    """
     return [median(found) for found in _ratios(timed, known)]
 
 

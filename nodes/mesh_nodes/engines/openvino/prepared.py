@@ -30,7 +30,7 @@ _ALIGNMENT_BYTES = 64
 WRITING_S_MAX = 3600.0
 """No writer lives longer, so that a scratch folder this old is nobody's."""
 Entry = Mapping[str, Any]
-"""Of an array: dtype, shape, offset."""
+"""The entry of an array in the index: its dtype, shape and offset."""
 _INDEX = "index.json"
 _WEIGHTS = "weights.bin"
 

@@ -13,7 +13,9 @@ from mesh.domain.errors import UnsupportedModel
 from mesh_nodes.engines.openvino.architecture import Rope
 
 PIECE_TOKENS = 8192
-"""Computed at once: in double precision a context of millions would take gigabytes."""
+"""The tables are computed for this many positions at once: in double precision a context of
+millions would take gigabytes.
+"""
 _ELEMENT_BYTES = 4
 
 

@@ -61,12 +61,12 @@ class Sequence:
 
     @property
     def computable(self) -> int:
-        """Of them, those that it may compute now."""
+        """How many of the tokens that are left the sequence may compute now."""
         return self.left - self.held
 
     @property
     def adopted_tokens(self) -> int:
-        """Computed by others."""
+        """How many tokens of the prompt other requests have computed."""
         return 0 if self._walk is None else self._walk.adopted_tokens
 
     @property

@@ -23,13 +23,13 @@ from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 
 _VERSION = 1
-"""Of the file, and of what `exported` puts into it."""
+"""The version of the file's form, and of what `exported` puts into it."""
 _PREFACE_BYTES = PAGE_BYTES
 """A line of JSON, and blanks up to the page on which the head begins."""
 
 
 def pages(size_bytes: int) -> int:
-    """So many bytes in whole pages."""
+    """The size in whole pages, in bytes."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

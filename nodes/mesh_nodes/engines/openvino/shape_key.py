@@ -16,7 +16,8 @@ from mesh_nodes.engines.openvino.architecture import Architecture
 from mesh_nodes.engines.openvino.prepared import Layout
 
 _VERSION = 3
-"""Raised whenever `graph` builds another graph, or `exported` makes another blob of it."""
+"""The version rises whenever `graph` builds another graph, or `exported` makes another blob of it.
+"""
 _DIGITS = 24
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU part", "Features")
 """As x86 and Arm name them."""

@@ -15,7 +15,9 @@ from mesh_nodes.engines.openvino.precisions import Precisions, Timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWish:
-    """Of which model a few layers are tried, all alike, and what is settled already."""
+    """The order for a trial: the model's shape, of which a few layers, all alike, are timed, and
+    the precisions that are settled already.
+    """
 
     architecture: Architecture
     threads: int

@@ -34,7 +34,9 @@ Array = npt.NDArray[np.generic]
 _EIGHT_BITS = ("embedding", "head")
 """In I4 and I4_G128, too."""
 COARSE_GROUPS = (128, 64)
-"""Of I4_G128, the first that divides the row. With 64 a token takes 1.0 to 1.1 times as long."""
+"""The group sizes of I4_G128: the first that divides the row is taken. With 64 a token takes 1.0 to
+1.1 times as long.
+"""
 _QUANTISED_ELEMENTS = 1 << 18
 """At once: so many of f32 stay in a core's cache from one pass over them to the next."""
 
@@ -60,7 +62,7 @@ class Vector:
     source: str
     size: int
     offset: float = 0.0
-    """Added to what is stored."""
+    """This number is added to the stored weights."""
 
 
 def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:

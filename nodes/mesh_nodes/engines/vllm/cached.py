@@ -17,7 +17,9 @@ from mesh_nodes.engines.vllm.remote import Remote
 
 
 class CachedBlocks:
-    """Of one loaded instance. All under the room's lock, but for `note_use`."""
+    """What one loaded instance keeps cached. Its methods run under the room's lock, except
+    `note_use`.
+    """
 
     excess = 0
     """The process sees to that by itself."""
@@ -52,8 +54,8 @@ class CachedBlocks:
                 self.forgotten([])
 
     def resize(self, kv_blocks: int) -> int:
-        """So many are in force; what is cached stays beside them as far as there is room. Returns
-        how many are in force then. Raises what the process refuses with.
+        """Puts so many blocks in force; what is cached stays beside them as far as there is room.
+        Returns how many are in force then. Raises what the process refuses with.
         """
         with self._room.lock:
             self._keep_all(kv_blocks)
@@ -68,7 +70,7 @@ class CachedBlocks:
             self._room.leave(self)
 
     def forget_oldest(self) -> int:
-        """Which one is the process's to say, by `forgotten`."""
+        """Forgets one block; the process decides which, and says so by `forgotten`."""
         self.extra -= 1
         return 0
 

@@ -38,7 +38,7 @@ def preload() -> None:
 
 
 def device() -> torch.device:
-    """That vLLM computes on: the one that it sees."""
+    """The device that vLLM computes on: the one that it sees."""
     return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
 
 
@@ -49,14 +49,14 @@ def touch() -> None:
 
 
 def free_bytes() -> int:
-    """Of the device's memory, now."""
+    """The free memory of the device, now."""
     if current_platform.is_cpu():
         return host_memory.available_bytes()
     return int(torch.cuda.mem_get_info()[0])
 
 
 def total_bytes() -> int:
-    """Of the device's memory, whoever has it."""
+    """The memory of the device in all, whoever uses it."""
     if current_platform.is_cpu():
         return int(psutil.virtual_memory().total)
     return int(torch.cuda.mem_get_info()[1])

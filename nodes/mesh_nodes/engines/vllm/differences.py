@@ -54,7 +54,7 @@ Zeros = Callable[[Callable[[int], Any]], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one minor release."""
+    """The private parts of one minor release of vLLM."""
 
     minor: Minor
 

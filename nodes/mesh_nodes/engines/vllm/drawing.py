@@ -34,11 +34,13 @@ EXTRA = "mesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawOrder:
-    """Whose tokens are drawn."""
+    """The request whose tokens are drawn."""
 
     request: EngineRequest
     told: list[TokenLogprobs] = field(default_factory=list)
-    """Of the token drawn last, where it was asked for: for whoever takes that token."""
+    """The log-probabilities of the token that was drawn last, where they were asked for. Whoever
+    takes that token takes them, too.
+    """
 
 
 def draw_order(request: EngineRequest) -> DrawOrder | None:

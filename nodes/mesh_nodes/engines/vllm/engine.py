@@ -121,7 +121,9 @@ class VllmEngine:
         self._ahead.fill()
 
     def resident_bytes(self) -> int:
-        """Of the spawner's processes, one that does not end although it was killed among them."""
+        """What the spawner's processes take, including one that does not end although it was
+        killed.
+        """
         return host_memory.resident_bytes(self._spawner.pid, self._spawner.pids())
 
     @property
@@ -210,8 +212,9 @@ class VllmEngine:
         return self._sleepers.listed() + pooled
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
-        """Taken, too, by an instance whose process is gone: the next step says so, which ends the
-        instance, where a refusal would only send the request elsewhere and the next one here.
+        """Submits the request, also to an instance whose process is gone. The next step reports
+        that and ends the instance; a refusal would only send this request elsewhere and the next
+        one here.
         """
         remote = self._instance(instance_id)
         self._cached[instance_id].note_use()

@@ -12,7 +12,7 @@ from mesh.domain.model import Footprint, ModelInfo
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 """`auto` is the model's own of the two short ones; vLLM takes f16 for models in f32."""
 _SHORT_BYTES = 2
-"""Of an element as most checkpoints have it."""
+"""The size of an element in most checkpoints."""
 _CPU_PROCESS_BYTES = 208 * 2**20
 """An engine process's own memory without a model: what it does not share with the nursery."""
 _CPU_WEIGHTS_FACTOR = 1.6

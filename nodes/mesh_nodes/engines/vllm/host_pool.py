@@ -25,7 +25,7 @@ CHUNK_BYTES = 2 * 2**20
 REFUSED_MAX = 1000
 """Models whose weights are known to be no use to another load."""
 _BLOCK_BYTES = 512
-"""Of `st_blocks`, whatever the file system."""
+"""The unit of `st_blocks`, whatever the file system."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class WeightsKey:
 
 
 def range_bytes(layout: Layout) -> int:
-    """Of the range that such parameters stand in."""
+    """The size of the range that holds parameters of this layout: whole chunks."""
     return -(-(sum(layout.sizes_bytes) + len(WHOLE)) // CHUNK_BYTES) * CHUNK_BYTES
 
 
@@ -95,7 +95,9 @@ class HostPool:
             return self._used_bytes()
 
     def listed(self) -> tuple[WeightsKey, ...]:
-        """Of which a load would find all here; the one used the longest ago first."""
+        """The weights of which a load would find all here; the one used the longest ago comes
+        first.
+        """
         with self._lock:
             self._settle()
             return tuple(
@@ -192,7 +194,9 @@ class HostPool:
         return sum(entry.size_bytes for entry in self._entries.values())
 
     def _available_bytes(self) -> int:
-        """Of the host, but for what is promised: a range has no memory before it is filled."""
+        """The host's available memory, less what is promised: a range has no memory before it is
+        filled.
+        """
         ranges = [entry.range for entry in self._entries.values()]
         given_bytes = sum(where.size_bytes for where in ranges if not where.whole)
         if not given_bytes:

@@ -190,7 +190,7 @@ class Instance:
         return blocks
 
     def keep_beyond(self, extra_blocks: int) -> None:
-        """So many may be cached beyond those in force from now on."""
+        """Lets so many blocks be cached beyond those in force from now on."""
         self._resize(self._kv_blocks, extra_blocks)
 
     def begin_fill(self, where: Range) -> None:

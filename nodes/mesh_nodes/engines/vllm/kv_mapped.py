@@ -57,7 +57,9 @@ class MappedKv:
 
     @property
     def device_bytes(self) -> int:
-        """Of the device's memory, with what chunks hold beyond the size in force and spare ones."""
+        """The device memory of the cache, including the spare chunks and those that it holds beyond
+        the size in force.
+        """
         return self._range.held_bytes
 
     @property

@@ -42,7 +42,7 @@ def hasher(salt: str | None, block_tokens: int) -> Callable[[Request], list[Bloc
 
 
 class KvPool:
-    """Of one scheduler. Blocks go by their numbers."""
+    """The block pool of one scheduler. Blocks go by their numbers."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._requests: dict[str, Request] = scheduler.requests
@@ -76,7 +76,7 @@ class KvPool:
         return [*used, *(block.block_id for block in self._queue.get_all_free_blocks())]
 
     def tell(self) -> PrefixChange | None:
-        """Whose keys have come and gone since it was told last; None if nothing has."""
+        """The keys that have come and gone since this was told last; `None` if none has."""
         return self._digests.tell()
 
     def forget_told(self) -> None:

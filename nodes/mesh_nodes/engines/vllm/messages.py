@@ -56,7 +56,9 @@ class Layout:
     tensors: tuple[tuple[str, str], ...]
     """Names, and of each the element, shape, strides and place in its storage."""
     sizes_bytes: tuple[int, ...]
-    """Of the storages that they are views of, in the order in which these stand in the range."""
+    """The sizes of the storages that the parameters are views of, in the order in which these stand
+    in the range.
+    """
     beside: tuple[tuple[str, str], ...]
     """What else the load has changed in the model's modules, and to what: by that, whether
     parameters are all that there is to restore.

@@ -18,7 +18,7 @@ import torch
 _DEPTH = 3
 """Objects and containers that a module holds, such as its kernels, and what those hold."""
 _ITEMS_MAX = 1024
-"""Of a container that are looked at, the first."""
+"""At most so many items of a container are looked at, from the first."""
 _SAMPLES_MAX = 4096
 """Elements of a tensor that are looked at: loading changes all of one, or none."""
 

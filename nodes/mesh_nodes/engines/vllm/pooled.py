@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class PooledMemory:
-    """Of one process, which maps one range at most and keeps it until it ends."""
+    """The pool memory of one process, which maps one range at most and keeps it until it ends."""
 
     def __init__(self, descriptor: int, library: Any = None) -> None:
         """`library`: `cuda.bindings.driver`, or what stands in for it; None: nothing is pinned."""

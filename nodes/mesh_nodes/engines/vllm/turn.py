@@ -25,10 +25,10 @@ class Sequence:
     length: int
     length_max: int
     told: list[TokenLogprobs]
-    """Of the token that came last, where it was asked for."""
+    """The log-probabilities of the token that came last, where they were asked for."""
     computed: int = 0
     adopted: int = 0
-    """Of those, the tokens that others have computed."""
+    """How many of the computed tokens other requests have computed."""
     decoding: bool = False
     """Past its prefill: one token an iteration."""
 

@@ -24,7 +24,9 @@ Beside = tuple[tuple[str, str], ...]
 
 
 class Weights:
-    """Of one model on one device, its buffers with them. Storages that tensors share count once."""
+    """The weights of one model on one device, including its buffers. Storages that tensors share
+    count once.
+    """
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class Weights:
         return list(self._storages(buffers=False).values())
 
     def _buffers(self) -> list[torch.UntypedStorage]:
-        """Such as no parameter has."""
+        """The storages of buffers that no parameter shares."""
         theirs = self._storages(buffers=False)
         return [s for address, s in self._storages(buffers=True).items() if address not in theirs]
 

@@ -303,7 +303,7 @@ def test_starvation_that_the_books_do_not_show_evicts_nobody() -> None:
 
 
 def test_a_cache_shrinks_late() -> None:
-    """Of 20 blocks it needs 16 for the longer request, and 4 when that has ended."""
+    """The instance needs 16 of its 20 blocks for the longer request, and 4 when that has ended."""
     cell = MemoryCell("a", kv_blocks=100)
     instance = cell.load("a", prompt=400)
     cell.invoke(request("a2", of="a", max_tokens=100))
@@ -376,7 +376,7 @@ def test_output_lengths_are_learned_kept_and_stored_now_and_then() -> None:
 
 
 def test_when_a_shrink_fails_what_was_promised_of_it_is_taken_back_at_the_next_heartbeat() -> None:
-    """Of two caches of 7 blocks, `a` is to give 4 up, and `b` waits for 3 of them."""
+    """The two caches have 7 blocks each: `a` is to give 4 up, and `b` waits for 3 of them."""
     cell = MemoryCell("a", "b", kv_blocks=15, weights=2)
     first, second = cell.load("a"), cell.load("b")
     assert (first.kv_blocks, second.kv_blocks) == (7, 7)

@@ -22,7 +22,7 @@ from tests.core.controller.instances.test_kv_cache import LIMITS, MemoryCell, on
 
 A = DeploymentName("a")
 LITTLE = Footprint(weights_bytes=4 * MIB, kv_block_bytes=MIB, block_tokens=32)
-"""Of a model so small that two have to go for a cache to grow."""
+"""The footprint of a model so small that two have to go for a cache to grow."""
 
 
 def short_answers(cell: MemoryCell) -> None:
@@ -30,7 +30,7 @@ def short_answers(cell: MemoryCell) -> None:
 
 
 def ask_three_that_wait(cell: MemoryCell) -> list[ControllerAction]:
-    """Of 14 blocks each, until the next load after a failed one."""
+    """Three requests that need 14 blocks each wait until the next load after a failed one."""
     load = only_one(cell.ask("a1", "a", 300), LoadInstance)
     cell.ask("a2", "a", 300)
     cell.ask("a3", "a", 300)

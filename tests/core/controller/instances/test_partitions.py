@@ -51,7 +51,7 @@ def test_an_instance_gets_the_whole_node_and_the_next_waits_for_another() -> Non
 
 
 def test_a_partition_is_what_the_node_s_own_footprint_leaves_of_it() -> None:
-    """Of nodes that are alike, one has seen instances take less than is stated."""
+    """One of two equal nodes has seen instances take less than is stated."""
     cell, link = baseline()
     load = only(commands(cell.invoke(request("r1", of="a")), LoadInstance), LoadInstance)
     less = replace(FOOTPRINT, weights_bytes=FOOTPRINT.weights_bytes - 20 * MIB)

@@ -80,7 +80,9 @@ def reported(name: str, of: str) -> InstanceReport:
 
 @pytest.mark.parametrize(("shares", "instances"), [(True, 4), (False, 2)])
 def test_a_further_instance_is_promised_what_is_its_own(shares: bool, instances: int) -> None:
-    """Of 240 MiB: with 20 of KV cache, 120 for the first and 40 for each that follows."""
+    """The node has 240 MiB: the first instance takes 120, with 20 of KV cache, and each further one
+    40.
+    """
     cell = CellUnderTest(*(sharing(name) for name in "abcd"))
     link, _ = cell.join(node(mib=240, shares=shares))
     loads = []

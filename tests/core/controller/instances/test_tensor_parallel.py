@@ -17,7 +17,7 @@ OP = OperationId("op-1")
 
 
 def wide(devices: int = 2) -> Deployment:
-    """Of instances that span so many."""
+    """A deployment whose instances span so many devices."""
     made = deployment()
     return replace(made, spec=replace(made.spec, tensor_parallel=devices))
 

@@ -240,7 +240,7 @@ def test_a_request_that_was_admitted_before_waits_on_when_it_is_late() -> None:
 
 
 def test_what_a_report_says_is_left_of_a_prompt_counts() -> None:
-    """Of r1's 256 tokens none seem computed, until a report says that 10 are left."""
+    """None of r1's 256 tokens seem computed, until a report says that 10 are left."""
     cell = abc()
     cell.ask("r1", "a", 256)
     assert submitted(cell.ask("r2", "b", 200)) == []

@@ -9,7 +9,9 @@ from tests.core.admission import BusyCell, submitted
 from tests.core.cells import commands, deployment, of_kind, only, request
 
 PATIENT = Slo(ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=1.0)
-"""Of each deployment. A decode is reckoned with 0.11 s, and planned with 0.95 of the TPOT SLO."""
+"""The SLO of each deployment. A decode is reckoned with 0.11 s, and planned with 0.95 of the TPOT
+SLO.
+"""
 QUICK = Slo(ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.13)
 IMPOSSIBLE = Slo(ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.05)
 

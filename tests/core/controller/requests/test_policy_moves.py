@@ -61,7 +61,7 @@ class Moving(Releasing):
 
 ONE_PLACE = node("n2", replace(instance("i2", "a"), batch_max=1))
 SIXTEEN_BLOCKS = node("n2", replace(instance("i2", "a"), kv_blocks=16), memory_bytes=116 * MIB)
-"""Of which a request takes 7."""
+"""The instance has 16 blocks, of which a request takes 7."""
 QUICK = Slo(ttft_s=0.035, ttft_tokens_per_s=1e6)
 """The time in which a prompt is computed, but not two of them."""
 

@@ -81,7 +81,7 @@ class FullNode(CellUnderTest):
         self.join(replace(n2, fingerprint=fingerprint))
 
     def learn_load(self, seconds: float) -> None:
-        """Of node n2."""
+        """The controller learns how long a load on n2 takes."""
         n2 = self.core.cell.nodes[NodeId("n2")].hello
         self.core.cell.expectations.learn_load(n2, FOOTPRINT.weights_bytes, seconds)
 

@@ -32,7 +32,7 @@ PROMPTS = {"short": (1, 20), "long": (150, 400), "mixed": (1, 400)}
 LIMITS = CellLimits(overtaken_max=3)
 NO_SLO: st.SearchStrategy[Slo | None] = st.none()
 ITERATION_S = 1.13
-"""Of the largest chunk, beside a decode."""
+"""The time of the largest chunk together with a decode."""
 
 
 OWN_SLOS = st.builds(

@@ -61,7 +61,7 @@ def test_a_request_that_is_over_stays_so_when_it_leaves() -> None:
 
 
 def test_those_who_are_refused_are_told_to_come_one_after_another_and_within_bounds() -> None:
-    """Of an overload nothing is left when it is over."""
+    """When an overload is over, nothing is left of it."""
     entry = Entries().deployment
 
     def told(at_s: float, *, now_s: float) -> float:

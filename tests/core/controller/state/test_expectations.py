@@ -126,7 +126,7 @@ def test_a_load_beside_iterations_takes_longer_where_the_node_says_so_as_loads_h
 
 
 def test_an_estimate_is_no_longer_than_likely_and_a_promise_is_planned_with_more() -> None:
-    """Of loads that take 1 s but for some that are held up; beside what the node has to compute."""
+    """Loads take 1 s, except some that are held up; what the node has to compute comes on top."""
     known, size = Expectations(), 1 << 27
     node = replace(hello(), busy_load_factor=2.0)
     for seconds in (1.0, 1.0, 3.0, 1.0, 1.0):

@@ -14,8 +14,8 @@ def mapped_bytes() -> int:
 
 
 def mappings() -> int:
-    """Of files, memory that has a descriptor among them: those of malloc are ever more for hundreds
-    of loads, in a process that has done nothing else.
+    """The number of mappings of files, including memory that has a descriptor. Those of malloc are
+    left out: in a process that has done nothing else, they grow for hundreds of loads.
     """
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return sum(line.split()[4] != "0" for line in lines)

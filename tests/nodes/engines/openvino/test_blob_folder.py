@@ -205,7 +205,7 @@ class _Slow:
         self.key = wish(folder).key
 
     def nices(self) -> set[int]:
-        """Of the threads of this process's child, over its own."""
+        """The niceness of the threads of this process's child, over this process's own."""
         own = os.getpriority(os.PRIO_PROCESS, os.getpid())
         return {
             os.getpriority(os.PRIO_PROCESS, thread.id) - own

@@ -46,7 +46,7 @@ VOCABULARY = len(byte_tokenizer().tokens)
 def gguf_model(
     folder: Path, kind: str = "Q4_1", *, tied: bool = False, seed: int = 0
 ) -> tuple[TinyModel, dict[str, npt.NDArray[np.float32]]]:
-    """Imported; and its tensors before they were quantised."""
+    """The imported model, and its tensors before they were quantised."""
     folder.mkdir(exist_ok=True)
     drawn = random_tensors("llama", VOCABULARY, tied=tied, seed=seed)
     tensors = {n: t * np.float32(0.15 if t.ndim == 2 else 1) for n, t in drawn.items()}

@@ -170,7 +170,7 @@ def test_shared_pages_go_with_the_last_block_on_them(
 
 
 class Claimed(NoPages):
-    """Chosen as the cache does, which is told of trims by the test."""
+    """Blocks as the cache chooses them, where the test says when pages are trimmed."""
 
     def __init__(self, held: HeldBlocks) -> None:
         self.claim = held.claim  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def resident_bytes(path: Path) -> int:
-    """Of this process's maps of the file."""
+    """The bytes that this process's maps of the file hold in memory."""
     lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
     found, mine = 0, False
     for line in lines:

@@ -31,7 +31,9 @@ def test_sequences_compute_the_shape_and_nothing_else() -> None:
 
 
 def test_of_the_tokens_that_are_computed_no_two_are_alike() -> None:
-    """Of a mixture like tokens would take the same experts, and less time than any others."""
+    """A mixture would give like tokens to the same experts, which would take less time than any
+    others.
+    """
     made = sequences_of(MIXED, vocabulary_tokens=97)
     computed = [token for s in made for token in s.tokens(s.left)]
     assert len(computed) == 23

@@ -63,7 +63,7 @@ class Kept:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Of four models, none of which is in the page cache."""
+    """The folders of four models, none of which is in the page cache."""
     monkeypatch.setattr(page_keeper, "LOOK_S", 0.01)
     monkeypatch.setattr(page_keeper, "REST_SHARE", 0.0)
     found = [tmp_path / name for name in "abcd"]
@@ -135,7 +135,7 @@ def test_what_is_loaded_gives_way_to_what_is_not(folders: list[Path], kept: Kept
 def test_what_was_read_again_is_paid_for_by_a_pause(
     folders: list[Path], kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what had been there, not of what had not."""
+    """Only what had been in the cache before is paid for, not what had not."""
     kept.keeper.offer(folders[:1])
     until(lambda: kept.has(folders) == ["a"])
     monkeypatch.setattr(page_keeper, "REST_SHARE", 1e9)

@@ -61,7 +61,7 @@ class Host:
         self.sleepers = Sleepers(count_max=count_max, pool=self.pool)
 
     def bed(self, name: str, chunks: int = 1, batch_max: int = 1) -> tuple[Bed, MadeUp]:
-        """Of a model of this name."""
+        """A bed for a model of this name."""
         made_up = MadeUp(self.pool)
         order = self._order(name, batch_max)
         layout = Layout(tensors=(), sizes_bytes=(chunks * CHUNK_BYTES - len(WHOLE),), beside=())

@@ -49,7 +49,7 @@ def runners(shape: Shape, zeros: Zeros) -> Any:
     config = SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=s) for s in SIZES.values()])
 
     class GPUModelRunner:
-        """Of releases in which each layer has a buffer."""
+        """The runner of releases in which each layer has a buffer."""
 
         def _allocate_kv_cache_tensors(self, config: Any) -> dict[str, Any]:
             sizes = [tensor.size for tensor in config.kv_cache_tensors]

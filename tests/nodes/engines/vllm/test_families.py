@@ -21,7 +21,7 @@ from tests.nodes.engines.openvino.families import families, write_family
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 WINDOWS_IN_SOME = "qwen2-window"
-"""Of Qwen2's layers: vLLM has none such."""
+"""Some of its layers have a window: vLLM knows no such Qwen2."""
 CONTEXT_TOKENS = 256
 """Longrope's original: beyond it vLLM takes the long factors for all sequences."""
 
