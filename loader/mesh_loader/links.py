@@ -14,7 +14,7 @@ from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
 from mesh_loader.model_files import FOLDER_FILES_MAX
 
 LEVELS_MAX = 3
-"""Of folders in the folder. Models have their files at the first two."""
+"""A model's folder is looked through this deep. Models have their files at the first two levels."""
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
