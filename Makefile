@@ -90,7 +90,7 @@ $(VENV)/.installed-load: pyproject.toml
 	.venv-clients-$*/bin/python -m $(PIP) -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-# Where there is no npm, the tests of its clients are skipped.
+# Where there is no npm, the tests of its clients are skipped; where there is no JDK, Java's.
 .venv-clients-npm/.installed: tests/clients/package.json tests/clients/package-lock.json
 	command -v npm > /dev/null || { echo "no npm here: its clients are left out" >&2; exit 0; }
 	echo "setting up .venv-clients-npm …" >&2
@@ -112,7 +112,7 @@ quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, ty
 	@$(PYTEST) $(QUICK_TESTS)
 
 test-clients: $(patsubst %,.venv-clients-%/.installed,kserve langchain litellm npm openai triton) ## OpenAI's protocol and KServe's, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai npm triton kserve)
+	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai java npm triton kserve)
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py
 

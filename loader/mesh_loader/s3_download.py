@@ -35,7 +35,7 @@ from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
 from mesh_loader.download_rate import DownloadRate
-from mesh_loader.model_files import WANTED_PATTERNS
+from mesh_loader.model_files import TEMPLATES, WANTED_PATTERNS
 from mesh_loader.reach import Reach
 from mesh_loader.source_http import FILE_SUFFIXES, TAR_SUFFIXES
 from mesh_loader.source_s3 import Prefix
@@ -97,21 +97,35 @@ def _client(reach: Reach) -> Any:
 
 
 def _listed(client: Any, source: Prefix) -> dict[str, Version]:
-    """The object that has the key, or else all right below it, by key."""
+    """The object that has the key, or else all right below it and the chat templates in their
+    folder there, by key.
+    """
     if source.key.lower().endswith(FILE_SUFFIXES):
         answer = client.head_object(Bucket=source.bucket, Key=source.key)
         return {source.key: _version(answer, answer["ContentLength"])}
-    below = f"{source.key}/" if source.key else ""
-    answer = client.list_objects_v2(
-        Bucket=source.bucket, Prefix=below, Delimiter="/", MaxKeys=OBJECTS_MAX
-    )
-    listed = {one["Key"]: _version(one, one["Size"]) for one in answer.get("Contents", ())}
+    below = _below(source)
+    listed, folders = _listed_below(client, source.bucket, below)
+    if f"{below}{TEMPLATES}/" in folders:
+        templates, _ = _listed_below(client, source.bucket, f"{below}{TEMPLATES}/")
+        listed |= {key: one for key, one in templates.items() if key.endswith(".jinja")}
+    return listed
+
+
+def _below(source: Prefix) -> str:
+    """What the keys of the objects in the folder begin with."""
+    return f"{source.key}/" if source.key else ""
+
+
+def _listed_below(client: Any, bucket: str, below: str) -> tuple[dict[str, Version], set[str]]:
+    """The objects right below, by key, and the folders there. Raises UnsupportedModel."""
+    answer = client.list_objects_v2(Bucket=bucket, Prefix=below, Delimiter="/", MaxKeys=OBJECTS_MAX)
     if answer.get("IsTruncated"):
         raise UnsupportedModel(
-            f"s3://{source.bucket}/{below} holds more than {OBJECTS_MAX} objects",
+            f"s3://{bucket}/{below} holds more than {OBJECTS_MAX} objects",
             hint="name the folder of one model",
         )
-    return listed
+    listed = {one["Key"]: _version(one, one["Size"]) for one in answer.get("Contents", ())}
+    return listed, {one["Prefix"] for one in answer.get("CommonPrefixes", ())}
 
 
 def _fetch_one(
@@ -133,7 +147,7 @@ def _fetch_folder(
     progress: Progress,
 ) -> Path:
     where = f"s3://{source.bucket}/{source.key}".rstrip("/")
-    names = {key: PurePosixPath(key).name for key in listed}
+    names = {key: key.removeprefix(_below(source)) for key in listed}
     wanted = {
         key: name
         for key, name in sorted(names.items())
@@ -155,6 +169,7 @@ def _fetch_folder(
     missing_bytes = sum(listed[key].size_bytes or 0 for key in missing)
     require_free(folder, missing_bytes, f"the copy of {where}")
     for key in missing:
+        (target / wanted[key]).parent.mkdir(exist_ok=True)
         remote = _Object(client, source.bucket, key, listed[key])
         download(remote, target / wanted[key], rate, progress)
     return target

@@ -16,6 +16,7 @@ from mesh.domain.errors import (
     Unavailable,
     UnsupportedModel,
 )
+from mesh.text.assets import read_assets
 from mesh_loader.download_rate import UNBOUND
 from mesh_loader.reach import NOWHERE_PRIVATE
 from mesh_loader.sources import fetch
@@ -77,6 +78,25 @@ def test_a_folder_is_imported_without_what_is_no_model(client: Any, tmp_path: Pa
     assert names == {path.name for path in (tmp_path / "tiny").iterdir()}
     stored = ModelStore(tmp_path / "store").import_model("s3://models/org/tiny/")
     assert stored.info.architecture == "llama"
+
+
+def test_named_chat_templates_are_fetched_with_their_folder(client: Any, tmp_path: Path) -> None:
+    for path in write_tiny_llama(tmp_path / "tiny").iterdir():
+        client.upload_file(str(path), "models", f"tiny/{path.name}")
+    put(
+        client,
+        {"additional_chat_templates/": b"", "additional_chat_templates/tool_use.jinja": b"T"},
+    )
+    put(client, {"additional_chat_templates/README.md": b"", "other/rag.jinja": b"R"})
+    folder = fetch("s3://models/tiny", tmp_path, silent)
+    templates = folder / "additional_chat_templates"
+    assert [path.name for path in templates.iterdir()] == ["tool_use.jinja"]
+    assert not (folder / "other").exists()
+    stored = ModelStore(tmp_path / "store").import_model("s3://models/tiny")
+    assert read_assets(stored.path).tool_template == "T"
+    put(client, {"additional_chat_templates/tool_use.jinja": b"another"})
+    changed = ModelStore(tmp_path / "changed").import_model("s3://models/tiny")
+    assert changed.info.model_id != stored.info.model_id
 
 
 @pytest.mark.parametrize("changed", [False, True])
