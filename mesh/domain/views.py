@@ -184,6 +184,10 @@ class NodeSnapshot:
     load_times: tuple[LoadTimesView, ...] = ()
     footprints: tuple[tuple[str, Footprint], ...] = ()
     """By shape: what an instance is booked at here, as the last one that was loaded said."""
+    phase: str = ""
+    """What a node that starts does before it joins, in words."""
+    share: float = 0.0
+    """Of the phase, what is done: 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
