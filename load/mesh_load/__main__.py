@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
+from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.main import run
 from mesh.cli.options import home_option
@@ -30,8 +31,9 @@ from mesh.wire.client import MeshClient
 from mesh_load import LOCUSTFILE
 
 DEPLOYMENTS = 16
-MEMORY_BYTES = 1800 << 20
-"""For 6 instances, of 236 MiB of weights and 22 to 45 of KV cache each, and 110 of the process."""
+MEMORY_BYTES = 670 << 20
+"""For 6 instances: the process and the weights that all of them share take some 440 MiB, and each
+instance with its KV cache some 36 more (measured: 620 hold 5 at once, 670 hold 6, 800 hold 10)."""
 CONTEXT_TOKENS = 1024
 SLO = Slo(ttft_s=4.0, ttft_tokens_per_s=128.0, tpot_s=0.4)
 CALLS_PER_S = 1.0
@@ -71,8 +73,7 @@ def load(seconds: float, report: Path, home: Path) -> None:
         )
         with running_cell(plan, stopping, output.message) as cell:
             _deploy(cell.address, stopping)
-            code = _replay(cell.address, seconds, report, stopping)
-            cell.check_alive()
+            code = _replay(cell, seconds, report, stopping)
     if stopping.asked():
         raise KeyboardInterrupt
     if code:
@@ -99,13 +100,13 @@ def _deploy(address: str, stopping: Stopping) -> None:
             )
 
 
-def _replay(address: str, seconds: float, report: Path, stopping: Stopping) -> int:
+def _replay(cell: LocalCell, seconds: float, report: Path, stopping: Stopping) -> int:
     """Locust's exit code. A signal is handed on to it once, and its report is waited for."""
     locust = subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "mesh.cli.tied", str(os.getpid())),
             *("locust", "-f", str(LOCUSTFILE)),
-            *("--headless", "--only-summary", "--loglevel", "WARNING", "--host", address),
+            *("--headless", "--only-summary", "--loglevel", "WARNING", "--host", cell.address),
             *("--generate", str(CALLS_PER_S), "--duration", str(seconds), "--map", "popularity"),
             *("--tokens-scale", str(TOKENS_SCALE), "--report", str(report / "replay.html")),
             *("--record", str(report / "replay.csv"), "--html", str(report / "locust.html")),
@@ -117,8 +118,9 @@ def _replay(address: str, seconds: float, report: Path, stopping: Stopping) -> i
     begun_s = time.monotonic()
     told, loaded = False, 0
     try:
-        with MeshClient(address) as client, progress("replay") as show:
+        with MeshClient(cell.address) as client, progress("replay") as show:
             while locust.poll() is None:
+                cell.check_alive()
                 # The controller may be slow under its load, and this figure may do without a look.
                 with suppress(Unavailable):
                     loaded = max(loaded, sum(len(node.instances) for node in client.nodes()))

@@ -7,17 +7,20 @@ each of them.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
 from mesh.cli.options import AUTO
+from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.views import NodeSnapshot
 from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
 from mesh_nodes import hardware
@@ -44,6 +47,8 @@ class LocalCell:
         self._listen = plan.listen
         self._http = plan.http
         self._kept: list[KeptChild] = []
+        self._starting: dict[str, NodeSnapshot] = {}
+        """Nodes that have told what they do before they join, at the last look."""
         self._pulse: Pulse | None = None
         """The pulse of the controller while it serves."""
 
@@ -148,22 +153,30 @@ class LocalCell:
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:
         """Wait until the controller serves and every node has joined; False when told to stop.
 
-        `on_ready` is called with a line or two for each of them. Raises as `check_alive` does, and
+        `on_ready` is called with a line or two for each of them; what a node does before it joins
+        is shown as progress. Raises as `check_alive` does, and
         Unavailable when it takes longer than READY_S_MAX.
         """
         waiting = list(self._kept)
         until_s = time.monotonic() + READY_S_MAX
-        while not stopping():
-            self.check_alive()
-            for kept in [kept for kept in waiting if kept.serving]:
-                waiting.remove(kept)
-                for line in self._ready_lines(kept):
-                    on_ready(line)
-            if not waiting:
-                return True
-            if time.monotonic() > until_s:
-                raise self._late(waiting[0])
-            time.sleep(POLL_S)
+        with ExitStack() as drawn:
+            show: Report | None = None
+            while not stopping():
+                self.check_alive()
+                for kept in [kept for kept in waiting if kept.serving]:
+                    waiting.remove(kept)
+                    drawn.close()  # a bar and lines would cross each other
+                    show = None
+                    for line in self._ready_lines(kept):
+                        on_ready(line)
+                if not waiting:
+                    return True
+                if time.monotonic() > until_s:
+                    raise self._late(waiting[0])
+                for name, node in sorted(self._starting.items())[:1]:
+                    show = show or drawn.enter_context(progress("cell"))
+                    show(f"node {name} {node.phase}", node.share)
+                time.sleep(POLL_S)
         return False
 
     def _ready_lines(self, kept: KeptChild) -> Iterator[str]:
@@ -218,7 +231,9 @@ class LocalCell:
         except MeshError:
             # Also one that it had no time to name: it may be killed amid the answer.
             return None
-        return {node.node_id for node in nodes if node.state is not NodeState.LOST}
+        self._starting = {n.node_id: n for n in nodes if n.state is NodeState.STARTING}
+        gone = (NodeState.LOST, NodeState.STARTING)
+        return {node.node_id for node in nodes if node.state not in gone}
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """End all children; bounded. May be called twice."""

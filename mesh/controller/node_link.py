@@ -8,17 +8,17 @@ first, and the core is told unless the end was its own wish.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId
 from mesh.domain.limits import HEARTBEAT_S
-from mesh.domain.messages import NodeCommand, NodeHello
+from mesh.domain.messages import NodeCommand, NodeHello, NodeStarting
 from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
-from mesh.wire.codec import report_from_wire, welcome
+from mesh.wire.codec import from_wire, report_from_wire, welcome
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
@@ -29,6 +29,8 @@ HELLO_S_MAX = 5.0
 """From the call to the node's hello."""
 COMMANDS_MAX = 10_000
 """At most so many commands wait to be sent; a node that takes them more slowly counts as gone."""
+
+M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +50,15 @@ class _Link:
 
 
 class NodeLinks(NodeLinkServicer):
-    """Link ids are counted up and never used twice."""
+    """Link ids are counted up and never used twice. It keeps what nodes say that have not joined
+    yet, for as long as their calls last; the core does not know of them.
+    """
 
     def __init__(self, *, post: Callable[[ControllerEvent], None]) -> None:
         self._post = post
         self._links: dict[int, _Link] = {}
+        self._starting: dict[object, NodeStarting] = {}
+        """By call, what each of them said last."""
         self._made = 0
         self._stopping = False
 
@@ -89,6 +95,22 @@ class NodeLinks(NodeLinkServicer):
         for link in self._links.values():
             link.core_knows = True
             link.end(Unavailable("the controller is stopping"))
+
+    def starting(self) -> tuple[NodeStarting, ...]:
+        """The nodes that have not joined yet, by name."""
+        return tuple(sorted(self._starting.values(), key=lambda one: one.node_id))
+
+    async def Start(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.NodeStarting | Malformed], context: Any
+    ) -> None:
+        call = object()
+        try:
+            async for message in request_iterator:
+                if call not in self._starting and len(self._starting) >= LINKS_MAX:
+                    raise Unavailable(f"{LINKS_MAX} nodes are starting, which is the limit")
+                self._starting[call] = from_wire(_parsed(message), NodeStarting)
+        finally:
+            self._starting.pop(call, None)
 
     async def Connect(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.NodeReport | Malformed], context: Any
@@ -176,7 +198,7 @@ async def _hello(reports: AsyncIterator[pb.NodeReport | Malformed]) -> NodeHello
     return hello
 
 
-def _parsed(message: pb.NodeReport | Malformed) -> pb.NodeReport:
+def _parsed(message: M | Malformed) -> M:
     if isinstance(message, Malformed):
         raise InvalidInput(message.message)
     return message

@@ -291,6 +291,7 @@ class Controller:
             state_path=str(registry.path.parent),
             limits=access.limits,
             deployed=self._warm,
+            starting=self._links.starting,
             sources=config.sources,
         )
         self._health = health.HealthServicer()

@@ -1,8 +1,11 @@
-"""The cell in a few numbers, from a snapshot of it."""
+"""The cell in a few numbers, from a snapshot of it, and its nodes with those that are starting."""
+
+from collections.abc import Iterable
 
 from mesh import __version__
 from mesh.domain.lifecycle import InstanceState, NodeState
-from mesh.domain.views import CellSnapshot, CellStatus
+from mesh.domain.messages import NodeStarting
+from mesh.domain.views import CellSnapshot, CellStatus, NodeSnapshot
 
 _LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
@@ -23,4 +26,37 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         refused=tuple(sorted(snapshot.refused)),
         state_path=state_path,
         prefetches=snapshot.prefetches,
+    )
+
+
+def with_starting(
+    nodes: Iterable[NodeSnapshot], starting: Iterable[NodeStarting]
+) -> tuple[NodeSnapshot, ...]:
+    """The cell's nodes and those that have not joined it yet, by name. One that has joined under a
+    name is shown, and not one that starts under it.
+    """
+    found = {one.node_id: _starting(one) for one in starting}
+    found |= {node.node_id: node for node in nodes}
+    return tuple(found[node_id] for node_id in sorted(found))
+
+
+def _starting(said: NodeStarting) -> NodeSnapshot:
+    return NodeSnapshot(
+        node_id=said.node_id,
+        state=NodeState.STARTING,
+        device=said.device,
+        hardware=said.hardware,
+        cores=said.cores,
+        engine=said.engine,
+        memory_bytes=said.memory_bytes,
+        base_bytes=0,
+        promised_bytes=0,
+        tracked_bytes=0,
+        rss_bytes=0,
+        unaccounted_bytes=0,
+        operations=(),
+        silent_s=0.0,
+        instances=(),
+        phase=said.phase,
+        share=said.share,
     )

@@ -62,8 +62,11 @@ class MigrationState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """DRAINING gets no new work; LOST missed its lease or its link broke."""
+    """STARTING has not joined yet; DRAINING gets no new work; LOST missed its lease or its link
+    broke.
+    """
 
+    STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
     LOST = "lost"
@@ -114,6 +117,7 @@ MIGRATION: Table = {
     MigrationState.GIVEN_UP: (),
 }
 NODE: Table = {
+    NodeState.STARTING: (NodeState.READY,),
     NodeState.READY: (NodeState.DRAINING, NodeState.LOST),
     NodeState.DRAINING: (NodeState.READY, NodeState.LOST),
     NodeState.LOST: (),

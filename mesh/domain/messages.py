@@ -156,6 +156,22 @@ class InstanceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStarting:
+    """What a node does before its hello, which that has to wait for."""
+
+    node_id: NodeId
+    device: DeviceKind
+    hardware: str
+    cores: int
+    engine: str
+    memory_bytes: int
+    phase: str
+    """In words, such as "measures precisions"."""
+    share: float = 0.0
+    """Of the phase, what is done: 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHello:
     """A node's first report on a link: who it is and what is loaded on it."""
 

@@ -186,6 +186,10 @@ class NodeSnapshot:
     load_times: tuple[LoadTimesView, ...] = ()
     footprints: tuple[tuple[str, Footprint], ...] = ()
     """What an instance is booked at here, by shape, as the last one that was loaded said."""
+    phase: str = ""
+    """What a node that starts does before it joins, in words."""
+    share: float = 0.0
+    """How much of the phase is done: 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -708,6 +708,8 @@ class Node(_message.Message):
     FOOTPRINTS_FIELD_NUMBER: _builtins.int
     PREFETCH_BYTES_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -735,6 +737,9 @@ class Node(_message.Message):
     """Of its memory, the most for what is loaded before anybody calls for it."""
     precision: _builtins.str
     """In which precisions the node computes and why, in words. Empty: it does not say."""
+    phase: _builtins.str
+    """While it starts: what it does, and the share of that which is done, 0 to 1."""
+    share: _builtins.float
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]: ...
     @_builtins.property
@@ -777,10 +782,12 @@ class Node(_message.Message):
         footprints: _abc.Mapping[_builtins.str, _model_pb2.Footprint] | None = ...,
         prefetch_bytes: _builtins.int = ...,
         precision: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "phase", b"phase", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "share", b"share", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,63 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class NodeStarting(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    device: _builtins.str
+    """A DeviceKind."""
+    hardware: _builtins.str
+    cores: _builtins.int
+    engine: _builtins.str
+    memory_bytes: _builtins.int
+    phase: _builtins.str
+    """In words, such as "measures precisions", and the share of it that is done, 0 to 1."""
+    share: _builtins.float
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        device: _builtins.str = ...,
+        hardware: _builtins.str = ...,
+        cores: _builtins.int = ...,
+        engine: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        phase: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "phase", b"phase", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeStarting: _TypeAlias = NodeStarting  # noqa: Y015
+
+@_typing.final
+class NodeNoted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeNoted: _TypeAlias = NodeNoted  # noqa: Y015
+
+@_typing.final
 class NodeCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

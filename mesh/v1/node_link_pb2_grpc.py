@@ -39,6 +39,11 @@ class NodeLinkStub:
                 request_serializer=mesh_dot_v1_dot_node__link__pb2.NodeReport.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_node__link__pb2.NodeCommand.FromString,
                 _registered_method=True)
+        self.Start = channel.stream_stream(
+                '/mesh.v1.NodeLink/Start',
+                request_serializer=mesh_dot_v1_dot_node__link__pb2.NodeStarting.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_node__link__pb2.NodeNoted.FromString,
+                _registered_method=True)
 
 
 class NodeLinkServicer:
@@ -51,6 +56,13 @@ class NodeLinkServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Start(self, request_iterator, context):
+        """What a node does before it can say hello, for as long as the call lasts. It is told nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_NodeLinkServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=mesh_dot_v1_dot_node__link__pb2.NodeReport.FromString,
                     response_serializer=mesh_dot_v1_dot_node__link__pb2.NodeCommand.SerializeToString,
+            ),
+            'Start': grpc.stream_stream_rpc_method_handler(
+                    servicer.Start,
+                    request_deserializer=mesh_dot_v1_dot_node__link__pb2.NodeStarting.FromString,
+                    response_serializer=mesh_dot_v1_dot_node__link__pb2.NodeNoted.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class NodeLink:
             '/mesh.v1.NodeLink/Connect',
             mesh_dot_v1_dot_node__link__pb2.NodeReport.SerializeToString,
             mesh_dot_v1_dot_node__link__pb2.NodeCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Start(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/mesh.v1.NodeLink/Start',
+            mesh_dot_v1_dot_node__link__pb2.NodeStarting.SerializeToString,
+            mesh_dot_v1_dot_node__link__pb2.NodeNoted.FromString,
             options,
             channel_credentials,
             insecure,

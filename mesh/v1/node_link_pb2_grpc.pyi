@@ -36,12 +36,16 @@ class NodeLinkStub:
     def __new__(cls, channel: _aio.Channel) -> NodeLinkAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_node_link_pb2.NodeReport, _node_link_pb2.NodeCommand]
     """The first report is `hello`; the first command is `welcome`, or the call ends with the reason."""
+    Start: _grpc.StreamStreamMultiCallable[_node_link_pb2.NodeStarting, _node_link_pb2.NodeNoted]
+    """What a node does before it can say hello, for as long as the call lasts. It is told nothing."""
 
 @_typing.type_check_only
 class NodeLinkAsyncStub(NodeLinkStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_node_link_pb2.NodeReport, _node_link_pb2.NodeCommand]  # type: ignore[assignment]
     """The first report is `hello`; the first command is `welcome`, or the call ends with the reason."""
+    Start: _aio.StreamStreamMultiCallable[_node_link_pb2.NodeStarting, _node_link_pb2.NodeNoted]  # type: ignore[assignment]
+    """What a node does before it can say hello, for as long as the call lasts. It is told nothing."""
 
 class NodeLinkServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,5 +55,13 @@ class NodeLinkServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_node_link_pb2.NodeCommand], _abc.AsyncIterator[_node_link_pb2.NodeCommand]]:
         """The first report is `hello`; the first command is `welcome`, or the call ends with the reason."""
+
+    @_abc_1.abstractmethod
+    def Start(
+        self,
+        request_iterator: _MaybeAsyncIterator[_node_link_pb2.NodeStarting],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_node_link_pb2.NodeNoted], _abc.AsyncIterator[_node_link_pb2.NodeNoted]]:
+        """What a node does before it can say hello, for as long as the call lasts. It is told nothing."""
 
 def add_NodeLinkServicer_to_server(servicer: NodeLinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,6 +13,7 @@ from mesh.domain.errors import Forbidden, Unauthenticated
 
 AUTHORIZATION = "authorization"
 NODE_LINK = "/mesh.v1.NodeLink/Connect"
+NODE_START = "/mesh.v1.NodeLink/Start"
 NODE_NAME = "mesh node"
 """The common name of certificates that may join a cell."""
 _SCHEME = "bearer "
@@ -43,6 +44,7 @@ RPCS: Mapping[str, frozenset[Role] | None] = {
         for method, roles in _OPEN_INFERENCE.items()
     },
     NODE_LINK: _NODES,
+    NODE_START: _NODES,
     **{
         f"/mesh.v1.Control/{method}": roles
         for roles, methods in _CONTROL.items()
@@ -91,7 +93,8 @@ class Gate:
 
     def check_certificate(self, method: str, names: Iterable[bytes]) -> None:
         """`names`: the common ones of what a caller showed. Raises Forbidden."""
-        if self._mutual and method == NODE_LINK and NODE_NAME.encode() not in names:
+        of_nodes = method in (NODE_LINK, NODE_START)
+        if self._mutual and of_nodes and NODE_NAME.encode() not in names:
             shown = ", ".join(name.decode("utf-8", "replace") for name in names)
             raise Forbidden(
                 f"the certificate is of a {shown}, which may not join",

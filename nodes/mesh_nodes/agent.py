@@ -77,7 +77,7 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
     store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `as_is`, `plain`: see `ModelStore`.
+    `as_is`, `plain`: see `ModelStore`. `joined` is called at each welcome.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Agent:
         plain: bool = False,
         reach: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
+        joined: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -113,6 +114,7 @@ class Agent:
         self._controller = controller
         self._loads = loads
         self._recorders = recorders
+        self._joined = joined
         self._in_use = ModelsInUse(store_path)
         self._core = NodeCore(limits=limits)
         self._resident_bytes = resident_bytes
@@ -212,6 +214,7 @@ class Agent:
             self._loop.run_in_executor(None, self._loads.note, loaded)
 
     def _opened(self, rule: NodeRule) -> None:
+        self._joined()
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
         self._post(LinkOpened(rule=rule))
 

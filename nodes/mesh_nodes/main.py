@@ -20,7 +20,7 @@ from pathlib import Path
 from mesh import __version__
 from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import NodeHello
+from mesh.domain.messages import NodeHello, NodeStarting
 from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
@@ -28,7 +28,8 @@ from mesh.runtime.logs import begin_logging
 from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
-from mesh_nodes.engines.choosing import BuiltEngine, build_engine
+from mesh_nodes.announcing import Announcer
+from mesh_nodes.engines.choosing import BuiltEngine, Say, build_engine
 from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.hardware import fingerprint, probe
 from mesh_nodes.kept_loads import KeptLoads
@@ -83,7 +84,7 @@ def _show(options: NodeOptions) -> None:
         show(read_credentials(os.environ, options.key_file, tls))
 
 
-def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> int:
+def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     store_path = _store_path(options.home)
     limits = NodeLimits()
@@ -95,7 +96,9 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             start = NodeStart(version=__version__, limits=limits)
             recorders.append(open_journal(options.journal, start))
             stack.callback(recorders[0].close)
-        built = build(options)
+        announcer = Announcer(options.join, _starting(options))
+        stack.callback(announcer.close)
+        built = build(options, announcer.say)
         identity = _identity(options, built)
         built.base_read()
         agent = Agent(
@@ -112,6 +115,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             plain=built.plain,
             reach=options.sources.named_hosts(),
             recorders=recorders,
+            joined=announcer.close,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.
         gc.freeze()
@@ -141,12 +145,24 @@ def _serve(agent: Agent) -> int:
     return DONE
 
 
-def _built_by(engine_of: EngineOf) -> Callable[[NodeOptions], BuiltEngine]:
-    def build(options: NodeOptions) -> BuiltEngine:
+def _built_by(engine_of: EngineOf) -> Callable[[NodeOptions, Say], BuiltEngine]:
+    def build(options: NodeOptions, say: Say) -> BuiltEngine:
         made = engine_of(options)
         return made if isinstance(made, BuiltEngine) else BuiltEngine(made, own_resident_bytes)
 
     return build
+
+
+def _starting(options: NodeOptions) -> NodeStarting:
+    return NodeStarting(
+        node_id=options.name,
+        device=options.device,
+        hardware=options.hardware.text,
+        cores=options.threads,
+        engine=options.engine,
+        memory_bytes=options.memory_bytes,
+        phase="starts",
+    )
 
 
 def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:

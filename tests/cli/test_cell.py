@@ -11,7 +11,7 @@ import pytest
 
 from mesh.cli import children, pulse
 from mesh.cli.cell import ANSWER_S_MAX, LocalCell
-from mesh.cli.cell_plan import CellPlan
+from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.children import Child
 from mesh.wire.calls import UNARY_S_MAX
 
@@ -33,6 +33,53 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCe
     with socket.create_server((host, int(port))):
         yield cell
         cell.stop(lambda: True)
+
+
+ANNOUNCES = """
+import sys, time
+from mesh.domain.ids import NodeId
+from mesh.domain.messages import NodeStarting
+from mesh.domain.reasons import DeviceKind
+from mesh_nodes.announcing import Announcer
+
+node = NodeStarting(
+    node_id=NodeId("cpu0"), device=DeviceKind.CPU, hardware="none", cores=1, engine="none",
+    memory_bytes=1, phase="starts",
+)
+announcer = Announcer(sys.argv[sys.argv.index("--join") + 1], node)
+announcer.say("measures precisions", 0.25)
+time.sleep(600)
+"""
+
+
+def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "announces.py").write_text(ANNOUNCES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    start = children.start
+
+    def begin(name: str, module: str, given: list[str], log: Path, *, again: bool) -> Child:
+        instead = "announces" if module == "mesh_nodes" else module
+        return start(name, instead, given, log, again=again)
+
+    monkeypatch.setattr(children, "start", begin)
+    cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"])))
+    said, ready = "", list[str]()
+    until_s = time.monotonic() + 30
+
+    def stopping() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "measures" in said or time.monotonic() > until_s
+
+    try:
+        cell.start()
+        assert not cell.wait_ready(stopping, ready.append)
+    finally:
+        cell.stop(lambda: True)
+    assert "cell: node cpu0 measures precisions" in said
+    assert [line.split()[0] for line in ready] == ["controller"]
 
 
 def test_a_controller_that_hangs_holds_a_look_up_for_a_moment(hanging: LocalCell) -> None:

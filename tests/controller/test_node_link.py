@@ -15,6 +15,7 @@ from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, Unavailab
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.invocation import Finished, Tokens
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
@@ -23,14 +24,17 @@ from mesh.domain.messages import (
     InstanceLoaded,
     InstanceReport,
     LoadInstance,
+    NodeStarting,
     SubmitRequest,
     UnloadInstance,
 )
+from mesh.domain.reasons import DeviceKind
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.codec import report_to_wire
 from mesh.wire.errors import EndedCall, error_of
+from mesh_nodes.announcing import Announcer
 from tests.controller.live import (
     ASSETS,
     FOOTPRINT,
@@ -240,3 +244,79 @@ async def test_a_second_hello_on_a_link_ends_it(cell: LiveCell) -> None:
     assert node.listening is not None
     with pytest.raises(grpc.aio.AioRpcError, match="no later one"):
         await node.listening
+
+
+STARTING = NodeStarting(
+    node_id=NodeId("n1"),
+    device=DeviceKind.CPU,
+    hardware="none",
+    cores=2,
+    engine="fake",
+    memory_bytes=1,
+    phase="starts",
+)
+
+
+async def test_a_node_that_starts_is_shown_and_a_deploy_waits_for_it(cell: LiveCell) -> None:
+    announcer = Announcer(cell.address, STARTING)
+    announcer.say("measures precisions", 0.25)
+    await cell.until(lambda: bool(cell.client.nodes()))
+    (shown,) = await cell.ask(cell.client.nodes)
+    assert (shown.node_id, shown.state) == ("n1", NodeState.STARTING)
+    assert (shown.phase, shown.share) == ("measures precisions", 0.25)
+    assert (await cell.status()).nodes == 0, "it is not in the cell yet"
+    said: list[tuple[str, float]] = []
+
+    def deploy() -> str:
+        return cell.client.deploy(SPEC, lambda phase, share: said.append((phase, share)))
+
+    deploying = asyncio.create_task(asyncio.to_thread(deploy))
+    await cell.until(lambda: bool(said))
+    announcer.say("measures precisions", 0.5)
+    waits = "waits for node n1, which measures precisions"
+    await cell.until(lambda: (waits, 0.5) in said)
+    assert said[0] == (waits, 0.25)
+    await cell.node()
+    (shown,) = await cell.ask(cell.client.nodes)
+    assert (shown.state, shown.phase) == (NodeState.READY, ""), "it has joined"
+    announcer.close()
+    assert await deploying == "deployed"
+
+
+async def test_a_node_that_goes_before_it_has_joined_is_forgotten_and_waited_for_no_more(
+    cell: LiveCell,
+) -> None:
+    announcer = Announcer(cell.address, STARTING)
+    announcer.say("measures precisions", 0.0)
+    await cell.until(lambda: bool(cell.client.nodes()))
+    said: list[str] = []
+    deploying = asyncio.create_task(
+        asyncio.to_thread(cell.client.deploy, SPEC, lambda phase, share: said.append(phase))
+    )
+    await cell.until(lambda: bool(said))
+    announcer.close()
+    with pytest.raises(Unavailable, match="no cpu or gpu node is up"):
+        await deploying
+    assert await cell.ask(cell.client.nodes) == ()
+
+
+async def test_a_deploy_waits_for_no_node_of_another_device(cell: LiveCell) -> None:
+    announcer = Announcer(cell.address, replace(STARTING, device=DeviceKind.GPU))
+    announcer.say("starts", 0.0)
+    await cell.until(lambda: bool(cell.client.nodes()))
+    with pytest.raises(Unavailable, match="no cpu node is up"):
+        await cell.ask(cell.client.deploy, replace(SPEC, devices=(DeviceKind.CPU,)))
+    announcer.close()
+
+
+async def test_a_node_whose_controller_knows_no_such_call_or_is_not_there_goes_on() -> None:
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    older, absent = Announcer(address, STARTING), Announcer("127.0.0.1:1", STARTING)
+    for announcer in (older, absent):
+        announcer.say("measures precisions", 0.0)
+        await asyncio.sleep(0.05)
+        announcer.say("measures precisions", 0.5)
+        announcer.close()
+    await server.stop(None)

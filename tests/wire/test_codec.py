@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation, InvocationEvent
-from mesh.domain.messages import ImportModel, NodeCommand, NodeHello, NodeReport, SubmitRequest
+from mesh.domain.messages import (
+    ImportModel,
+    NodeCommand,
+    NodeHello,
+    NodeReport,
+    NodeStarting,
+    SubmitRequest,
+)
 from mesh.domain.model import Footprint
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import TextAssets
@@ -56,6 +63,7 @@ CODECS: dict[str, Codec] = {
     "request": mapped(RequestSnapshot, control_pb2.OpenRequest, view_from_wire),
     "cell event": mapped(CellEvent, control_pb2.CellEvent, view_from_wire),
     "usage": mapped(Usage, control_pb2.Usage, view_from_wire),
+    "starting": mapped(NodeStarting, node_link_pb2.NodeStarting, from_wire),
     "text": mapped(TextAssets, model_pb2.TextAssets, from_wire),
     "invocation": (
         Invocation,

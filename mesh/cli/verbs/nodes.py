@@ -5,6 +5,7 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
+from mesh.domain.lifecycle import NodeState
 from mesh.wire.client import MeshClient
 
 
@@ -17,8 +18,12 @@ def nodes(form: Format, address: str) -> None:
         found = client.nodes()
     if form is Format.TABLE:
         output.table(tables.NODES, found)
-        if found:
+        joined = [node for node in found if node.state is not NodeState.STARTING]
+        if joined:
             output.text("")
-            output.table(memory_tables.NODE_MEMORY, found)
+            output.table(memory_tables.NODE_MEMORY, joined)
+        for node in found:
+            if node.phase:
+                output.message(f"{node.node_id} {node.phase} ({node.share:.0%}) before it joins")
     else:
         output.structured(found, form)

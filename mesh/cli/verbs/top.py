@@ -16,6 +16,7 @@ from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.top_frame import Picture, fitting, frame
 from mesh.domain.errors import Unavailable
+from mesh.domain.lifecycle import NodeState
 from mesh.wire.client import MeshClient
 
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
@@ -55,7 +56,8 @@ def _can_draw() -> bool:
 
 
 def _picture(client: MeshClient) -> Picture:
-    return Picture(status=client.status(), nodes=client.nodes(), deployments=client.list())
+    joined = tuple(n for n in client.nodes() if n.state is not NodeState.STARTING)
+    return Picture(status=client.status(), nodes=joined, deployments=client.list())
 
 
 def _watch(client: MeshClient, address: str, interval_s: float) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, ModelId, NodeId
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.profile import Profile
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.fidelity.planning import hello_of, seen_by_client
@@ -36,7 +37,7 @@ class LiveCell:
 def look(client: MeshClient, names: Iterable[str]) -> LiveCell:
     found = tuple(client.get(DeploymentName(name)) for name in names)
     return LiveCell(
-        nodes=client.nodes(),
+        nodes=tuple(n for n in client.nodes() if n.state is not NodeState.STARTING),
         deployments=found,
         profiles={view.spec.name: client.profiles(view.spec.name) for view in found},
     )

@@ -19,6 +19,9 @@ from mesh_nodes.hardware import fingerprint
 from mesh_nodes.options import EngineName, NodeOptions
 from mesh_nodes.text_engine import TextEngine
 
+Say = Callable[[str, float], None]
+"""Called with what takes long at a start, in words, and the share of it that is done."""
+
 _AHEAD = 1
 """Processes that wait on a GPU for a load."""
 _STORE = Path("store")
@@ -53,7 +56,7 @@ class BuiltEngine:
     """In which precisions it computes and why, in words; empty where the engine does not say."""
 
 
-def build_engine(options: NodeOptions) -> BuiltEngine:
+def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> BuiltEngine:
     """Raises Unavailable when the engine is not installed, or is not one that mesh works with;
     InvalidInput for precisions that the CPU has not.
     """
@@ -79,7 +82,8 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
         compute=options.precision,
         kv=options.kv,
     )
-    choice = chosen(wish, options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json")
+    kept = options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json"
+    choice = chosen(wish, kept, say)
     engine = OpenVinoEngine(
         threads=options.threads,
         precision=choice.precisions.compute,

@@ -9,7 +9,7 @@ measures.
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from mesh_nodes.engines.openvino.precisions import (
     choose,
     reason,
 )
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
+from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, share_told, told
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
@@ -55,6 +55,10 @@ USUAL = Architecture(
 )
 """This shape is tried where the store has no model yet."""
 
+Say = Callable[[str, float], None]
+MEASURES = "measures precisions"
+WAITS = "waits for another node, which measures precisions"
+
 log = logging.getLogger(__name__)
 
 
@@ -69,9 +73,10 @@ class Choice:
         return f"{self.precisions}: {self.why}"
 
 
-def chosen(wish: TrialWish, kept: Path) -> Choice:
-    """The precisions to serve in; `kept` is the file of what was found, replaced by what is found
-    now. Where nothing can be measured, what is known to serve.
+def chosen(wish: TrialWish, kept: Path, say: Say = lambda phase, share: None) -> Choice:
+    """The precisions to serve in; where nothing can be measured, what is known to serve. `kept` is
+    the file of what was found, replaced by what is found now, and `say` is called with what is done
+    meanwhile and the share of it that is done.
 
     Raises InvalidInput when the CPU, or the plugin, cannot do what was asked for.
     """
@@ -88,7 +93,7 @@ def chosen(wish: TrialWish, kept: Path) -> Choice:
         settled = wish.compute is not None
         why = "as asked for" if settled else "this CPU multiplies in nothing else"
         return Choice(precisions=possible[0], why=why)
-    found = _read(kept, wish) or _found(wish, kept)
+    found = _read(kept, wish) or _found(wish, kept, say)
     if found is None:
         choice = Choice(
             precisions=possible[0], why="nothing could be measured, the node's log says why"
@@ -100,12 +105,21 @@ def chosen(wish: TrialWish, kept: Path) -> Choice:
     return choice
 
 
-def tried(wish: TrialWish) -> tuple[Timed, ...]:
+def tried(wish: TrialWish, say: Say = lambda phase, share: None) -> tuple[Timed, ...]:
     """Times the candidates in a process of its own. Raises OSError, or ValueError with the
     reason.
     """
     command = [sys.executable, "-m", _CHILD, wish.to_json()]
-    ended = run_bounded(command, timeout_s=TRIAL_S_MAX, environment={}, on_wait=lambda: None)
+    say(MEASURES, 0.0)
+
+    def read(line: bytes) -> None:
+        share = share_told(line)
+        if share is not None:
+            say(MEASURES, share)
+
+    ended = run_bounded(
+        command, timeout_s=TRIAL_S_MAX, environment={}, on_wait=lambda: None, on_line=read
+    )
     last = (ended.output.strip().splitlines() or ["it said nothing"])[-1]
     if ended.exit_code != 0:
         raise ValueError("its time was up" if ended.exit_code is None else last)
@@ -152,26 +166,26 @@ class _Found:
     timed: Sequence[Timed]
 
 
-def _found(wish: TrialWish, kept: Path) -> _Found | None:
+def _found(wish: TrialWish, kept: Path, say: Say) -> _Found | None:
     """By this node, or by another of the same kind that starts meanwhile: two that measured at once
     would measure each other."""
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         lock = kept.with_suffix(".lock")
-        with held(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: None):
-            return _read(kept, wish) or _tried(wish, kept)
+        with held(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: say(WAITS, 0.0)):
+            return _read(kept, wish) or _tried(wish, kept, say)
     except (OSError, Unavailable) as error:
         log.warning("precisions are not compared: %s", error)
         return None
 
 
-def _tried(wish: TrialWish, kept: Path) -> _Found | None:
+def _tried(wish: TrialWish, kept: Path, say: Say) -> _Found | None:
     shape = wish.architecture
     try:
         found = _Found(
             measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             shape=f"layers of {shape.hidden_size} by {shape.intermediate_size}",
-            timed=tried(wish),
+            timed=tried(wish, say),
         )
         entry = {"measured_at": found.measured_at, "shape": found.shape}
         timed = json.loads(told(found.timed))

@@ -7,7 +7,7 @@ the node's. Its last line is JSON; what goes wrong is that line, with exit code 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -42,7 +42,7 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.synthetic import sequences_of
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, told
+from mesh_nodes.engines.openvino.trial_wish import TrialWish, done, told
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
@@ -64,6 +64,8 @@ ROUNDS = 5
 """The trial is made so many times over, so that the spread of its results is known."""
 TIMES = 2
 """An iteration is timed so often in a round, all candidates in turn; the shortest time counts."""
+COMPILED_SHARE = 0.4
+"""Of the trial's time, what compiling the candidates and their first iterations take."""
 _BLOCKS = 8 * 512 // BLOCK_TOKENS + 8
 _EXACT = Precisions(compute=ComputePrecision.F32, kv=KvPrecision.F32)
 
@@ -98,9 +100,10 @@ class _Runner:
         self._cache.close()
 
 
-def tried(wish: TrialWish) -> tuple[Timed, ...]:
+def tried(wish: TrialWish, tell: Callable[[float], None] = lambda share: None) -> tuple[Timed, ...]:
     """Each candidate but those that compute as one does that is too far off, which is not timed
-    itself, either; what is known to serve comes first. Raises RuntimeError or OutOfMemory."""
+    itself, either; what is known to serve comes first. `tell` is called with the share of the trial
+    that is done. Raises RuntimeError or OutOfMemory."""
     core, architecture = ov.Core(), cut(wish.architecture)
     weights = _weights(architecture)
 
@@ -112,25 +115,31 @@ def tried(wish: TrialWish) -> tuple[Timed, ...]:
     exact = _logits(compiled(_EXACT, 0))
     graphs = dict[Precisions, CompiledGraph]()
     found, good = list[Timed](), list[Timed]()
-    for precisions in candidates(capable(core), wish.compute, wish.kv):
+    possible = candidates(capable(core), wish.compute, wish.kv)
+    for number, precisions in enumerate(possible):
+        tell(COMPILED_SHARE * number / len(possible))
         if any(precisions.compute is each.precisions.compute for each in found if each not in good):
             continue
         graph = graphs[precisions] = compiled(precisions, ACTIVATION_GROUP)
         found.append(Timed(precisions=precisions, error=_error(graph, exact)))
         if passes(found[-1].error, known_of(found).error):
             good.append(found[-1])
-    rounds = dict(zip(good, _rounds([graphs[each.precisions] for each in good]), strict=True))
+    timed = _rounds([graphs[each.precisions] for each in good], tell)
+    rounds = dict(zip(good, timed, strict=True))
     return tuple(replace(each, rounds=rounds.get(each, ())) for each in found)
 
 
-def _rounds(graphs: Sequence[CompiledGraph]) -> list[tuple[tuple[float, ...], ...]]:
+def _rounds(
+    graphs: Sequence[CompiledGraph], tell: Callable[[float], None]
+) -> list[tuple[tuple[float, ...], ...]]:
     """For each graph the shortest time by round and shape, in seconds. The graphs take turns."""
     made = [_Runner(graph) for graph in graphs]
     found: list[list[tuple[float, ...]]] = [[] for _ in made]
     for shape in SHAPES:
         for each in made:
             each.run(shape)  # It builds the kernels.
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        tell(COMPILED_SHARE + (1.0 - COMPILED_SHARE) * number / ROUNDS)
         times = [_shortest(made, shape) for shape in SHAPES]
         for rounds, seconds in zip(found, zip(*times, strict=True), strict=True):
             rounds.append(seconds)
@@ -203,8 +212,13 @@ def _weights(architecture: Architecture) -> Mapping[str, Array]:
 
 def main() -> int:
     end_first()
+
+    def tell(share: float) -> None:
+        sys.stdout.write(f"{done(share)}\n")
+        sys.stdout.flush()
+
     try:
-        sys.stdout.write(f"{told(tried(TrialWish.from_json(sys.argv[1])))}\n")
+        sys.stdout.write(f"{told(tried(TrialWish.from_json(sys.argv[1]), tell))}\n")
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -12,6 +12,8 @@ from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh_nodes.engines.openvino.architecture import Architecture, Rope
 from mesh_nodes.engines.openvino.precisions import Precisions, Timed
 
+_DONE = "done "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWish:
@@ -63,3 +65,17 @@ def _timed(precisions: dict[str, str], error: float, rounds: list[list[float]]) 
         error=float(error),
         rounds=tuple(map(tuple, rounds)),
     )
+
+
+def done(share: float) -> str:
+    """A line that says how much of the trial is done, 0 to 1."""
+    return f"{_DONE}{share:.3f}"
+
+
+def share_told(line: bytes) -> float | None:
+    """What `done` was given; None for any other line."""
+    text = line.decode("ascii", "replace").strip()
+    try:
+        return float(text.removeprefix(_DONE)) if text.startswith(_DONE) else None
+    except ValueError:
+        return None

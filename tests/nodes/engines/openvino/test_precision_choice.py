@@ -17,6 +17,7 @@ from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
 from mesh_nodes.engines.openvino.precision_choice import (
     USUAL,
+    Say,
     chosen,
     plain,
     shape_of_store,
@@ -52,7 +53,7 @@ EVERY = frozenset(ComputePrecision)
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialWish]:
     made: list[TrialWish] = []
 
-    def found(wish: TrialWish) -> tuple[Timed, ...]:
+    def found(wish: TrialWish, say: Say) -> tuple[Timed, ...]:
         made.append(wish)
         return FOUND
 
@@ -65,7 +66,12 @@ def test_a_real_trial_times_what_passes_and_takes_no_more_than_the_plugin_can(
     tiny: TinyModel,
 ) -> None:
     wish = TrialWish(architecture=read_architecture(tiny.path), threads=1)
-    found = tried(wish)
+    said: list[tuple[str, float]] = []
+    found = tried(wish, lambda phase, share: said.append((phase, share)))
+    assert said == sorted(said), "it goes forwards"
+    assert {phase for phase, _ in said} == {precision_choice.MEASURES}
+    assert {0.0, precision_trial.COMPILED_SHARE} < {share for _, share in said}
+    assert len(said) > precision_trial.ROUNDS
     assert found[0].precisions == PLAIN
     assert found[0].error > 0.0, "activations of 8 bits"
     rounds = [len(each.rounds) for each in found if each.rounds]
