@@ -223,7 +223,6 @@ class StartMeasure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitToEngine:
     instance_id: InstanceId
-    attempt: int
     request: EngineRequest
 
 

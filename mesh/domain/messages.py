@@ -6,6 +6,9 @@ declared here once: the node core's actions and events are the same values. No f
 time: ages and spans only.
 """
 
+from typing import Any, TypeVar
+
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
@@ -430,3 +433,16 @@ NodeReport = (
     | ProfileRefined
     | ProfileFailed
 )
+
+Failure = TypeVar("Failure")
+
+
+def failure(kind: type[Failure], error: MeshError, **whose: Any) -> Failure:
+    """A report, or an event of the node, that says with which error an operation has failed. `kind`
+    has the fields `error` and `message`, and may have `hint`; `whose` are its other ones.
+    """
+    made: Any = kind
+    said = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    return made(  # type: ignore[no-any-return]
+        **whose, **{name: said[name] for name in said if name in made.__dataclass_fields__}
+    )

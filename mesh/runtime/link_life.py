@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from mesh.domain.errors import AlreadyExists, Forbidden, InvalidInput, Unauthenticated
 
-FATAL = (AlreadyExists, InvalidInput, Unauthenticated, Forbidden)
+FATAL = frozenset(
+    error.__name__ for error in (AlreadyExists, InvalidInput, Unauthenticated, Forbidden)
+)
 """The name is taken by another node, the controller cannot make sense of this one, or its key does
 not do."""
-_FATAL_NAMES = frozenset(error.__name__ for error in FATAL)
 DOUBLINGS_MAX = 16
 
 
@@ -50,7 +51,7 @@ class LinkLife:
         the next dial, None where there is to be none.
         """
         welcomed, self.welcomed = self.welcomed, False
-        if error in _FATAL_NAMES and not welcomed:
+        if error in FATAL and not welcomed:
             return None
         self.failures = 0 if welcomed else self.failures + 1
         doubled_s = self._limits.pause_s_min * 2.0 ** min(self.failures, DOUBLINGS_MAX)

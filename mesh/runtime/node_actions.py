@@ -33,6 +33,7 @@ from mesh.domain.messages import (
     NodeReport,
     ResizeKv,
     UnloadInstance,
+    failure,
 )
 from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
@@ -157,9 +158,7 @@ class NodePerformer:
                 assert_never(action)
 
     def _ended(self, instance_id: InstanceId, error: EngineError) -> None:
-        self._lanes.post_soon(
-            InstanceGone(instance_id=instance_id, error=type(error).__name__, message=error.message)
-        )
+        self._lanes.post_soon(failure(InstanceGone, error, instance_id=instance_id))
 
     def _step(self, action: StartStep) -> None:
         self._lanes.run(
@@ -168,11 +167,7 @@ class NodePerformer:
                 action.instance_id, action.prefill_tokens_max, action.iterations
             ),
             lambda result: (
-                StepBroke(
-                    instance_id=action.instance_id,
-                    error=type(result).__name__,
-                    message=result.message,
-                )
+                failure(StepBroke, result, instance_id=action.instance_id)
                 if isinstance(result, MeshError)
                 else StepFinished(instance_id=action.instance_id, result=result)
             ),
@@ -183,11 +178,7 @@ class NodePerformer:
             Lane.COMPUTE,
             lambda: self._engine.measure(action.instance_id, action.shape),
             lambda result: (
-                MeasureBroke(
-                    instance_id=action.instance_id,
-                    error=type(result).__name__,
-                    message=result.message,
-                )
+                failure(MeasureBroke, result, instance_id=action.instance_id)
                 if isinstance(result, MeshError)
                 else MeasureFinished(instance_id=action.instance_id, elapsed_s=result)
             ),
@@ -198,12 +189,8 @@ class NodePerformer:
             Lane.COMPUTE,
             lambda: self._engine.resize_kv(action.instance_id, action.kv_blocks),
             lambda result: (
-                KvResized(
-                    instance_id=action.instance_id,
-                    kv_blocks=0,
-                    elapsed_s=0.0,
-                    error=type(result).__name__,
-                    message=result.message,
+                failure(
+                    KvResized, result, instance_id=action.instance_id, kv_blocks=0, elapsed_s=0.0
                 )
                 if isinstance(result, MeshError)
                 else result
@@ -215,16 +202,13 @@ class NodePerformer:
 
         def done(result: int | MeshError) -> NodeEvent | None:
             if isinstance(result, MeshError):
-                return SubmitBroke(
-                    request_id=request.request_id,
-                    attempt=action.attempt,
-                    error=type(result).__name__,
-                    message=result.message,
+                return failure(
+                    SubmitBroke, result, request_id=request.request_id, attempt=request.attempt
                 )
             if request.cache_salt is None:
                 return None
             return SubmitFinished(
-                request_id=request.request_id, attempt=action.attempt, cached_tokens=result
+                request_id=request.request_id, attempt=request.attempt, cached_tokens=result
             )
 
         self._lanes.run(
@@ -305,7 +289,7 @@ class NodePerformer:
                 case InstanceLoaded():
                     return result
                 case _:
-                    return _load_broke(action.instance_id, result)
+                    return failure(LoadFailed, result, instance_id=action.instance_id)
 
         def brought(result: LoadOrder | MeshError) -> None:
             event = done(result)
@@ -313,12 +297,3 @@ class NodePerformer:
                 self._lanes.post_soon(event)
 
         self._lanes.run(Lane.WAKING, wake, done)
-
-
-def _load_broke(instance_id: InstanceId, error: MeshError) -> LoadFailed:
-    return LoadFailed(
-        instance_id=instance_id,
-        error=type(error).__name__,
-        message=error.message,
-        hint=error.hint,
-    )

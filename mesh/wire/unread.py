@@ -27,6 +27,7 @@ from mesh.domain.messages import (
     RequestReturned,
     SubmitRequest,
     TokensReport,
+    failure,
 )
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.channel import MESSAGE_BYTES_MAX
@@ -46,12 +47,21 @@ def refused(command: pb.NodeCommand, error: InvalidInput) -> NodeReport | None:
     told = InvalidInput(f"the node cannot read its command: {error.message}", hint=error.hint)
     match command.WhichOneof("command"):
         case "load_instance":
-            return _load_failed(InstanceId(command.load_instance.instance_id), told)
+            return failure(
+                LoadFailed, told, instance_id=InstanceId(command.load_instance.instance_id)
+            )
         case "import_model":
-            return _import_failed(OperationId(command.import_model.operation_id), told)
+            return failure(
+                ImportFailed, told, operation_id=OperationId(command.import_model.operation_id)
+            )
         case "submit_request":
             submit = command.submit_request
-            return _returned(RequestId(submit.request_id), submit.attempt, told)
+            return failure(
+                RequestReturned,
+                told,
+                request_id=RequestId(submit.request_id),
+                attempt=submit.attempt,
+            )
         case _:
             return None
 
@@ -70,7 +80,7 @@ def report_read(message: pb.NodeReport) -> NodeReport | None:
             raise
         told = f"the controller cannot read what was imported: {error.message}"
         operation_id = OperationId(message.import_done.operation_id)
-        return _import_failed(operation_id, InvalidInput(told, hint=error.hint))
+        return failure(ImportFailed, InvalidInput(told, hint=error.hint), operation_id=operation_id)
 
 
 def reports_written(report: NodeReport) -> list[pb.NodeReport]:
@@ -83,11 +93,11 @@ def reports_written(report: NodeReport) -> list[pb.NodeReport]:
         logger.error("%s cannot be sent: %s", type(report).__name__, _shown(error))
         failures = _failures(report, _beyond("the node cannot tell what came of it", error))
     written = []
-    for failure in failures:
+    for failed in failures:
         try:
-            written.append(_bounded(report_to_wire(failure)))
+            written.append(_bounded(report_to_wire(failed)))
         except _UNSENDABLE as error:
-            logger.error("%s cannot be sent either: %s", type(failure).__name__, _shown(error))
+            logger.error("%s cannot be sent either: %s", type(failed).__name__, _shown(error))
     return written
 
 
@@ -101,14 +111,16 @@ def command_written(command: NodeCommand) -> pb.NodeCommand | NodeReport:
         beyond = _beyond("the controller cannot ask a node for it", error)
     match command:
         case LoadInstance():
-            return _load_failed(command.instance_id, beyond)
+            return failure(LoadFailed, beyond, instance_id=command.instance_id)
         case ImportModel():
-            return _import_failed(command.operation_id, beyond)
+            return failure(ImportFailed, beyond, operation_id=command.operation_id)
         case ProfileInstance():
-            return _profile_failed(command.operation_id, beyond)
+            return failure(ProfileFailed, beyond, operation_id=command.operation_id)
         case SubmitRequest():
             order = command.order
-            return _returned(order.request.request_id, order.attempt, beyond)
+            return failure(
+                RequestReturned, beyond, request_id=order.request.request_id, attempt=order.attempt
+            )
         case _:
             raise InvalidInput(f"{type(command).__name__}: {beyond.message}")
 
@@ -116,13 +128,16 @@ def command_written(command: NodeCommand) -> pb.NodeCommand | NodeReport:
 def _failures(report: NodeReport, error: MeshError) -> list[NodeReport]:
     match report:
         case ImportDone():
-            return [_import_failed(report.operation_id, error)]
+            return [failure(ImportFailed, error, operation_id=report.operation_id)]
         case InstanceLoaded():
-            return [_load_failed(report.instance_id, error)]
+            return [failure(LoadFailed, error, instance_id=report.instance_id)]
         case ProfileDone():
-            return [_profile_failed(report.operation_id, error)]
+            return [failure(ProfileFailed, error, operation_id=report.operation_id)]
         case TokensReport():
-            return [_returned(one.request_id, one.attempt, error) for one in report.outputs]
+            return [
+                failure(RequestReturned, error, request_id=one.request_id, attempt=one.attempt)
+                for one in report.outputs
+            ]
         case _:
             readable = {
                 field.name: value.encode("utf-8", "replace").decode("utf-8")
@@ -132,32 +147,6 @@ def _failures(report: NodeReport, error: MeshError) -> list[NodeReport]:
             if "message" not in readable:
                 return []
             return [replace(report, **readable)]  # type: ignore[arg-type]
-
-
-def _import_failed(operation_id: OperationId, error: MeshError) -> ImportFailed:
-    kind = type(error).__name__
-    return ImportFailed(
-        operation_id=operation_id, error=kind, message=error.message, hint=error.hint
-    )
-
-
-def _load_failed(instance_id: InstanceId, error: MeshError) -> LoadFailed:
-    kind = type(error).__name__
-    return LoadFailed(instance_id=instance_id, error=kind, message=error.message, hint=error.hint)
-
-
-def _profile_failed(operation_id: OperationId, error: MeshError) -> ProfileFailed:
-    kind = type(error).__name__
-    return ProfileFailed(
-        operation_id=operation_id, error=kind, message=error.message, hint=error.hint
-    )
-
-
-def _returned(request_id: RequestId, attempt: int, error: MeshError) -> RequestReturned:
-    kind = type(error).__name__
-    return RequestReturned(
-        request_id=request_id, attempt=attempt, error=kind, message=error.message
-    )
 
 
 def _beyond(what: str, error: Exception) -> ModelError:

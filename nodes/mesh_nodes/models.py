@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
 from mesh.domain.ids import ModelId, OperationId
-from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance
+from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance, failure
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision, stored_id
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
@@ -228,14 +228,7 @@ class NodeModels:
     def _break(self, operation: _Operation, error: MeshError) -> None:
         """Every import that was started ends with exactly one event; this is the bad one."""
         del self._operations[operation.operation_id]
-        self._lanes.post_soon(
-            ImportFailed(
-                operation_id=operation.operation_id,
-                error=type(error).__name__,
-                message=error.message,
-                hint=error.hint,
-            )
-        )
+        self._lanes.post_soon(failure(ImportFailed, error, operation_id=operation.operation_id))
 
 
 def _result_of(outcome: "Future[Stored]") -> Stored | MeshError:

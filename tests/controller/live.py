@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
-from mesh.domain.invocation import Accepted, Invocation, TokenPrompt
+from mesh.domain.invocation import Accepted, Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -53,8 +53,12 @@ from tests.support.profiles import FINGERPRINT, PROFILE
 T = TypeVar("T")
 MIB = 1 << 20
 WAIT_S_MAX = 20.0
-FLOOD_TOKENS_MAX = 400
 """For anything that should come at once, on a machine that may be busy with other things."""
+FLOOD_TOKENS_MAX = 400
+QUICK = CellLimits(queue_wait_s_max=0.5, node_lease_s=0.6, lease_check_s=0.1)
+"""Limits whose passing a test can wait for."""
+PATIENT = CellLimits(node_lease_s=600.0)
+"""A fake node has no heartbeat: it would be lost in a test that takes longer than the lease."""
 TOP = ((97, -0.5), (64, -math.inf))
 """The likeliest tokens that a fake node tells of: a part of a character, and an "a"."""
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -293,6 +297,10 @@ class LiveCell:
         """A blocking call of the client, beside this loop, which has to answer it."""
         return await asyncio.to_thread(call, *arguments)
 
+    async def answer(self, asked: Invocation | None = None) -> list[InvocationEvent]:
+        """All that a client is told of an invocation."""
+        return await self.ask(lambda: list(self.client.invoke(asked or asking())))
+
     async def accepted(self, asked: Invocation) -> Accepted:
         """Ask, wait until it has a place, and go away."""
 
@@ -325,7 +333,8 @@ async def live_cell(home: Path, **config: Any) -> AsyncIterator[LiveCell]:
     """A controller from `ready` to its end; all nodes leave first."""
     address: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    wanted = ControllerConfig(listen="127.0.0.1:0", home=home, **config)
+    config = {"listen": "127.0.0.1:0", "limits": PATIENT, **config}
+    wanted = ControllerConfig(home=home, **config)
     serving = asyncio.create_task(serve(wanted, lambda *at: address.set_result(at), stop))
     first: list[asyncio.Future[Any]] = [serving, address]
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -341,7 +350,3 @@ async def live_cell(home: Path, **config: Any) -> AsyncIterator[LiveCell]:
         stop.set()
         await serving
         cell.client.close()
-
-
-QUICK = CellLimits(queue_wait_s_max=0.5, node_lease_s=0.6, lease_check_s=0.1)
-"""Limits whose passing a test can wait for."""

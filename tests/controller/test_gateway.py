@@ -27,7 +27,6 @@ from mesh.domain.invocation import (
     ChatPrompt,
     Finished,
     Invocation,
-    InvocationEvent,
     TextPrompt,
     TokenPrompt,
     Tokens,
@@ -52,10 +51,6 @@ from tests.controller.live import (
 )
 
 
-async def answer_of(cell: LiveCell, asked: Invocation) -> list[InvocationEvent]:
-    return await asyncio.to_thread(lambda: list(cell.client.invoke(asked)))
-
-
 @asynccontextmanager
 async def called(cell: LiveCell, asked: Invocation, **how: Any) -> AsyncIterator[Any]:
     """The call itself, for tests that end it in their own way."""
@@ -66,15 +61,15 @@ async def called(cell: LiveCell, asked: Invocation, **how: Any) -> AsyncIterator
 async def test_limits_of_its_own_are_those_that_it_is_told(cell: LiveCell) -> None:
     await cell.deployed()
     asked = replace(asking(1, 2, 3, max_tokens=2), slo_ttft_s=60.0)
-    (accepted,) = (e for e in await answer_of(cell, asked) if isinstance(e, Accepted))
+    (accepted,) = (e for e in await cell.answer(asked) if isinstance(e, Accepted))
     assert (accepted.ttft_limit_s, accepted.tpot_limit_s) == (60.0, SPEC.slo.tpot_s)
     with pytest.raises(InvalidInput, match=r"slo_tpot_s is 0\.0; it must be above 0"):
-        await answer_of(cell, replace(asked, slo_tpot_s=0.0))
+        await cell.answer(replace(asked, slo_tpot_s=0.0))
 
 
 async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> None:
     node = await cell.deployed()
-    events = await answer_of(cell, asking(1, 2, 3, max_tokens=5))
+    events = await cell.answer(asking(1, 2, 3, max_tokens=5))
     (accepted,) = (event for event in events if isinstance(event, Accepted))
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -110,7 +105,7 @@ async def test_text_and_chats_are_tokenised_with_the_models_own_files(cell: Live
     assert (await cell.accepted(text)).prompt_tokens == 3
     turns = (ChatMessage(role="user", content="hi"),)
     chat = replace(text, prompt=ChatPrompt(messages=turns))
-    await answer_of(cell, chat)
+    await cell.answer(chat)
     orders = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
     assert len(orders[-1].prompt_tokens) == len("<user>hi<assistant>")
 
@@ -119,8 +114,8 @@ async def test_defaults_are_filled_in_and_the_output_is_clamped_to_the_context(
     cell: LiveCell,
 ) -> None:
     node = await cell.deployed()
-    await answer_of(cell, replace(asking(*range(200)), max_tokens=None))
-    await answer_of(cell, replace(asking(*[1] * 500), max_tokens=4000, seed=7, stop=("\n",)))
+    await cell.answer(replace(asking(*range(200)), max_tokens=None))
+    await cell.answer(replace(asking(*[1] * 500), max_tokens=4000, seed=7, stop=("\n",)))
     first, second = (c.order.request for c in node.commands if isinstance(c, SubmitRequest))
     assert (first.sampling.max_tokens, first.sampling.temperature) == (256, 0.0)
     assert second.sampling.max_tokens == MODEL.context_tokens_max - 500
@@ -130,7 +125,7 @@ async def test_defaults_are_filled_in_and_the_output_is_clamped_to_the_context(
 async def test_a_waiting_client_is_told_what_it_waits_for(cell: LiveCell) -> None:
     node = await cell.deployed()
     node.loading = False
-    asked = asyncio.create_task(answer_of(cell, asking()))
+    asked = asyncio.create_task(cell.answer())
     load = await node.told(LoadInstance)
     await asyncio.sleep(0.05)
     await node.loaded(load)
@@ -143,39 +138,37 @@ async def test_a_waiting_client_is_told_what_it_waits_for(cell: LiveCell) -> Non
 GOOD = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (replace(GOOD, prompt=TextPrompt(text="")), "prompt is empty"),
-        (replace(GOOD, prompt=ChatPrompt(messages=())), "no messages"),
-        (replace(GOOD, prompt=TokenPrompt(token_ids=())), "no tokens"),
-        (replace(GOOD, prompt=TokenPrompt(token_ids=(1, 256))), "token 1 of the prompt is 256"),
-        (replace(GOOD, prompt=TokenPrompt(token_ids=(-1,))), "ids are 0 to 255"),
-        (replace(GOOD, max_tokens=0), "max_tokens is 0; it must be 1 or more"),
-        (replace(GOOD, max_tokens=-3), "max_tokens is -3"),
-        (replace(GOOD, temperature=-0.1), "temperature is -0.1"),
-        (replace(GOOD, temperature=math.nan), "temperature is nan"),
-        (replace(GOOD, top_p=0.0), r"top_p is 0.0; it must be above 0 and at most 1"),
-        (replace(GOOD, top_p=1.1), "top_p is 1.1"),
-        (replace(GOOD, repetition_penalty=0.0), "repetition_penalty is 0.0"),
-        (replace(GOOD, min_p=1.5), r"min_p is 1.5; it must be from 0 \(no limit\) to 1"),
-        (replace(GOOD, presence_penalty=2.5), "presence_penalty is 2.5; it must be from -2 to 2"),
-        (replace(GOOD, frequency_penalty=math.nan), "frequency_penalty is nan"),
-        (replace(GOOD, logprobs=21), "logprobs is 21; it must be from 0 to 20"),
-        (replace(GOOD, seed=-1), "seed is -1"),
-        (replace(GOOD, stop=("x",) * 17), "17 stop strings; at most 16"),
-        (replace(GOOD, stop=("x", "")), "stop string has 0 characters"),
-        (replace(GOOD, max_tokens=1 << 40), "out of range"),
-        (replace(GOOD, prompt=TextPrompt(text="\udcff")), "not valid UTF-8"),
-    ],
+BAD = (
+    (replace(GOOD, prompt=TextPrompt(text="")), "prompt is empty"),
+    (replace(GOOD, prompt=ChatPrompt(messages=())), "no messages"),
+    (replace(GOOD, prompt=TokenPrompt(token_ids=())), "no tokens"),
+    (replace(GOOD, prompt=TokenPrompt(token_ids=(1, 256))), "token 1 of the prompt is 256"),
+    (replace(GOOD, prompt=TokenPrompt(token_ids=(-1,))), "ids are 0 to 255"),
+    (replace(GOOD, max_tokens=0), "max_tokens is 0; it must be 1 or more"),
+    (replace(GOOD, max_tokens=-3), "max_tokens is -3"),
+    (replace(GOOD, temperature=-0.1), "temperature is -0.1"),
+    (replace(GOOD, temperature=math.nan), "temperature is nan"),
+    (replace(GOOD, top_p=0.0), r"top_p is 0.0; it must be above 0 and at most 1"),
+    (replace(GOOD, top_p=1.1), "top_p is 1.1"),
+    (replace(GOOD, repetition_penalty=0.0), "repetition_penalty is 0.0"),
+    (replace(GOOD, min_p=1.5), r"min_p is 1.5; it must be from 0 \(no limit\) to 1"),
+    (replace(GOOD, presence_penalty=2.5), "presence_penalty is 2.5; it must be from -2 to 2"),
+    (replace(GOOD, frequency_penalty=math.nan), "frequency_penalty is nan"),
+    (replace(GOOD, logprobs=21), "logprobs is 21; it must be from 0 to 20"),
+    (replace(GOOD, seed=-1), "seed is -1"),
+    (replace(GOOD, stop=("x",) * 17), "17 stop strings; at most 16"),
+    (replace(GOOD, stop=("x", "")), "stop string has 0 characters"),
+    (replace(GOOD, max_tokens=1 << 40), "out of range"),
+    (replace(GOOD, prompt=TextPrompt(text="\udcff")), "not valid UTF-8"),
 )
-async def test_bad_input_is_named_and_the_cell_serves_on(
-    cell: LiveCell, asked: Invocation, said: str
-) -> None:
+
+
+async def test_bad_input_is_named_and_the_cell_serves_on(cell: LiveCell) -> None:
     await cell.deployed()
-    with pytest.raises(InvalidInput, match=said):
-        await answer_of(cell, asked)
-    assert isinstance((await answer_of(cell, asking()))[-1], Finished)
+    for asked, said in BAD:
+        with pytest.raises(InvalidInput, match=said):
+            await cell.answer(asked)
+    assert isinstance((await cell.answer())[-1], Finished)
 
 
 async def test_a_token_that_the_model_has_no_embedding_of_is_named(cell: LiveCell) -> None:
@@ -188,12 +181,12 @@ async def test_a_token_that_the_model_has_no_embedding_of_is_named(cell: LiveCel
     turns = (ChatMessage(role="user", content="hi <image_soft_token>"),)
     raw = replace(GOOD, prompt=TextPrompt(text="hi <image_soft_token>"))
     with pytest.raises(InvalidInput, match=r"token 3 .* 256, '<image_soft_token>'; .* 0 to 255"):
-        await answer_of(cell, raw)
+        await cell.answer(raw)
     chat = replace(GOOD, prompt=ChatPrompt(messages=turns), max_tokens=1)
-    assert isinstance((await answer_of(cell, chat))[-1], Finished), "content is text"
+    assert isinstance((await cell.answer(chat))[-1], Finished), "content is text"
     await cell.ask(cell.client.deploy, replace(SPEC, special_tokens_in_content=True))
     with pytest.raises(InvalidInput, match="<image_soft_token>"):
-        await answer_of(cell, chat)
+        await cell.answer(chat)
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
@@ -203,7 +196,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
     for text in ("x" * 600, "x" * (1 << 20)):
         asked = replace(GOOD, prompt=TextPrompt(text=text))
         with pytest.raises(Refused, match=f"{len(text)} .*512") as caught:
-            await answer_of(cell, asked)
+            await cell.answer(asked)
         assert caught.value.reason is RefusalReason.PROMPT_TOO_LONG
 
 
@@ -211,7 +204,7 @@ async def test_an_unknown_deployment_is_told_with_names_like_it(cell: LiveCell) 
     await cell.deployed()
     for name, hint in (("chta", "did you mean chat?"), ("zzz", "deployments: chat")):
         with pytest.raises(NotFound, match=f"no deployment '{name}'") as caught:
-            await answer_of(cell, replace(GOOD, deployment=DeploymentName(name)))
+            await cell.answer(replace(GOOD, deployment=DeploymentName(name)))
         assert caught.value.hint == hint
 
 
@@ -255,7 +248,7 @@ async def test_a_deadline_frees_the_place_and_is_told_as_one(cell: LiveCell) -> 
 
 async def test_leaving_the_clients_iterator_cancels_the_request(cell: LiveCell) -> None:
     node = await cell.deployed()
-    await answer_of(cell, asking(max_tokens=1))
+    await cell.answer(asking(max_tokens=1))
     node.held = True
     await cell.accepted(asking())
     await node.told(AbortRequest)
@@ -276,7 +269,7 @@ async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> No
                     pass
         await cell.idle()
         node.held = False
-        assert isinstance((await answer_of(cell, asking()))[-1], Finished)
+        assert isinstance((await cell.answer())[-1], Finished)
 
 
 async def test_without_a_node_a_request_is_refused_at_once(tmp_path: Path) -> None:
@@ -285,7 +278,7 @@ async def test_without_a_node_a_request_is_refused_at_once(tmp_path: Path) -> No
         await node.leave()
         await cell.until(lambda: not cell.client.nodes())
         with pytest.raises(Refused) as caught:
-            await answer_of(cell, asking())
+            await cell.answer()
         assert caught.value.reason is RefusalReason.NO_NODE
         assert caught.value.retry_after_s > 0
 
@@ -294,9 +287,7 @@ async def test_long_prompts_do_not_hold_up_others(cell: LiveCell) -> None:
     """A prompt of many characters is tokenised on a thread: an answer goes on meanwhile."""
     await cell.deployed()
     long = replace(GOOD, prompt=TextPrompt(text="ab " * 40_000))
-    both = await asyncio.gather(
-        answer_of(cell, long), answer_of(cell, asking()), return_exceptions=True
-    )
+    both = await asyncio.gather(cell.answer(long), cell.answer(), return_exceptions=True)
     assert isinstance(both[0], Refused)
     assert isinstance(both[1], list)
 
@@ -313,7 +304,7 @@ async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell
 async def test_a_stopping_controller_tells_open_clients_why(cell: LiveCell) -> None:
     node = await cell.deployed()
     node.held = True
-    open_call = asyncio.create_task(answer_of(cell, asking()))
+    open_call = asyncio.create_task(cell.answer())
     await node.told(SubmitRequest)
     cell.stop.set()
     with pytest.raises(MeshError, match="stopping") as caught:

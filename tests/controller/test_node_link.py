@@ -116,7 +116,7 @@ async def test_a_second_node_of_one_name_is_turned_away_and_the_first_stays(
     assert isinstance(error, AlreadyExists)
     assert "'n1' is in this cell already" in error.message
     assert "--name" in error.hint
-    assert isinstance((await cell.ask(lambda: list(cell.client.invoke(asking()))))[-1], Finished)
+    assert isinstance((await cell.answer())[-1], Finished)
     assert first.commands
 
 
@@ -126,7 +126,7 @@ async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
     """What the client already has is not repeated: the second node continues after it."""
     first = await cell.deployed()
     first.held = True
-    answer = asyncio.create_task(cell.ask(lambda: list(cell.client.invoke(asking(max_tokens=3)))))
+    answer = asyncio.create_task(cell.answer(asking(max_tokens=3)))
     order = (await first.told(SubmitRequest)).order
     await first.answer(order, 0, 1, last=False)
     await cell.node(node_id=NodeId("n2"))
@@ -166,7 +166,7 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
 ) -> None:
     """It comes back with what it holds, and serves without another load."""
     node = await cell.deployed()
-    await cell.ask(lambda: list(cell.client.invoke(asking())))
+    await cell.answer()
     load = await node.told(LoadInstance)
     await node.leave()
     await cell.until(lambda: not cell.client.nodes())
@@ -183,7 +183,7 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
     )
     back = await cell.node(instances=(holds,))
     back.commands.append(load)  # so that it knows its instance
-    events = await cell.ask(lambda: list(cell.client.invoke(asking())))
+    events = await cell.answer()
     assert isinstance(events[-1], Finished)
     assert [c for c in back.commands if isinstance(c, LoadInstance)] == [load]
 

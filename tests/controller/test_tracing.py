@@ -186,7 +186,7 @@ async def test_refusals_failures_and_clients_that_leave_are_told(
         node = await http.cell.deployed()
         long = replace(asking(), prompt=TokenPrompt(token_ids=(97,) * 5000))
         with pytest.raises(Refused):
-            await http.cell.ask(lambda: list(http.cell.client.invoke(long)))
+            await http.cell.answer(long)
         assert (await http.post("/v1/completions", {"model": "x", "prompt": "x"})).ok is False
         node.held = True
         await http.cell.accepted(asking())
@@ -271,7 +271,7 @@ async def run():
             body = {"model": "chat", "prompt": "x", "max_tokens": 2}
             answer = await http.post("/v1/completions", body, headers={"traceparent": "%s"})
             assert answer.ok, answer.text
-            assert await http.cell.ask(lambda: list(http.cell.client.invoke(asking())))
+            assert await http.cell.answer()
 
 asyncio.run(run())
 print(sorted(name for name in sys.modules if name.startswith("opentelemetry")))

@@ -117,7 +117,8 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
         counts = st.dictionaries(st.sampled_from(reason), U64, max_size=4)
         return counts.map(lambda given: tuple(sorted(given.items())))
     if owner in (DeploymentSnapshot, NodeSnapshot) and name == "footprints":
-        stated = st.dictionaries(IDS, values(Footprint), max_size=3)
+        keys = IDS | st.just("phase")  # a name may be that of another field
+        stated = st.dictionaries(keys, values(Footprint), max_size=3)
         return stated.map(lambda given: tuple(sorted(given.items())))
     if owner is NodeHello and name == "load_rates":
         rates = st.dictionaries(st.sampled_from(LoadTier), values(LoadRate), max_size=2)

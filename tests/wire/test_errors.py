@@ -1,4 +1,4 @@
-"""The error tree survives the wire, whatever it says."""
+"""The error tree survives the wire, and has the same meaning in each protocol."""
 
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from mesh.domain.errors import (
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.refusal_hints import hint_for
 from mesh.wire.errors import HINT_KEY, TEXT_BYTES_MAX, WireStatus, error_named, error_of, status_of
+from mesh.wire.statuses import status_for
 
 CODE = grpc.StatusCode
 
@@ -114,3 +115,36 @@ def test_a_status_that_is_not_ours_becomes_the_nearest_kind() -> None:
 def test_names_that_are_not_in_the_tree_do_no_harm() -> None:
     assert type(error_named("SystemExit", "x")) is MeshError
     assert type(error_named("Refused", "x", reason="bored")) is MeshError
+
+
+ALIKE = {
+    CODE.INVALID_ARGUMENT: {400},
+    CODE.NOT_FOUND: {404},
+    CODE.UNAUTHENTICATED: {401},
+    CODE.PERMISSION_DENIED: {403},
+    CODE.ALREADY_EXISTS: {409},
+    CODE.RESOURCE_EXHAUSTED: {429, 500},
+    CODE.UNAVAILABLE: {503},
+    CODE.DEADLINE_EXCEEDED: {504},
+    CODE.CANCELLED: {499},
+    CODE.FAILED_PRECONDITION: {500},
+    CODE.INTERNAL: {500},
+    CODE.UNKNOWN: {500},
+}
+EVERY = [kind("x") for kind in tree() if kind is not Refused] + [
+    Refused("x", reason=reason) for reason in RefusalReason
+]
+
+
+@pytest.mark.parametrize("error", EVERY, ids=repr)
+def test_both_protocols_tell_the_same_kind_of_failure(error: MeshError) -> None:
+    status = status_for(error)
+    assert status.http in ALIKE[status.grpc]
+    assert status.openai.isidentifier()
+
+
+def test_clients_know_these_codes() -> None:
+    codes = {reason: status_for(Refused("x", reason=reason)) for reason in RefusalReason}
+    assert codes[RefusalReason.PROMPT_TOO_LONG][1:] == (400, "context_length_exceeded")
+    assert codes[RefusalReason.UNKNOWN_DEPLOYMENT][1:] == (404, "model_not_found")
+    assert codes[RefusalReason.QUEUE_FULL][1:] == (429, "queue_full")

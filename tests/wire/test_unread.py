@@ -64,6 +64,8 @@ WORDS = frozenset(
     )
 )
 """Fields of views that hold one, or several."""
+TABLES = frozenset({"footprints", "refused"})
+"""Fields of views whose keys are names that somebody gave, which may be those of other fields."""
 
 
 def answer(command: NodeCommand, change: Callable[[pb.NodeCommand], None]) -> NodeReport | None:
@@ -168,12 +170,15 @@ def test_what_is_held_or_loaded_from_an_unknown_tier_is_left_out_or_from_disk() 
 
 
 def of_later(value: Any) -> Any:
-    """The same with another word in place of each."""
+    """The same with another word in place of each; tables hold none."""
     if isinstance(value, list):
         return [of_later(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: (_another if name in WORDS else of_later)(item) for name, item in value.items()}
+    return {
+        name: item if name in TABLES else (_another if name in WORDS else of_later)(item)
+        for name, item in value.items()
+    }
 
 
 def _another(words: Any) -> Any:

@@ -294,7 +294,6 @@ def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
     request = order.request
     return SubmitToEngine(
         instance_id=instance.instance_id,
-        attempt=order.attempt,
         request=EngineRequest(
             request_id=request.request_id,
             attempt=order.attempt,
