@@ -171,7 +171,7 @@ class NodeStarting:
     phase: str
     """In words, such as "measures precisions"."""
     share: float = 0.0
-    """Of the phase, what is done: 0 to 1."""
+    """How much of the phase is done: 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

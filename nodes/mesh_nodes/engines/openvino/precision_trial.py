@@ -65,7 +65,7 @@ ROUNDS = 5
 TIMES = 2
 """An iteration is timed so often in a round, all candidates in turn; the shortest time counts."""
 COMPILED_SHARE = 0.4
-"""Of the trial's time, what compiling the candidates and their first iterations take."""
+"""Compiling the candidates, and their first iterations, take this share of the trial's time."""
 _BLOCKS = 8 * 512 // BLOCK_TOKENS + 8
 _EXACT = Precisions(compute=ComputePrecision.F32, kv=KvPrecision.F32)
 
