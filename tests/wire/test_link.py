@@ -65,6 +65,10 @@ class Controller(NodeLinkServicer):
         self.changed.set()
         await script(self, request_iterator, context)
 
+    async def Start(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        """A controller of an earlier version does not know it."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+
     async def hear(self, reports: Any, count: int) -> None:
         for _ in range(count):
             self.note(await anext(reports))

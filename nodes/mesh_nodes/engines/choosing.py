@@ -20,7 +20,7 @@ from mesh_nodes.options import EngineName, NodeOptions
 from mesh_nodes.text_engine import TextEngine
 
 Say = Callable[[str, float], None]
-"""A function that is told what takes long at a start, in words, and the share of it that is done."""
+"""It is told what takes long at a start, in words, and the share of it that is done."""
 
 _AHEAD = 1
 """Processes that wait on a GPU for a load."""
