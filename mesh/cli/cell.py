@@ -17,6 +17,7 @@ from mesh.cli.options import AUTO
 from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
+from mesh.controller.state_check import check_restart
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
@@ -104,6 +105,8 @@ class LocalCell:
         log_path = self._plan.home / "logs" / f"{f'node-{node}' if node else 'controller'}.log"
 
         def begin(again: bool) -> Child:
+            if again and node is None:
+                check_restart(self._plan.home)
             return children.start(name, module, arguments, log_path, again=again)
 
         self._kept.append(KeptChild(name, begin, self._restarts, node))

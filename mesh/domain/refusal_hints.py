@@ -25,8 +25,8 @@ _REMEDIES: Mapping[RefusalReason, str] = {
     "would do",
     RefusalReason.TPOT_EXCEEDED: "its nodes have no time left for further answers; another node or "
     "a longer spec.slo.tpot_s would do",
-    RefusalReason.LOAD_FAILED: "`mesh logs` shows the loads that failed; mesh tries again after a "
-    "pause",
+    RefusalReason.LOAD_FAILED: "`mesh logs` shows the loads that failed; where one lacked memory, "
+    "lower spec.context_tokens_max or give its node more --memory",
     RefusalReason.NODE_LOST: "`mesh nodes` shows whether its node is back, `mesh logs` what became "
     "of it",
     RefusalReason.ENGINE_FAILED: "`mesh logs` shows what happened on its node",

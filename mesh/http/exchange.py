@@ -22,10 +22,10 @@ BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
 IN_HAND_BYTES_MAX = 256 << 20
 """All bodies that are being read may take this much together."""
-UNREAD_BYTES_MAX = 256 << 20
-"""This much of a body that is too long is read and dropped before the answer, which would else be
-lost.
-"""
+UNREAD_BYTES_MAX = 32 << 20
+"""This much of a body that is too long is read and dropped before the answer: clients that read only
+after they have sent everything would lose it otherwise. A body that declares more is refused
+unread."""
 BODY_S_MAX = 60.0
 _SHOWN_BYTES = 100
 END_S_MAX = 1.0
@@ -163,6 +163,9 @@ class Exchange:
         return body
 
     async def _whole_body(self, parts: list[bytes]) -> bytes:
+        declared_bytes = int(self.header(b"content-length") or 0)
+        if declared_bytes > UNREAD_BYTES_MAX:
+            raise self._too_long(f"{declared_bytes} bytes")
         came_bytes = 0
         while self._unread and came_bytes <= UNREAD_BYTES_MAX:
             message = await self._receive()
@@ -178,12 +181,14 @@ class Exchange:
                 self._bodies.give_back(sum(map(len, parts)))
                 parts.clear()
         if came_bytes > BODY_BYTES_MAX:
-            self._status = 413, "request_too_large"
-            raise InvalidInput(
-                f"the body has more than {BODY_BYTES_MAX} bytes, which is the limit",
-                hint="shorten the prompt",
-            )
+            raise self._too_long(f"{'at least ' if self._unread else ''}{came_bytes} bytes")
         return b"".join(parts)
+
+    def _too_long(self, size: str) -> InvalidInput:
+        self._status = 413, "request_too_large"
+        return InvalidInput(
+            f"the body has {size}; {BODY_BYTES_MAX} is the limit", hint="shorten the prompt"
+        )
 
     @contextmanager
     def watched(self, leave: Callable[[RequestId], None]) -> Iterator[None]:

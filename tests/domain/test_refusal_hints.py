@@ -27,6 +27,7 @@ def test_every_reason_has_a_remedy_and_a_retry_is_named_only_where_it_may_help(
         (RefusalReason.FIRST_TOKEN_LATE, "spec.slo.ttft_s"),
         (RefusalReason.PROMPT_TOO_LONG, "shorten the prompt"),
         (RefusalReason.LOAD_FAILED, "mesh logs"),
+        (RefusalReason.LOAD_FAILED, "spec.context_tokens_max"),
         (RefusalReason.NO_NODE, "mesh node"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from mesh.domain.access import Role, TenantName
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
-from mesh.http.exchange import BODY_BYTES_MAX, Bodies
+from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
 from mesh.http.refusals import body_of, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import QUICK, SPEC, WAIT_S_MAX
@@ -424,7 +425,7 @@ def test_origins_are_read_as_browsers_say_them(given: str, origin: str | None) -
 
 async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     await http.cell.deployed()
-    large = b'{"model": "' + b"x" * (100 << 20) + b'"}'
+    large = b'{"model": "' + b"x" * (UNREAD_BYTES_MAX - 100) + b'"}'
     response = await http.post("/v1/chat/completions", large)
     assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
     assert str(BODY_BYTES_MAX) in error_of(response)["message"]
@@ -458,17 +459,45 @@ async def test_bodies_are_given_back_whatever_becomes_of_their_calls(
         assert (await http.chat(max_tokens=1)).status_code == 200
 
 
+async def test_a_body_that_declares_far_too_much_is_refused_unread(http: Edge) -> None:
+    ask = partial(raw, http, b"POST /v1/completions", b"", missing_bytes=UNREAD_BYTES_MAX + 1)
+    with await asyncio.to_thread(ask) as client:
+        answer = await asyncio.to_thread(read_all, client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer
+    assert b"%d bytes" % (UNREAD_BYTES_MAX + 1) in answer
+
+
+async def test_chunks_without_an_end_are_refused_at_a_bound(http: Edge) -> None:
+    host, port = http.url.removeprefix("http://").split(":")
+
+    def send() -> tuple[int, bytes]:
+        chunk, sent_bytes = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n", 0
+        with socket.create_connection((host, int(port)), timeout=WAIT_S_MAX) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            while not select.select([client], [], [], 0)[0]:
+                client.sendall(chunk)
+                sent_bytes += len(chunk)
+            return sent_bytes, client.recv(1 << 16)
+
+    sent_bytes, answer = await asyncio.to_thread(send)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert sent_bytes < 2 * UNREAD_BYTES_MAX
+
+
 async def test_a_body_that_does_not_end_ends_its_connection(
     http: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await http.cell.deployed()
-    monkeypatch.setattr("mesh.http.exchange.UNREAD_BYTES_MAX", BODY_BYTES_MAX)
     monkeypatch.setattr("mesh.http.exchange.BODY_S_MAX", 0.2)
-    for sent, status in ((b"", b"408"), (b"x" * (BODY_BYTES_MAX + 1), b"413")):
-        ask = partial(raw, http, b"POST /v1/completions", sent, missing_bytes=1 << 30)
+    for sent, missing_bytes in ((b"", 1 << 20), (b"x" * (BODY_BYTES_MAX + 1), 1 << 20)):
+        ask = partial(raw, http, b"POST /v1/completions", sent, missing_bytes=missing_bytes)
         with await asyncio.to_thread(ask) as client:
             answer = await asyncio.to_thread(read_all, client)
-        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in answer
 
 

@@ -24,7 +24,7 @@ def lacks_memory(instance_id: InstanceId, wanted_bytes: int, available_bytes: in
     return OutOfMemory(
         f"instance {instance_id} takes {format_bytes(wanted_bytes)}, "
         f"{format_bytes(available_bytes)} are available",
-        hint="unload another instance, or ask for fewer KV blocks",
+        hint="lower spec.context_tokens_max, unload another instance, or give the node more memory",
     )
 
 
