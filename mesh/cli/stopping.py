@@ -4,9 +4,9 @@
 """
 
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -16,20 +16,26 @@ class Stopping:
     """A context in which those signals are counted. Must be entered on the main thread."""
 
     def __init__(self) -> None:
-        self._first = threading.Event()
-        self._second = threading.Event()
+        self._signals = 0
+        self._came: SimpleQueue[None] = SimpleQueue()
+        """A handler may put into it whatever the main thread does at that moment. An event's lock
+        would not let it while the main thread holds that itself, as `wait` does.
+        """
         self._before: dict[signal.Signals, object] = {}
 
     def asked(self) -> bool:
-        return self._first.is_set()
+        return self._signals > 0
 
     def asked_again(self) -> bool:
         """The user is in a hurry."""
-        return self._second.is_set()
+        return self._signals > 1
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep, but no longer than until a signal comes; whether one has come."""
-        return self._first.wait(timeout_s)
+        if not self.asked():
+            with suppress(Empty):
+                self._came.get(timeout=timeout_s)
+        return self.asked()
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
@@ -43,7 +49,7 @@ class Stopping:
                 raise KeyboardInterrupt
             yield
         except KeyboardInterrupt:
-            self._first.set()
+            self._signals = max(self._signals, 1)
             raise
         finally:
             for number in _SIGNALS:
@@ -59,4 +65,5 @@ class Stopping:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        (self._second if self._first.is_set() else self._first).set()
+        self._signals += 1
+        self._came.put(None)

@@ -1,6 +1,9 @@
 """A signal to stop is a question, or where nobody asks an interrupt."""
 
 import signal
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,30 @@ def test_signals_are_counted() -> None:
         assert (stopping.asked(), stopping.asked_again()) == (True, False)
         signal.raise_signal(signal.SIGINT)
         assert stopping.asked_again()
+
+
+@pytest.mark.parametrize("after", range(1, 20))
+def test_a_signal_never_waits_for_who_waits_for_it(after: int) -> None:
+    """Whatever the main thread does when it comes: each line of `wait` in turn, and what it calls.
+    The handler would wait for ever for a lock that the thread which it interrupts holds.
+    """
+    lines = 0
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == after and event == "line":
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGTERM)
+        return line
+
+    with Stopping() as stopping:
+        sys.settrace(line)
+        try:
+            stopping.wait(0.001)
+        finally:
+            sys.settrace(None)
+        assert stopping.asked() or lines < after
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -67,27 +68,25 @@ async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell)
     assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"name": "Chat"}, "no DNS label"),
-        ({"name": "x" * 64}, "64 characters; at most 63"),
-        ({"source": " "}, "source is empty"),
-        ({"slo": Slo(ttft_s=0.0)}, "slo.ttft_s is 0"),
-        ({"slo": Slo(tpot_s=float("nan"))}, "slo.tpot_s is nan"),
-        ({"scaling": Scaling(replicas_min=3, replicas_max=2)}, "replicas_min is 3"),
-        ({"scaling": Scaling(replicas_max=0)}, "replicas_max is 0"),
-        ({"scaling": Scaling(keep_alive_s=float("inf"))}, "keep_alive_s is inf"),
-        ({"devices": ()}, "devices is empty"),
-        ({"context_tokens_max": 0}, "context_tokens_max is 0"),
-        ({"scaling": Scaling(replicas_min=-1)}, "out of range"),
-    ],
+BAD: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"name": "Chat"}, "no DNS label"),
+    ({"name": "x" * 64}, "64 characters; at most 63"),
+    ({"source": " "}, "source is empty"),
+    ({"slo": Slo(ttft_s=0.0)}, "slo.ttft_s is 0"),
+    ({"slo": Slo(tpot_s=float("nan"))}, "slo.tpot_s is nan"),
+    ({"scaling": Scaling(replicas_min=3, replicas_max=2)}, "replicas_min is 3"),
+    ({"scaling": Scaling(replicas_max=0)}, "replicas_max is 0"),
+    ({"scaling": Scaling(keep_alive_s=float("inf"))}, "keep_alive_s is inf"),
+    ({"devices": ()}, "devices is empty"),
+    ({"context_tokens_max": 0}, "context_tokens_max is 0"),
+    ({"scaling": Scaling(replicas_min=-1)}, "out of range"),
 )
-async def test_a_spec_is_checked_again_by_the_controller(
-    cell: LiveCell, changes: dict[str, object], said: str
-) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        await cell.ask(cell.client.deploy, replace(SPEC, **changes))  # type: ignore[arg-type]
+
+
+async def test_a_spec_is_checked_again_by_the_controller(cell: LiveCell) -> None:
+    for changes, said in BAD:
+        with pytest.raises(InvalidInput, match=said):
+            await cell.ask(cell.client.deploy, replace(SPEC, **changes))
     assert await cell.ask(cell.client.list) == ()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import inf, nan
 from typing import Any, get_args
 
 import pytest
@@ -29,6 +30,7 @@ from mesh.domain.views import (
     CellEvent,
     CellStatus,
     DeploymentSnapshot,
+    MemoryOperationView,
     NodeSnapshot,
     ProfileView,
     RequestSnapshot,
@@ -122,16 +124,85 @@ def test_a_message_with_nothing_known_in_it_is_invalid(name: str) -> None:
         from_wire(newer)
 
 
-def test_missing_parts_and_unknown_words_are_named() -> None:
-    load = node_link_pb2.LoadInstance(instance_id="i1")
-    with pytest.raises(InvalidInput, match="LoadInstance lacks model"):
-        command_from_wire(node_link_pb2.NodeCommand(load_instance=load))
-    hello = node_link_pb2.NodeHello(node_id="n1", run_id="r", device="tpu")
-    with pytest.raises(InvalidInput, match=r"NodeHello.device is 'tpu'; .* cpu, gpu"):
-        report_from_wire(node_link_pb2.NodeReport(hello=hello))
-    gone = node_link_pb2.NodeReport(instance_gone=node_link_pb2.InstanceGone())
-    with pytest.raises(InvalidInput, match="InstanceGone lacks instance_id"):
-        report_from_wire(gone)
+def link_read(said: Message) -> NodeCommand | NodeReport | None:
+    """As its end of the link reads the command or report that this is."""
+    ends: Any = (
+        (node_link_pb2.NodeCommand, command_from_wire),
+        (node_link_pb2.NodeReport, report_from_wire),
+    )
+    for whole, read in ends:
+        for field in whole.DESCRIPTOR.fields:
+            if field.message_type is said.DESCRIPTOR:
+                return read(whole(**{field.name: said}))  # type: ignore[no-any-return]
+    raise AssertionError(f"no link carries {said.DESCRIPTOR.name}")
+
+
+def hello_of(**changes: Any) -> node_link_pb2.NodeHello:
+    given: dict[str, Any] = {
+        "node_id": "n1",
+        "run_id": "r",
+        "device": "cpu",
+        "memory_bytes": 100,
+        **changes,
+    }
+    return node_link_pb2.NodeHello(**given)
+
+
+MODEL = model_pb2.ModelInfo(model_id="m")
+INVALID: tuple[tuple[Message, str], ...] = (
+    (node_link_pb2.LoadInstance(instance_id="i1"), "LoadInstance lacks model"),
+    (node_link_pb2.LoadInstance(instance_id="i1", model=MODEL), "LoadInstance lacks profile"),
+    (node_link_pb2.UseProfile(instance_id="i1"), "UseProfile lacks profile"),
+    (node_link_pb2.ProfileDone(operation_id="o1"), "ProfileDone lacks profile"),
+    (node_link_pb2.ProfileRefined(instance_id="i1"), "ProfileRefined lacks profile"),
+    (hello_of(device="tpu"), r"NodeHello.device is 'tpu'; .* cpu, gpu"),
+    (node_link_pb2.InstanceGone(), "InstanceGone lacks instance_id"),
+    (node_link_pb2.ResizeKv(instance_id="i1"), "ResizeKv.kv_blocks is 0; it must be 1 or more"),
+    (node_link_pb2.ResizeKv(kv_blocks=1), "ResizeKv lacks instance_id"),
+    (node_link_pb2.KvResized(kv_blocks=4), "KvResized lacks instance_id"),
+    *(
+        (
+            node_link_pb2.KvResized(instance_id="i1", kv_blocks=4, elapsed_s=elapsed_s),
+            r"KvResized\.elapsed_s is .* 0 or more, and finite",
+        )
+        for elapsed_s in (-1.0, nan, inf)
+    ),
+    *(
+        (node_link_pb2.TokensReport(instance_id="i1", starved=["r1", starved]), said)
+        for starved, said in (("", "TokensReport lacks starved"), ("x" * 256, "has 256 characters"))
+    ),
+    *(
+        (
+            hello_of(load_rates={"disk": node_link_pb2.LoadRate(fixed_s=s, bytes_per_s=rate)}),
+            r"LoadRate\.(fixed_s|bytes_per_s) is",
+        )
+        for s, rate in ((-1.0, 1e9), (nan, 1e9), (inf, 1e9), (0.0, nan))
+    ),
+)
+
+
+def test_missing_parts_unknown_words_and_numbers_that_are_none_are_named() -> None:
+    for message, said in INVALID:
+        with pytest.raises(InvalidInput, match=said):
+            link_read(message)
+
+
+def test_a_node_that_takes_more_than_its_limit_by_itself_is_turned_away() -> None:
+    taken = link_read(hello_of(base_bytes=100))
+    assert isinstance(taken, NodeHello)
+    assert taken.base_bytes == 100
+    with pytest.raises(InvalidInput, match="base_bytes is 101, above memory_bytes") as caught:
+        link_read(hello_of(base_bytes=101))
+    assert "--memory" in caught.value.hint
+
+
+def test_a_memory_operation_is_needed_at_some_time() -> None:
+    """Or never, when nobody waits for it."""
+    message = control_pb2.MemoryOperation(kind="resize", instance_id="i1", needed_in_s=inf)
+    assert view_from_wire(message, MemoryOperationView).needed_in_s == inf
+    message.needed_in_s = nan
+    with pytest.raises(InvalidInput, match="needed_in_s is nan"):
+        view_from_wire(message, MemoryOperationView)
 
 
 def test_numbers_that_others_divide_by_are_never_0() -> None:
@@ -150,14 +221,14 @@ def test_who_knows_nothing_of_cold_starts_is_taken_late() -> None:
 
 def test_who_knows_nothing_of_weights_leaves_them_to_the_node() -> None:
     asked = node_link_pb2.ImportModel(operation_id="op", source="pkg://x/y")
-    found = command_from_wire(node_link_pb2.NodeCommand(import_model=asked))
+    found = link_read(asked)
     assert isinstance(found, ImportModel)
     assert found.weights is None
     asked.weights = "i2"
     with pytest.raises(
         InvalidInput, match="weights is 'i2'; it must be one of i8, i4, i4-g128, f16, file"
     ):
-        command_from_wire(node_link_pb2.NodeCommand(import_model=asked))
+        link_read(asked)
 
 
 def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:
@@ -166,7 +237,6 @@ def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:
         scaling=model_pb2.Scaling(),
     )
     assert from_wire(spec, DeploymentSpec).tensor_parallel == 1
-    said = node_link_pb2.NodeHello(node_id="n1", run_id="r", device="cpu")
-    hello = report_from_wire(node_link_pb2.NodeReport(hello=said))
+    hello = link_read(hello_of())
     assert isinstance(hello, NodeHello)
     assert hello.tensor_parallel_max == 1

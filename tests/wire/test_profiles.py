@@ -13,7 +13,6 @@ from mesh.domain.views import InstanceSnapshot
 from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
 from mesh.wire.codec import (
     SIZES_MAX,
-    command_from_wire,
     from_wire,
     report_from_wire,
     report_to_wire,
@@ -21,6 +20,7 @@ from mesh.wire.codec import (
     view_from_wire,
 )
 from tests.support.profiles import PROFILE
+from tests.wire.test_codec import link_read
 
 INSTANCE = InstanceId("i1")
 
@@ -99,34 +99,19 @@ def test_each_token_of_a_mixture_takes_some_of_its_experts(chosen: int, said: st
         from_wire(message, Profile)
 
 
-def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
-    load = node_link_pb2.LoadInstance(instance_id="i1", model=model_pb2.ModelInfo(model_id="m"))
-    with pytest.raises(InvalidInput, match="LoadInstance lacks profile"):
-        command_from_wire(node_link_pb2.NodeCommand(load_instance=load))
-    use = node_link_pb2.UseProfile(instance_id="i1")
-    with pytest.raises(InvalidInput, match="UseProfile lacks profile"):
-        command_from_wire(node_link_pb2.NodeCommand(use_profile=use))
-    done = node_link_pb2.ProfileDone(operation_id="o1")
-    with pytest.raises(InvalidInput, match="ProfileDone lacks profile"):
-        report_from_wire(node_link_pb2.NodeReport(profile_done=done))
-    refined = node_link_pb2.ProfileRefined(instance_id="i1")
-    with pytest.raises(InvalidInput, match="ProfileRefined lacks profile"):
-        report_from_wire(node_link_pb2.NodeReport(profile_refined=refined))
-
-
-def refined_by(correction: float = 0.0, planned: float = 0.0) -> node_link_pb2.NodeReport:
+def refined_by(correction: float = 0.0, planned: float = 0.0) -> object:
     refined = node_link_pb2.ProfileRefined(
         instance_id="i1",
         profile=to_wire(PROFILE, profile_pb2.Profile),
         correction=correction,
         correction_planned=planned,
     )
-    return node_link_pb2.NodeReport(profile_refined=refined)
+    return link_read(refined)
 
 
 def beat_of(
     correction: float, planned: float = 0.0, stalls: profile_pb2.Stalls | None = None
-) -> node_link_pb2.NodeReport:
+) -> object:
     """A heartbeat of a node with one instance."""
     instance = node_link_pb2.InstanceReport(
         instance_id="i1",
@@ -136,25 +121,21 @@ def beat_of(
         correction_planned=planned,
         stalls=stalls,
     )
-    return node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(instances=[instance]))
+    return link_read(node_link_pb2.Heartbeat(instances=[instance]))
 
 
 FACTORS: dict[str, Callable[[float], object]] = {
-    "correction of tokens": lambda value: report_from_wire(
-        node_link_pb2.NodeReport(
-            tokens=node_link_pb2.TokensReport(instance_id="i1", correction=value)
-        )
+    "correction of tokens": lambda value: link_read(
+        node_link_pb2.TokensReport(instance_id="i1", correction=value)
     ),
-    "correction in a heartbeat": lambda value: report_from_wire(beat_of(value)),
-    "planned correction in a heartbeat": lambda value: report_from_wire(beat_of(1.0, value)),
-    "correction of a refined profile": lambda value: report_from_wire(refined_by(value)),
-    "its planned correction": lambda value: report_from_wire(refined_by(1.0, value)),
+    "correction in a heartbeat": lambda value: beat_of(value),
+    "planned correction in a heartbeat": lambda value: beat_of(1.0, value),
+    "correction of a refined profile": lambda value: refined_by(value),
+    "its planned correction": lambda value: refined_by(1.0, value),
     "correction of an instance": lambda value: view_from_wire(
         control_pb2.Instance(state="ready", correction=value), InstanceSnapshot
     ),
-    "load slowdown": lambda value: report_from_wire(
-        node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(load_slowdown=value))
-    ),
+    "load slowdown": lambda value: link_read(node_link_pb2.Heartbeat(load_slowdown=value)),
 }
 
 
@@ -170,17 +151,15 @@ def test_a_factor_that_would_spoil_predictions_is_invalid(factor: str, value: fl
 def test_a_stall_lasts_a_number_of_seconds(field: str, value: float) -> None:
     stalls = profile_pb2.Stalls(count=1, **{field: value})
     with pytest.raises(InvalidInput, match=f"Stalls.{field} is .*; it must be 0 or more"):
-        report_from_wire(beat_of(1.0, stalls=stalls))
+        beat_of(1.0, stalls=stalls)
 
 
 def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
     tokens = node_link_pb2.TokensReport(instance_id="i1")
-    assert report_from_wire(node_link_pb2.NodeReport(tokens=tokens)) == TokensReport(
-        instance_id=INSTANCE, outputs=(), correction=1.0
-    )
-    beat = node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(rss_bytes=1))
-    assert report_from_wire(beat) == Heartbeat(rss_bytes=1, load_slowdown=1.0)
-    of_old = report_from_wire(beat_of(0.0))
+    assert link_read(tokens) == TokensReport(instance_id=INSTANCE, outputs=(), correction=1.0)
+    beat = link_read(node_link_pb2.Heartbeat(rss_bytes=1))
+    assert beat == Heartbeat(rss_bytes=1, load_slowdown=1.0, engine_bytes=0)
+    of_old = beat_of(0.0)
     assert isinstance(of_old, Heartbeat)
     assert of_old.instances[0].correction == 1.0
     assert of_old.instances[0].correction_planned == 1.0
@@ -191,7 +170,7 @@ def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
 def test_nor_does_one_that_refines_a_profile_without_factors_say_that_they_are_1() -> None:
     refined = ProfileRefined(instance_id=INSTANCE, profile=PROFILE)
     assert refined.correction is refined.correction_planned is None
-    assert report_from_wire(refined_by()) == refined
+    assert refined_by() == refined
     assert report_from_wire(report_to_wire(refined)) == refined
 
 

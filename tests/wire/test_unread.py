@@ -53,7 +53,7 @@ from mesh.wire.codec import (
 )
 from mesh.wire.unread import command_written, refused, report_read, reports_written
 from tests.wire.strategies import values
-from tests.wire.test_codec import CODECS
+from tests.wire.test_codec import CODECS, hello_of, link_read
 
 HINT = "both ends of the wire should run the same version of mesh"
 
@@ -138,7 +138,7 @@ def test_a_report_of_an_unknown_kind_is_none_and_a_malformed_one_is_invalid() ->
 
 def test_a_request_that_ends_in_an_unknown_way_has_failed() -> None:
     outputs = [model_pb2.RequestTokens(finish=word) for word in ("bored", "stop", "")]
-    told = report_from_wire(pb.NodeReport(tokens=pb.TokensReport(outputs=outputs)))
+    told = link_read(pb.TokensReport(outputs=outputs))
     assert isinstance(told, TokensReport)
     ends = [output.finish for output in told.outputs]
     assert ends == [FinishReason.FAILED, FinishReason.STOP, None]
@@ -147,16 +147,9 @@ def test_a_request_that_ends_in_an_unknown_way_has_failed() -> None:
 def test_what_is_held_or_loaded_from_an_unknown_tier_is_left_out_or_from_disk() -> None:
     rate = LoadRate(fixed_s=1.0, bytes_per_s=1e9)
     wire_rate = pb.LoadRate(fixed_s=1.0, bytes_per_s=1e9)
-    said = pb.NodeHello(
-        node_id="n1",
-        run_id="r",
-        device="cpu",
-        load_rates={"host": wire_rate, "tape": wire_rate},
-        models=pb.HeldModels(
-            held=[pb.HeldModel(model_id="m", tier=tier) for tier in ("tape", "disk")]
-        ),
-    )
-    hello = report_from_wire(pb.NodeReport(hello=said))
+    held = [pb.HeldModel(model_id="m", tier=tier) for tier in ("tape", "disk")]
+    rates = {"host": wire_rate, "tape": wire_rate}
+    hello = link_read(hello_of(load_rates=rates, models=pb.HeldModels(held=held)))
     assert isinstance(hello, NodeHello)
     assert hello.load_rates == ((LoadTier.HOST, rate),)
     assert hello.models is not None
@@ -164,7 +157,7 @@ def test_what_is_held_or_loaded_from_an_unknown_tier_is_left_out_or_from_disk() 
     for tier in ("tape", ""):
         loaded = pb.InstanceLoaded(instance_id="i1", tier=tier)
         loaded.footprint.kv_block_bytes = loaded.footprint.block_tokens = 1
-        told = report_from_wire(pb.NodeReport(instance_loaded=loaded))
+        told = link_read(loaded)
         assert isinstance(told, InstanceLoaded)
         assert told.tier is LoadTier.DISK
 
