@@ -13,7 +13,6 @@ from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
-from mesh.cli.options import AUTO
 from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
@@ -25,6 +24,7 @@ from mesh.domain.views import NodeSnapshot
 from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
 from mesh_nodes import hardware
+from mesh_nodes.options import as_arguments
 
 READY_S_MAX = 120.0
 """From the start of the children until every node has joined. An engine's import takes seconds."""
@@ -95,7 +95,7 @@ class LocalCell:
             self._keep(
                 f"node {node.name}",
                 "mesh_nodes",
-                [*self._node_arguments(node), *tls, *home, *sources],
+                self._node_arguments(node),
                 node.name,
             )
 
@@ -112,21 +112,18 @@ class LocalCell:
         self._kept.append(KeptChild(name, begin, self._restarts, node))
 
     def _node_arguments(self, node: NodePlan) -> list[str]:
-        arguments = ["--join", self.address, "--name", node.name, "--device", node.device]
+        gpu = asleep_bytes = None
         memory_bytes = node.memory_bytes or self._plan.memory_bytes
         threads = self._plan.threads
         nodes = self._plan.nodes
         alike = [other for other in nodes if other.device is node.device]
         page_cache_bytes = self._plan.page_cache_bytes
         if node.device is DeviceKind.GPU:
-            arguments += ["--gpu", str(alike.index(node))]
+            gpu = alike.index(node)
             if len(nodes) > 1:
                 # A node that is told nothing lets models sleep in half of the host's memory.
-                share_bytes = hardware.probe().memory_bytes // 2 // len(nodes)
-                arguments += ["--asleep-memory", str(share_bytes)]
-        if node.numa is not None:
-            arguments += ["--numa", str(node.numa)]
-        elif len(nodes) > 1 and (memory_bytes is None or threads is None):
+                asleep_bytes = hardware.probe().memory_bytes // 2 // len(nodes)
+        if node.numa is None and len(nodes) > 1 and (memory_bytes is None or threads is None):
             machine = hardware.probe()
             if node.device is DeviceKind.CPU:
                 memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
@@ -135,23 +132,28 @@ class LocalCell:
                     left_bytes = max(machine.memory_bytes - memory_bytes * len(alike), 0)
                     page_cache_bytes = left_bytes // 2 // len(alike)
             threads = threads or max(1, machine.cores // len(nodes))
-        if node.engine is not None:
-            arguments += ["--engine", node.engine]
-        elif node.device is DeviceKind.CPU:
-            for option, value in (("--precision", self._plan.precision), ("--kv", self._plan.kv)):
-                arguments += [] if value == AUTO else [option, value]
-            if page_cache_bytes is not None:
-                arguments += ["--page-cache", str(page_cache_bytes)]
-        if memory_bytes is not None:
-            arguments += ["--memory", str(memory_bytes)]
-        if self._plan.prefetch_bytes is not None:
-            arguments += ["--prefetch-memory", str(self._plan.prefetch_bytes)]
-        if threads is not None:
-            arguments += ["--threads", str(threads)]
-        journal = self._plan.node_journal(node.name)
-        if journal is not None:
-            arguments += ["--journal", str(journal)]
-        return arguments
+        plain = node.device is DeviceKind.CPU and node.engine is None
+        return as_arguments(
+            {
+                "join": self.address,
+                "name": node.name,
+                "device": node.device,
+                "gpu": gpu,
+                "engine": node.engine,
+                "memory": memory_bytes,
+                "prefetch_memory": self._plan.prefetch_bytes,
+                "page_cache": page_cache_bytes if plain else None,
+                "threads": threads,
+                "numa": node.numa,
+                "precision": self._plan.precision if plain else None,
+                "kv": self._plan.kv if plain else None,
+                "asleep_memory": asleep_bytes,
+                "sources": tuple(self._plan.sources),
+                "tls": self._plan.tls,
+                "journal": self._plan.node_journal(node.name),
+                "home": self._plan.home,
+            }
+        )
 
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:
         """Wait until the controller serves and every node has joined; False when told to stop.

@@ -13,16 +13,16 @@ import platformdirs
 
 from mesh.cli.output import Format
 from mesh.domain.errors import InvalidInput
-from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.source_rules import read_source_rules
 from mesh.wire.channel import parse_address
+from mesh_nodes.options import AUTO as AUTO
+from mesh_nodes.options import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from mesh_nodes.options import OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:8070"
 HTTP_OFF = "off"
-AUTO = "auto"
 POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
@@ -53,26 +53,27 @@ def policy_option(command: Command) -> Command:
     return click.option("--policy", metavar="NAME|FILE.py", help=POLICY_HELP)(command)
 
 
-def precision_option(command: Command) -> Command:
-    """`--precision`, given to the command as `precision`: AUTO, or a ComputePrecision."""
-    return click.option(
-        "--precision",
-        type=click.Choice([AUTO, *(each.value for each in ComputePrecision)]),
-        default=AUTO,
-        show_default=True,
-        help="What openvino multiplies in; auto: f32, or what is clearly quicker.",
-    )(command)
+def node_options(*names: str) -> Callable[[Command], Command]:
+    """The options of a node that have these names, given to the command as it takes them."""
 
+    def decorated(command: Command) -> Command:
+        # Decorators apply from the last one to the first.
+        for option in [option for option in reversed(OPTIONS) if option.name in names]:
+            kind = click.IntRange(min=option.least) if option.number else str
+            command = click.option(
+                option.flag,
+                metavar=option.metavar,
+                type=click.Choice([*map(str, option.choices)]) if option.choices else kind,
+                default=option.default and str(option.default),
+                envvar=option.environ,
+                multiple=option.repeatable,
+                show_default=option.default is not None,
+                show_envvar=True,
+                help=option.help,
+            )(command)
+        return command
 
-def kv_option(command: Command) -> Command:
-    """`--kv`, given to the command as `kv`: AUTO, or a KvPrecision."""
-    return click.option(
-        "--kv",
-        type=click.Choice([AUTO, *(each.value for each in KvPrecision)]),
-        default=AUTO,
-        show_default=True,
-        help="Elements of openvino's KV caches; auto: f16, or bf16 beside bf16.",
-    )(command)
+    return decorated
 
 
 def http_option(command: Command) -> Command:

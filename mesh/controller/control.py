@@ -5,7 +5,7 @@ what the core says of it is streamed back. Reads are answered from the core's sn
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -77,7 +77,8 @@ class OpenCalls(Protocol):
 
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
-    `deployed` is called with the name of each deployment that was acknowledged; `sources` says
+    `deployed` is called with the name of each deployment that was acknowledged, and gives what is
+    amiss with it, or an empty text; `sources` says
     what each role may deploy from, and `starting` which nodes have not joined the cell yet.
     """
 
@@ -93,7 +94,7 @@ class Control(ControlServicer):
         usage: Callable[[float], Sequence[Usage]],
         state_path: str,
         limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
-        deployed: Callable[[DeploymentName], None],
+        deployed: Callable[[DeploymentName], Awaitable[str]],
         starting: Callable[[], Sequence[NodeStarting]],
         sources: SourceRules | None = None,
     ) -> None:
@@ -119,9 +120,10 @@ class Control(ControlServicer):
         self._sources.check(caller().role, spec.source)
         await self._wait_for_starting(spec, context)
         await self._run(
-            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
+            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec),
+            context,
+            spec.name,
         )
-        self._deployed(spec.name)
 
     async def Undo(self, request: pb.UndoRequest, context: Any) -> None:
         name = DeploymentName(request.name)
@@ -294,7 +296,12 @@ class Control(ControlServicer):
             check_deployments(asks.tenant, self._limits(asks.tenant), mine)
         return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
 
-    async def _run(self, event_of: Callable[[OperationId], ControllerEvent], context: Any) -> None:
+    async def _run(
+        self,
+        event_of: Callable[[OperationId], ControllerEvent],
+        context: Any,
+        deployed: DeploymentName | None = None,
+    ) -> None:
         # Closed at once when the caller goes, so that the core knows at once.
         async with aclosing(self._operations.run(event_of)) as replies:
             async for reply in replies:
@@ -302,4 +309,6 @@ class Control(ControlServicer):
                     progress = pb.Progress(phase=reply.phase, share=reply.share)
                     await context.write(pb.OperationEvent(progress=progress))
                 else:
-                    await context.write(pb.OperationEvent(done=pb.Done(message=reply.message)))
+                    amiss = "" if deployed is None else await self._deployed(deployed)
+                    message = f"{reply.message}; {amiss}" if amiss else reply.message
+                    await context.write(pb.OperationEvent(done=pb.Done(message=message)))

@@ -290,7 +290,7 @@ class Controller:
             usage=usage.since,
             state_path=str(registry.path.parent),
             limits=access.limits,
-            deployed=self._warm,
+            deployed=self._amiss,
             starting=self._links.starting,
             sources=config.sources,
         )
@@ -377,6 +377,12 @@ class Controller:
 
     def _knows(self, name: DeploymentName) -> bool:
         return self._core.deployment(name) is not None
+
+    async def _amiss(self, name: DeploymentName) -> str:
+        """What of a deployment's texts is refused, and why; it begins to build what they need."""
+        self._warm(name)
+        faults = [await self._tokenizers.fault(model_id) for model_id in self._core.models(name)]
+        return "; ".join(fault for fault in faults if fault)
 
     def _warm(self, name: DeploymentName) -> None:
         for model_id in self._core.models(name):

@@ -28,6 +28,8 @@ from mesh.wire.access import caller
 
 CODECS_MAX = 32
 """This many tokenizers are kept; each takes 10 to 100 MB, by the size of the vocabulary."""
+FAULT_S_MAX = 5.0
+"""A deploy waits this long for the trial of its texts; after that the log alone tells of it."""
 FAILED_S = 60.0
 """For so long a model is refused that has failed its trial; then it is tried again."""
 INLINE_CHARS_MAX = 2_000
@@ -71,6 +73,8 @@ class _Texts:
     last_mark_id: int
     """The largest id of a token that marks calls or thoughts; -1 where there is none."""
     thinks: bool
+    template_fault: str = ""
+    """Why its chats are refused, where its chat template cannot be compiled."""
     thinking: OrderedDict[str, Thinking | None] = field(default_factory=OrderedDict)
     """How answers begin, by template_kwargs."""
     vocabulary: list[bytes] | None = None
@@ -143,6 +147,19 @@ class Tokenizers:
         if not tokens:
             raise InvalidInput("the prompt comes to no tokens", hint="give it some text")
         return tuple(tokens)
+
+    async def fault(self, model_id: ModelId) -> str:
+        """What of the model's texts is refused, and why; empty where nothing is, or where that is
+        not known within FAULT_S_MAX.
+        """
+        try:
+            async with asyncio.timeout(FAULT_S_MAX):
+                fault = (await self._texts(model_id)).template_fault
+        except ModelError as error:
+            return f"it takes no texts: {error.message}"
+        except (TimeoutError, MeshError):
+            return ""
+        return f"its chats are refused: {fault}" if fault else ""
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._texts(model_id)).sampling
@@ -310,6 +327,7 @@ class Tokenizers:
             calls_by_tokens=bool(known["calls_by_tokens"]),
             last_mark_id=int(known["last_mark_id"]),
             thinks=bool(known["thinks"]),
+            template_fault=str(known["template_fault"]),
             thinking=OrderedDict({"": _thinking(known["thinking"])}),
         )
 

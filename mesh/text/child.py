@@ -154,6 +154,7 @@ def _tried(codec: TextCodec, assets: TextAssets) -> dict[str, Any]:
         )
     thinking = codec.thinking("")
     return {
+        "template_fault": codec.template_fault(),
         "tool_format": codec.tool_format,
         "calls_by_tokens": codec.calls_by_tokens,
         "last_mark_id": codec.last_mark_id,

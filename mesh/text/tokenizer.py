@@ -141,6 +141,15 @@ class TextCodec:
             raise InvalidInput(known.message, hint=known.hint, field="messages")
         return known
 
+    def template_fault(self) -> str:
+        """Why a chat template cannot be compiled; empty where all can, or there is none."""
+        for named in filter(None, (self._assets.chat_template, self._assets.tool_template)):
+            try:
+                self._template(named)
+            except InvalidInput as error:
+                return error.message
+        return ""
+
     def may_forge(
         self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
     ) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import platformdirs
 
@@ -48,6 +48,159 @@ _ENGINES = {
     DeviceKind.GPU: (EngineName.VLLM,),
 }
 """Those that compute on a device; the first is its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a node, from which the parsers of `python -m mesh_nodes` and `mesh node` and
+    what is passed on between programs derive. `environ` names the variable of its default.
+    """
+
+    flag: str
+    help: str
+    metavar: str | None = None
+    number: bool = False
+    least: int = 0
+    """Of a number."""
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+    environ: str | None = None
+    repeatable: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+OPTIONS = (
+    Option(
+        flag="--join",
+        metavar="HOST:PORT",
+        default=DEFAULT_ADDRESS,
+        environ="MESH_CONTROLLER",
+        help="The controller of the cell to join.",
+    ),
+    Option(flag="--name", help="The node's name in its cell; default: <host>-cpu0, -gpu0, …"),
+    Option(
+        flag="--device",
+        choices=tuple(DeviceKind),
+        default=DeviceKind.CPU,
+        help="What it computes on.",
+    ),
+    Option(
+        flag="--gpu", metavar="N", number=True, help="With --device gpu: which one; default: 0."
+    ),
+    Option(
+        flag="--engine",
+        choices=tuple(EngineName),
+        help="What computes; default: openvino on CPUs, vllm on GPUs.",
+    ),
+    Option(
+        flag="--memory",
+        metavar="SIZE",
+        help="Limit of its process, like 4GiB: weights, KV caches and what it takes by itself; "
+        "default: 70 % of what the machine and its control groups allow.",
+    ),
+    Option(
+        flag="--prefetch-memory",
+        metavar="SIZE",
+        help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
+    ),
+    Option(
+        flag="--page-cache",
+        metavar="SIZE",
+        help="Of the memory beside it, for files of stored models that openvino's loads will read; "
+        "default: half.",
+    ),
+    Option(
+        flag="--threads",
+        metavar="N",
+        number=True,
+        least=1,
+        help="Threads to compute with; default: the usable cores.",
+    ),
+    Option(
+        flag="--numa", metavar="N", number=True, help="CPUs of NUMA node N alone, near its memory."
+    ),
+    Option(
+        flag="--precision",
+        choices=(AUTO, *ComputePrecision),
+        default=AUTO,
+        help="What openvino multiplies in; auto: f32, or what is clearly quicker.",
+    ),
+    Option(
+        flag="--kv",
+        choices=(AUTO, *KvPrecision),
+        default=AUTO,
+        help="Elements of openvino's KV caches; auto: f16, or bf16 beside bf16.",
+    ),
+    Option(
+        flag="--asleep",
+        metavar="N",
+        number=True,
+        help="With --device gpu: unloaded instances that stay with their weights in the host's "
+        f"memory, to be woken by their next load; default: {ASLEEP}.",
+    ),
+    Option(
+        flag="--asleep-memory",
+        metavar="SIZE",
+        help="The host's memory for them, like 16GiB; default: half of what there is.",
+    ),
+    Option(
+        flag="--verify",
+        choices=tuple(Verify),
+        default=Verify.FIRST,
+        help="When a load checks the digests of its files; first: the first time that this process "
+        "meets a file as it is.",
+    ),
+    Option(
+        flag="--download-rate",
+        metavar="SIZE",
+        help="A second, of all imports together (but pkg://); default: any.",
+    ),
+    Option(
+        flag="--sources",
+        metavar="ROLE=RULE,…",
+        repeatable=True,
+        help="As of the controller: from a host of http(s) that a rule names, models are fetched "
+        "though its address is private; repeatable.",
+    ),
+    Option(
+        flag="--tls",
+        metavar="DIR",
+        environ=TLS_VARIABLE,
+        help="Certificates for the cell, as of `mesh tls init DIR`: ca.pem, node.pem, node.key.",
+    ),
+    Option(
+        flag="--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY."
+    ),
+    Option(flag="--journal", metavar="FILE", help="Write every decision of this node there."),
+)
+"""All that `mesh node` has, too, beside the state folder, which many commands share."""
+_OF_THE_PROGRAM = (
+    Option(
+        flag="--home",
+        metavar="DIR",
+        default=platformdirs.user_data_dir("mesh"),
+        environ="MESH_HOME",
+        help="State folder; models are kept in its store/.",
+    ),
+    Option(
+        flag="--parent-pid", metavar="PID", number=True, help="End when this parent process ends."
+    ),
+)
+
+
+def as_arguments(given: Mapping[str, object]) -> list[str]:
+    """The command line of a node that has these values, by the options' names. None and `auto`
+    are what a node does that is told nothing.
+    """
+    arguments: list[str] = []
+    for option in (*OPTIONS, *_OF_THE_PROGRAM):
+        value = given.get(option.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            arguments += [] if one in (None, AUTO) else [option.flag, str(one)]
+    return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +265,11 @@ def read_options(
     given = _parser(environ).parse_args(arguments)
     device = DeviceKind(given.device)
     engine = _engine(given.engine, device)
-    gpu = gpus().gpu(given.gpu) if device is DeviceKind.GPU else None
+    gpu = gpus().gpu(given.gpu or 0) if device is DeviceKind.GPU else None
     if given.numa is not None:
         machine = near(given.numa)
     hardware = machine if gpu is None else hardware_of(gpu, machine)
-    index = given.gpu if gpu is not None else given.numa or 0
+    index = (given.gpu if gpu is not None else given.numa) or 0
     name = given.name or default_node_id(device=device, index=index)
     check_name(name, "--name")
     memory_bytes = _memory_bytes(given.memory, hardware)
@@ -169,98 +322,18 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         description="Serve models on this machine for a cell of mesh.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add(
-        "--join",
-        metavar="HOST:PORT",
-        default=environ.get("MESH_CONTROLLER") or DEFAULT_ADDRESS,
-        help=f"the cell's controller (MESH_CONTROLLER; else {DEFAULT_ADDRESS})",
-    )
-    add("--name", help="the node's name in its cell (default: <host>-cpu0, -gpu0, …)")
-    add("--device", choices=[kind.value for kind in DeviceKind], default=DeviceKind.CPU.value)
-    add("--gpu", type=int, metavar="N", default=0, help="with --device gpu: which one (default: 0)")
-    add(
-        "--engine",
-        choices=[name.value for name in EngineName],
-        help="what computes (default: openvino on CPUs, vllm on GPUs)",
-    )
-    _add_memory(add)
-    _add_computing(add)
-    add(
-        "--asleep",
-        type=int,
-        metavar="N",
-        help="with --device gpu: unloaded instances that stay with their weights in the host's "
-        f"memory, to be woken by their next load (default: {ASLEEP})",
-    )
-    add(
-        "--asleep-memory",
-        metavar="SIZE",
-        help="of the host's memory for them, like 16GiB (default: half of what there is)",
-    )
-    add(
-        "--verify",
-        choices=[when.value for when in Verify],
-        default=Verify.FIRST.value,
-        help="when a load checks the digests of its files (default: the first time that this "
-        "process meets a file as it is)",
-    )
-    add("--download-rate", metavar="SIZE", help="a second, of all imports together (but pkg://)")
-    add(
-        "--sources",
-        metavar="ROLE=RULE,…",
-        action="append",
-        default=[],
-        help="as of the controller; from a host of http(s) that a rule names, models are fetched "
-        "though its address is private; repeatable",
-    )
-    add(
-        "--home",
-        metavar="DIR",
-        default=environ.get("MESH_HOME") or platformdirs.user_data_dir("mesh"),
-        help="state folder; models are kept in its store/ (MESH_HOME)",
-    )
-    add("--journal", metavar="FILE", help="write every decision of this node there")
-    _add_credentials(add, environ)
-    add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
+    for option in (*OPTIONS, *_OF_THE_PROGRAM):
+        given: dict[str, Any] = {"action": "append", "default": []} if option.repeatable else {}
+        default = environ.get(option.environ) if option.environ else None
+        parser.add_argument(
+            option.flag,
+            metavar=option.metavar,
+            type=int if option.number else str,
+            choices=option.choices or None,
+            help=option.help.replace("%", "%%"),
+            **{"default": default or option.default, **given},
+        )
     return parser
-
-
-def _add_memory(add: Callable[..., object]) -> None:
-    add(
-        "--memory",
-        metavar="SIZE",
-        help="limit of this process, like 4GiB: weights, KV caches and what it takes by itself "
-        "(default: 70%% of what the machine and its control groups allow)",
-    )
-    add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
-    add(
-        "--page-cache",
-        metavar="SIZE",
-        help="of the memory beside it, for files of stored models that openvino's loads will read "
-        "(default: half of that)",
-    )
-
-
-def _add_computing(add: Callable[..., object]) -> None:
-    add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
-    add("--numa", type=int, metavar="N", help="take CPUs of this NUMA node alone, near its memory")
-    for option, kind, what in (
-        ("--precision", ComputePrecision, "what openvino multiplies in"),
-        ("--kv", KvPrecision, "elements of its KV caches"),
-    ):
-        values = [AUTO, *(each.value for each in kind)]
-        add(option, choices=values, default=AUTO, help=f"{what} (default: by the clock)")
-
-
-def _add_credentials(add: Callable[..., object], environ: Mapping[str, str]) -> None:
-    add("--key-file", metavar="FILE", help="the node's key for the cell (MESH_KEY)")
-    add(
-        "--tls",
-        metavar="DIR",
-        default=environ.get(TLS_VARIABLE),
-        help="certificates for the cell: ca.pem, node.pem, node.key (MESH_TLS)",
-    )
 
 
 def _address(text: str) -> str:

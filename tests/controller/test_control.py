@@ -269,3 +269,12 @@ async def test_open_requests_are_listed_and_one_is_cancelled(cell: LiveCell) -> 
     with pytest.raises(NotFound, match="no open request") as caught:
         await cell.ask(cell.client.cancel, open_.request_id)
     assert "mesh requests" in caught.value.hint
+
+
+async def test_a_deploy_says_that_a_chat_template_cannot_be_compiled(cell: LiveCell) -> None:
+    node = await cell.node()
+    node.text = replace(ASSETS, chat_template="a\n{% if %}")
+    said = await cell.ask(cell.client.deploy, SPEC)
+    assert said.startswith("deployed; its chats are refused: ")
+    assert "cannot be compiled" in said
+    assert "line 2" in said

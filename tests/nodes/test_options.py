@@ -8,9 +8,10 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.source_rules import read_source_rules
 from mesh_nodes.gpus import Gpus
 from mesh_nodes.hardware import Hardware, default_node_id
-from mesh_nodes.options import EngineName, NodeOptions, read_options
+from mesh_nodes.options import EngineName, NodeOptions, as_arguments, read_options
 from tests.support.nvml import FakeNvml
 
 MACHINE = Hardware(cpu="a CPU", cores=6, memory_bytes=10_000_000_000, isa=())
@@ -160,3 +161,23 @@ def test_what_cannot_be_meant_is_refused_by_name(arguments: list[str], said: str
     with pytest.raises(InvalidInput) as raised:
         _read(*arguments)
     assert said in raised.value.message
+
+
+def test_what_is_passed_on_between_programs_is_read_as_it_was_given(tmp_path: Path) -> None:
+    given = {
+        "name": "n1",
+        "memory": 1 << 20,
+        "threads": 3,
+        "precision": "f32",
+        "sources": ("tenant=pkg", "admin=all"),
+        "journal": tmp_path / "j",
+        "home": tmp_path,
+        "numa": None,
+    }
+    arguments = as_arguments(given)
+    assert "--numa" not in arguments
+    options = read_options(arguments, {}, MACHINE)
+    assert (options.name, options.memory_bytes, options.threads) == ("n1", 1 << 20, 3)
+    assert (options.precision, options.home) == (ComputePrecision.F32, tmp_path)
+    assert options.journal == tmp_path / "j"
+    assert options.sources == read_source_rules(("tenant=pkg", "admin=all"))

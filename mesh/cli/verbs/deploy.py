@@ -93,7 +93,9 @@ def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
         done = client.deploy(spec, report)
     if wait_s:
         wait_for(client, spec.name, Goal.READY, wait_s)
-    output.message(f"{spec.name}: ready" if wait_s else f"{spec.name}: {done or 'deployed'}")
+        _, separator, amiss = done.partition("; ")
+        done = f"ready{separator}{amiss}"
+    output.message(f"{spec.name}: {done or 'deployed'}")
 
 
 def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> None:

@@ -20,9 +20,8 @@ from mesh.cli.options import (
     http_hosts_option,
     http_option,
     join_option,
-    kv_option,
+    node_options,
     policy_option,
-    precision_option,
     sources_option,
 )
 from mesh.cli.restarts import RestartLimits
@@ -47,13 +46,8 @@ WATCH_S = 0.2
     show_default="cpu",
     help="A node to start: cpu or gpu. Repeat it for several.",
 )
-@click.option("--memory", metavar="SIZE", help="Limit of each node's process, such as 4GiB.")
-@click.option("--prefetch-memory", metavar="SIZE", help="As of `mesh node`, of each node.")
-@click.option("--page-cache", metavar="SIZE", help="As of `mesh node`, of each CPU node.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
+@node_options("memory", "prefetch_memory", "page_cache", "threads", "precision", "kv")
 @click.option("--numa", is_flag=True, help="A CPU node on each NUMA node, near its memory.")
-@precision_option
-@kv_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
