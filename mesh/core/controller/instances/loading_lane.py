@@ -21,39 +21,48 @@ OVERDUE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLoad:
+    """What a load that has not been issued will be, from where its weights would come now."""
+
+    kind: ReservationKind
+    load_s: float
+    """The seconds that it is planned with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """The place of a load among the others of its node."""
 
+    load: PlannedLoad
     ready_s: float
     """When the load is over."""
 
 
-def load_s(
+def plan_load(
     ctx: EventContext,
     deployment: Deployment,
     node: NodeEntry,
     without: Collection[InstanceId] = (),
-) -> float:
-    """Seconds that a load on the node is planned with, from where it would come `without` the
-    instances that go for it.
-    """
+) -> PlannedLoad:
+    """Plan a load on the node, `without` the instances that go for it."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
-    tier, beside = node.tier_of(deployment, without), node.computes_beside_load()
-    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    (tier, kind), beside = node.source_of(deployment, without), node.computes_beside_load()
+    seconds = ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    return PlannedLoad(kind=kind, load_s=seconds)
 
 
 def loads_end_s(
-    node: NodeEntry, now_s: float, newcomer: tuple[ReservationKind, float, float] | None = None
+    node: NodeEntry, now_s: float, newcomer: tuple[PlannedLoad, float] | None = None
 ) -> dict[InstanceId, float]:
     """When each load of the node is expected to be over, in the order in which its station starts
-    those of a kind. The `newcomer` is one more load: its kind, when it is needed, and its seconds.
+    those of a kind. The `newcomer` is one more load, and when it is needed.
     """
     instances, station = node.instances, node.station
 
     def ends_s(name: InstanceId, start_s: float) -> float:
         if name == NEWCOMER:
             assert newcomer is not None
-            return start_s + newcomer[2]
+            return start_s + newcomer[0].load_s
         instance = instances[name]
         if not station.running(name):
             return start_s + instance.load_s
@@ -63,7 +72,7 @@ def loads_end_s(
     def cancelled(name: InstanceId) -> bool:
         return name != NEWCOMER and instances[name].state is InstanceState.UNLOADING
 
-    added = None if newcomer is None else newcomer[:2]
+    added = None if newcomer is None else (newcomer[0].kind, newcomer[1])
     return station.forecast(now_s, ends_s, cancelled=cancelled, newcomer=added)
 
 
@@ -86,24 +95,21 @@ def next_slot(
     needed_s: float,
     without: Collection[InstanceId],
 ) -> Slot:
-    """Of one more load on the node, as it is planned, `without` as above."""
-    seconds = load_s(ctx, deployment, node, without)
-    return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
+    """The slot of one more load on the node, `without` as above."""
+    return slot_for(node, plan_load(ctx, deployment, node, without), needed_s, ctx.now_s)
 
 
-def slot_for(
-    node: NodeEntry, kind: ReservationKind, load_s: float, needed_s: float, now_s: float
-) -> Slot:
+def slot_for(node: NodeEntry, load: PlannedLoad, needed_s: float, now_s: float) -> Slot:
     """When one more load would be over that is needed by `needed_s`: where the node's station would
     start it, or behind all others of its kind if one of them would be late because of it.
     """
     before_s = loads_end_s(node, now_s)
     if not before_s:
-        return Slot(ready_s=now_s + load_s)
-    beside_s = loads_end_s(node, now_s, newcomer=(kind, needed_s, load_s))
+        return Slot(load=load, ready_s=now_s + load.load_s)
+    beside_s = loads_end_s(node, now_s, newcomer=(load, needed_s))
     delays = any(
         end_s <= node.instances[name].needed_s < beside_s[name] for name, end_s in before_s.items()
     )
     if delays:
-        return Slot(ready_s=_last_s(node, before_s, kind, now_s) + load_s)
-    return Slot(ready_s=beside_s[NEWCOMER])
+        return Slot(load=load, ready_s=_last_s(node, before_s, load.kind, now_s) + load.load_s)
+    return Slot(load=load, ready_s=beside_s[NEWCOMER])

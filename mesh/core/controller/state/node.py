@@ -199,19 +199,19 @@ class NodeEntry:
         loading = instance.state is InstanceState.LOADING
         return loading and self.station.running(instance.instance_id) is not None
 
-    def load_kind_of(
+    def source_of(
         self, deployment: Deployment, without: Collection[InstanceId] = ()
-    ) -> ReservationKind:
-        """With which loads one of the deployment's model would queue, `without` as above. One that
-        shares weights which are still being loaded waits for the end of that load, as other loads
-        do.
+    ) -> tuple[LoadTier, ReservationKind]:
+        """From where one more load of the deployment's model would come, and with which loads it
+        would queue, `without` as above. One that shares weights which are still being loaded waits
+        for the end of that load, as other loads do.
         """
         tier, sharers = self.tier_of(deployment, without), self._sharers(deployment, without)
         if tier is LoadTier.REMOTE:
-            return ReservationKind.IMPORT
+            return tier, ReservationKind.IMPORT
         comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
         wakes = tier is LoadTier.HOST and not comes_after
-        return ReservationKind.WAKE if wakes else ReservationKind.LOAD
+        return tier, ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
