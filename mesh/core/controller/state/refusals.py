@@ -3,11 +3,11 @@
 A refusal is remembered with what it depends on, and stops to hold by itself once that changes:
 
 - A node had no room or no time for an instance, which a waiting request wants (`lifecycle`,
-  `placement`): until the node is eased, an answer of the deployment ends, an instance of it is
-  started, or the nodes change. Where it was memory, an eased node is asked again only if it has as
-  much now.
+  `placement`): until the node's version changes, an answer of the deployment ends, an
+  instance of it is started, or the nodes change. Where it was memory, a node of another version is
+  asked again only if it has as much now.
 - An instance has no time for a request of some length, nor for longer ones (`queueing`): until its
-  node is eased.
+  node's version changes.
 - An instance has refused one for another reason (`queueing`): until the event is over.
 - Where among the candidates validations ran out (`queueing`): the next try goes on there.
 - When a request would have to begin (`deadlines`): until nodes change, or what is known of them.
@@ -77,7 +77,7 @@ class RefusalMemory:
     def __init__(self) -> None:
         self._starts: dict[DeploymentName, dict[RequestId, _Starts]] = {}
         self._no_time: dict[InstanceId, tuple[int, int]] = {}
-        """The last TPOT_EXCEEDED: `NodeEntry.eased`, and the tokens of the request."""
+        """The last TPOT_EXCEEDED: `NodeEntry.version`, and the tokens of the request."""
         self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
         """Other verdicts, and the tokens that were left to compute."""
         self._resume_at: dict[DeploymentName, int] = {}
@@ -98,8 +98,8 @@ class RefusalMemory:
         nodes: Collection["NodeEntry"],
         obtainable_bytes: Callable[["NodeEntry"], int],
     ) -> list["NodeEntry"]:
-        """Which nodes to try for an instance for this request: those that have not refused it since
-        they were last eased, but for those that lacked memory and still do. Each is entered as
+        """Which nodes to try for an instance for this request: those that have not refused it in
+        their present version, but for those that lacked memory and still do. Each is entered as
         having no room, until `note_start` sets it right.
         """
         return self._starts_for(entry, request).worth(request, nodes, obtainable_bytes)
@@ -167,8 +167,8 @@ class RefusalMemory:
         """
         if request.has_own_slo:
             return None
-        eased, tokens = self._no_time.get(instance.instance_id, (-1, 0))
-        if eased == instance.node.eased and request.tokens >= tokens:
+        version, tokens = self._no_time.get(instance.instance_id, (-1, 0))
+        if version == instance.node.version and request.tokens >= tokens:
             return Verdict.TPOT_EXCEEDED
         verdict, tokens = self._in_event.get(instance.instance_id, (None, 0))
         return verdict if left >= tokens else None
@@ -182,7 +182,7 @@ class RefusalMemory:
         if request.has_own_slo:
             return
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._no_time[instance.instance_id] = (instance.node.eased, request.tokens)
+            self._no_time[instance.instance_id] = (instance.node.version, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:
             self._in_event[instance.instance_id] = (verdict, left)
 
@@ -226,7 +226,7 @@ class _Starts:
 
     of: "Deployment | None"
     refused: dict[NodeId, tuple[int, Verdict | None]]
-    """`NodeEntry.eased` at the time; the verdict where time was lacking, None where memory was."""
+    """The node's version; the verdict where time was lacking, `None` where memory was."""
     needed_bytes: dict[NodeId, int] = field(default_factory=dict)
     """Where memory was lacking: that of the least instance for this request."""
 
@@ -239,9 +239,9 @@ class _Starts:
         """See `RefusalMemory.worth_starting_on`."""
         worth, refused = [], self.refused
         for node in nodes:
-            eased, verdict = refused.get(node.node_id, _NEVER)
-            if eased != node.eased:
-                refused[node.node_id] = (node.eased, None)
+            version, verdict = refused.get(node.node_id, _NEVER)
+            if version != node.version:
+                refused[node.node_id] = (node.version, None)
                 needed_bytes = self.needed_bytes.get(node.node_id)
                 if needed_bytes is None or needed_bytes <= obtainable_bytes(node):
                     worth.append(node)
@@ -252,7 +252,7 @@ class _Starts:
     def note_verdict(self, node: "NodeEntry", verdict: Verdict) -> None:
         """See `RefusalMemory.note_start`."""
         if verdict is Verdict.TPOT_EXCEEDED:
-            self.refused[node.node_id] = (node.eased, verdict)
+            self.refused[node.node_id] = (node.version, verdict)
         else:
             self.refused.pop(node.node_id, None)
 
