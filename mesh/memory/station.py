@@ -280,7 +280,8 @@ class ReservationStation:
 
         `ends_s` tells when the load of an instance ends if it starts at a time; for a load that
         runs the time is `now_s`. A `cancelled` load runs to its end and leaves nothing. Resizes
-        and unloads are short beside a load and take no time here. A load that waits for memory
+        and unloads are short beside a load: they take no time here, and are over before a load that
+        ends at the same moment. A load that waits for memory
         which nothing under way will free is expected behind all others. The `newcomer`
         is one more load, `NEWCOMER`, of a kind and needed by a time; whoever plans it makes room
         for it, so that it waits for no memory.
@@ -301,19 +302,19 @@ class ReservationStation:
         if not self._may_lack(waiting):
             return _in_turn(now_s, ends_s, running, waiting)
         ahead, found = self._copy(), dict[InstanceId, float]()
-        under_way: list[tuple[float, int, Reservation]] = []
+        under_way: list[tuple[float, bool, tuple[float, int], Reservation]] = []
 
         def start(at_s: float, reservations: Iterable[Reservation]) -> None:
             for started in reservations:
                 loads = started.kind in LOADS
                 end_s = ends_s(started.instance_id, at_s) if loads else at_s
-                heappush(under_way, (end_s, started.sequence, started))
+                heappush(under_way, (end_s, loads, _urgency(started), started))
 
         start(now_s, running)
         if newcomer is not None:
             start(now_s, ahead.issue(kind, NEWCOMER, 0, needed_s) or ())
         while under_way:
-            at_s, _, reservation = heappop(under_way)
+            at_s, _, _, reservation = heappop(under_way)
             name = reservation.instance_id
             if reservation.kind in LOADS:
                 found[name] = at_s

@@ -108,10 +108,7 @@ class Node:
             if short:
                 self.end(short[0])
                 continue
-            at_s, reservation = min(
-                ((self._ends_s(r), r) for r in running),
-                key=lambda each: (each[0], each[1].sequence),
-            )
+            at_s, reservation = min(((self._ends_s(r), r) for r in running), key=lambda r: r[0])
             left = {name: end_s for name, end_s in forecast.items() if name not in ended}
             # A load that has ended this moment and is not done yet would count as overdue.
             if at_s > self.now_s:
