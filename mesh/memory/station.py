@@ -318,7 +318,8 @@ class ReservationStation:
             name = reservation.instance_id
             if reservation.kind in LOADS:
                 found[name] = at_s
-            start(at_s, ahead.done(name, 0 if cancelled(name) else reservation.size_bytes))
+            gone = reservation.kind in LOADS and cancelled(name)
+            start(at_s, ahead.done(name, 0 if gone else reservation.size_bytes))
         last_s = max(found.values(), default=now_s)
         return found | _in_turn(last_s, ends_s, (), ahead.waiting())
 
