@@ -23,8 +23,8 @@ BODY_BYTES_MAX = 8 << 20
 IN_HAND_BYTES_MAX = 256 << 20
 """All bodies that are being read may take this much together."""
 UNREAD_BYTES_MAX = 32 << 20
-"""This much of a body that is too long is read and dropped before the answer: clients that read only
-after they have sent everything would lose it otherwise. A body that declares more is refused
+"""This much of a body that is too long is read and dropped before the answer: clients that read
+only after they have sent everything would lose it otherwise. A body that declares more is refused
 unread."""
 BODY_S_MAX = 60.0
 _SHOWN_BYTES = 100

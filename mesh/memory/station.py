@@ -14,9 +14,10 @@ leaves gives it back.
 The controller core is the only writer. What comes back from a call is to be started now.
 """
 
-from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from heapq import heappop, heappush
 
 from mesh.domain.ids import InstanceId
 from mesh.memory.shares import Share
@@ -35,6 +36,9 @@ class ReservationKind(StrEnum):
 
 LOADS = (ReservationKind.LOAD, ReservationKind.WAKE, ReservationKind.IMPORT)
 """The kinds of loads; one load of each kind runs at a time."""
+
+NEWCOMER = InstanceId("newcomer")
+"""The name of a load that a forecast adds. No instance is called so: their names end in numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +270,82 @@ class ReservationStation:
             del self._holdings[instance_id]
         return self._wake()
 
+    def forecast(
+        self,
+        now_s: float,
+        ends_s: Callable[[InstanceId, float], float],
+        *,
+        cancelled: Callable[[InstanceId], bool] = lambda _: False,
+        newcomer: tuple[ReservationKind, float] | None = None,
+    ) -> dict[InstanceId, float]:
+        """When each load will end, those of a kind in the order in which they will run. Where
+        memory may hold one up, a copy of the station is run forward, so that loads start in the
+        order that `_wake` gives them.
+
+        `ends_s` tells when the load of an instance ends if it starts at a time; for a load that
+        runs the time is `now_s`. A `cancelled` load runs to its end and leaves nothing. Resizes
+        and unloads are short beside a load: they take no time here, and are over before a load that
+        ends at the same moment. A load that waits for memory
+        which nothing under way will free is expected behind all others. The `newcomer`
+        is one more load, `NEWCOMER`, of a kind and needed by a time; whoever plans it makes room
+        for it, so that it waits for no memory.
+        """
+        if newcomer is None and not any(h.running or h.waiting for h in self._holdings.values()):
+            return {}
+        running, waiting = self.running_reservations(), self.waiting()
+        if newcomer is not None:
+            kind, needed_s = newcomer
+            added = Reservation(
+                sequence=self._sequence + 1,
+                kind=kind,
+                instance_id=NEWCOMER,
+                size_bytes=0,
+                deadline_s=needed_s,
+            )
+            waiting = tuple(sorted((*waiting, added), key=_urgency))
+        if not self._may_lack(waiting):
+            return _in_turn(now_s, ends_s, running, waiting)
+        ahead, found = self._copy(), dict[InstanceId, float]()
+        under_way: list[tuple[float, bool, tuple[float, int], Reservation]] = []
+
+        def start(at_s: float, reservations: Iterable[Reservation]) -> None:
+            for started in reservations:
+                loads = started.kind in LOADS
+                end_s = ends_s(started.instance_id, at_s) if loads else at_s
+                heappush(under_way, (end_s, loads, _urgency(started), started))
+
+        start(now_s, running)
+        if newcomer is not None:
+            start(now_s, ahead.issue(kind, NEWCOMER, 0, needed_s) or ())
+        while under_way:
+            at_s, _, _, reservation = heappop(under_way)
+            name = reservation.instance_id
+            if reservation.kind in LOADS:
+                found[name] = at_s
+            gone = reservation.kind in LOADS and cancelled(name)
+            start(at_s, ahead.done(name, 0 if gone else reservation.size_bytes))
+        last_s = max(found.values(), default=now_s)
+        return found | _in_turn(last_s, ends_s, (), ahead.waiting())
+
+    def _may_lack(self, waiting: Iterable[Reservation]) -> bool:
+        """Whether memory may decide when one of these starts: all of them do not fit beside what
+        runs, even if nothing is freed. What they share is counted for each of them.
+        """
+        most_bytes = self.tracked_bytes
+        for reservation in waiting:
+            most_bytes += max(reservation.size_bytes - self.held_bytes(reservation.instance_id), 0)
+        return most_bytes > self.capacity_bytes and any(r.kind in LOADS for r in waiting)
+
+    def _copy(self) -> "ReservationStation":
+        """A copy that can be run forward. Holdings that have nothing to do are not changed by that
+        and are the same objects.
+        """
+        holdings = {
+            name: replace(holding) if holding.running or holding.waiting else holding
+            for name, holding in self._holdings.items()
+        }
+        return replace(self, _holdings=holdings)
+
     def _set(self, holding: _Holding, size_bytes: int, share: Share | None, *, ended: bool) -> None:
         self._count(holding, -1)
         holding.size_bytes, holding.share = size_bytes, share or holding.share
@@ -333,6 +413,22 @@ class ReservationStation:
                 loading.add(reservation.kind)
                 passed = [earlier for earlier in passed if not _is(reservation.kind, earlier)]
         return tuple(started)
+
+
+def _in_turn(
+    now_s: float,
+    ends_s: Callable[[InstanceId, float], float],
+    running: Iterable[Reservation],
+    waiting: Iterable[Reservation],
+) -> dict[InstanceId, float]:
+    """When loads end that memory does not hold up: those of a kind follow each other."""
+    found: dict[InstanceId, float] = {}
+    last_s = dict.fromkeys(LOADS, now_s)
+    for load in (*running, *waiting):
+        if load.kind in LOADS:
+            name = load.instance_id
+            found[name] = last_s[load.kind] = ends_s(name, last_s[load.kind])
+    return found
 
 
 def _is(kind: ReservationKind, holding: _Holding) -> bool:

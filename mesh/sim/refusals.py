@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import request_blocks
-from mesh.core.controller.instances.loading_lane import loads_end_s, slot_for
+from mesh.core.controller.instances.loading_lane import PlannedLoad, loads_end_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
@@ -237,11 +237,12 @@ def _places(
         profile, load_s = _really(cell, entry, node)
         assert entry.deployment is not None
         room = _room(cell, node, entry, request)
-        kind = node.load_kind_of(entry.deployment, room or ())
+        _, kind = node.source_of(entry.deployment, room or ())
+        planned = PlannedLoad(kind=kind, load_s=load_s)
         forecast = forecast_on_start(
             node,
             profile,
-            slot_for(node, kind, load_s, inf if late else request.due_s, now_s).ready_s,
+            slot_for(node, planned, inf if late else request.due_s, now_s).ready_s,
             request,
             share=decodes_share(node, now_s),
             now_s=now_s,

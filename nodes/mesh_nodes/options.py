@@ -61,7 +61,7 @@ class Option:
     metavar: str | None = None
     number: bool = False
     least: int = 0
-    """Of a number."""
+    """The least value that a number may have."""
     choices: tuple[str, ...] = ()
     default: str | None = None
     environ: str | None = None

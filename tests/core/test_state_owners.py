@@ -114,7 +114,7 @@ def _containers_under_other_names(function: ast.AST) -> set[str]:
 
 
 def test_the_fields_are_those_of_the_entries() -> None:
-    known = {"eased", "requests", "kept_run_queue", "linked", "validations_left", "_measured"}
+    known = {"version", "requests", "kept_run_queue", "linked", "validations_left", "_measured"}
     assert known <= FIELDS
     assert {"requests", "queue", "released", "resizing", "_measured"} <= CONTAINER_FIELDS
 
@@ -127,7 +127,7 @@ def test_fields_are_written_by_their_owners(path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "node.eased += 1",
+        "node.version += 1",
         "node.state = NodeState.LOST",
         "instance.tokens, count = 0, 1",
         "entry.queue[0].attempt = 2",

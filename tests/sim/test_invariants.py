@@ -125,7 +125,7 @@ def lose(cell: VirtualCell) -> None:
     instance.required_blocks = instance.tokens = 0
     instance.node.iteration_started_s = None
     instance.node.running = 0
-    instance.node.ease()
+    instance.node.touch()
     cell.core.cell.requests.clear()
 
 

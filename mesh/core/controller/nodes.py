@@ -44,7 +44,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,
-        protected=ctx.cell.deployments,
+        deployments=ctx.cell.deployments,
     )
     ctx.cell.add_node(node)
     ctx.act(AcceptLink(link_id=link_id, rule=node.rule))

@@ -119,7 +119,7 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
     if instance is None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
-        node.ease()
+        node.touch()
     slower = said.correction >= 1.0
     beside_load = instance.correction.trial_left > 0 and slower and node.is_loading()
     on_trial = instance.correction.trial_left

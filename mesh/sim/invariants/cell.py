@@ -66,7 +66,7 @@ def _check_node(cell: Cell, node: NodeEntry) -> None:
     hold(cell.nodes.get(name) is node, "{} is known by another name", name)
     hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
     hold(node.state in (NodeState.READY, NodeState.DRAINING), "{} is {}", name, node.state)
-    hold(node.protected is cell.deployments, "{} protects no minimum", name)
+    hold(node.deployments is cell.deployments, "{} protects no minimum", name)
     running = sum([instance.batch for instance in node.instances.values()])
     hold(node.running == running, "{} counts {} requests of {}", name, node.running, running)
     started_s = node.iteration_started_s
@@ -289,7 +289,7 @@ def _check_operations(cell: Cell, limits: CellLimits) -> None:
 
 
 def check_refusals(core: ControllerCore, now_s: float) -> None:
-    """A node that had no memory for a new instance, and has not been eased since, has none."""
+    """A node that had no memory for a new instance, and whose version is the same, has none."""
     cell = core.cell
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
@@ -298,7 +298,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
         if starts is None:
             continue
         nodes = cell.nodes.values()
-        full = [n for n in nodes if starts.refused.get(n.node_id) == (n.eased, None)]
+        full = [n for n in nodes if starts.refused.get(n.node_id) == (n.version, None)]
         ctx = EventContext(
             cell=cell,
             epoch=0,

@@ -219,11 +219,11 @@ class Watch:
             here.add((name, 0))
             here.update((r, request.attempt) for r, request in instance.requests.items())
         before = self._burdens.get(node.link_id)
-        self._burdens[node.link_id] = _Burden(node.eased, frozenset(here), node.free_bytes)
-        if before is not None and before.eased == node.eased:
+        self._burdens[node.link_id] = _Burden(node.version, frozenset(here), node.free_bytes)
+        if before is not None and before.version == node.version:
             ended, more_bytes = before.holds - here, node.free_bytes - before.free_bytes
-            hold(not ended, "{} has lost {}, and is not eased", node.node_id, sorted(ended))
-            hold(more_bytes <= 0, "{} has {} B more, and is not eased", node.node_id, more_bytes)
+            hold(not ended, "{} has lost {} in one version", node.node_id, sorted(ended))
+            hold(more_bytes <= 0, "{} has {} B more in one version", node.node_id, more_bytes)
 
     def _check_promise(self, node: NodeEntry) -> None:
         """No more is promised than there is, unless a node had to keep what was promised to others,
@@ -257,7 +257,7 @@ class Watch:
 class _Burden(NamedTuple):
     """What a node had to do when it was looked at last."""
 
-    eased: int
+    version: int
     holds: frozenset[tuple[str, int]]
     """Its instances, and the requests on them with their attempts."""
     free_bytes: int

@@ -275,7 +275,7 @@ def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s:
     """Have a KV cache of so many blocks, which must fit."""
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
-        instance.node.ease()
+        instance.node.touch()
     issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.loading_lane import load_s
 from mesh.core.controller.instances.placement import (
     NoRoom,
     NoTime,
@@ -118,16 +117,15 @@ def load(
         batch_max=served_max,
         correction=Correction.of(profile),
         to_load=to_load,
-        load_s=load_s(ctx, deployment, node),
+        load_s=placed.slot.load.load_s,
         needed_s=placed.needed_s,
         ahead=ahead,
         load_started_s=ctx.now_s,
         phase="load",
     )
-    kind = node.load_kind_of(deployment)
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, kind, size_bytes, placed.needed_s)
+    issue(ctx, instance, placed.slot.load.kind, size_bytes, placed.needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,

@@ -7,7 +7,7 @@ there: vLLM on a CPU packs matrices beside the weights and takes 200 MiB for its
 node's report. After: the deployment's footprints and pauses, and `Expectations`.
 """
 
-from mesh.core.controller.instances.loading_lane import load_s
+from mesh.core.controller.instances.loading_lane import plan_load
 from mesh.core.controller.instances.reservations import send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -73,8 +73,9 @@ def expect_loads(ctx: EventContext, node: NodeEntry) -> None:
             continue
         if node.station.running(instance.instance_id) or owner is None or owner.deployment is None:
             continue
-        if node.load_kind_of(owner.deployment) is kind:
-            instance.plan_load(load_s(ctx, owner.deployment, node))
+        planned = plan_load(ctx, owner.deployment, node)
+        if planned.kind is kind:
+            instance.plan_load(planned.load_s)
 
 
 def note_load_failure(

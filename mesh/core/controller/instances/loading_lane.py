@@ -1,100 +1,91 @@
-"""The loads of a node, one after the other: when each is over, and when one more would be.
+"""The loads of a node: when each is expected to be over, and when one more would be.
 
-A node loads one instance from its disk at a time, and beside that it wakes one and imports the
-model of one; of each kind the one that is needed first goes before the others, as its reservation
-station starts them. Before:
-`placement`, which begins loads, and `requests.cold_starts`, which promises them. After:
-`node_schedule`, which validates with those who wait for them.
+The node's reservation station (`mesh.memory.station`) alone decides in which order they run, and it
+is asked here. This module knows how long each of them takes. Before: `placement`, which begins
+loads, and `requests.cold_starts`, which promises them. After: `node_schedule`, which validates with
+those who wait for them.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mesh.core.controller.state.context import EventContext
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
-from mesh.memory.station import ReservationKind
+from mesh.memory.station import NEWCOMER, ReservationKind
 
 OVERDUE_SHARE = 0.25
 """A load that should have ended is expected to take this share of its expected time yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLoad:
+    """What a load that has not been issued will be, from where its weights would come now."""
+
+    kind: ReservationKind
+    load_s: float
+    """The seconds that it is planned with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of a load in its node's lane."""
+    """The place of a load among the others of its node."""
 
+    load: PlannedLoad
     ready_s: float
-    """When it is over."""
+    """When the load is over."""
 
 
-def load_s(
+def plan_load(
     ctx: EventContext,
     deployment: Deployment,
     node: NodeEntry,
     without: Collection[InstanceId] = (),
-) -> float:
-    """Seconds that a load on the node is planned with, from where it would come `without` the
-    instances that go for it.
-    """
+) -> PlannedLoad:
+    """Plan a load on the node, `without` the instances that go for it."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
-    tier, beside = node.tier_of(deployment, without), node.computes_beside_load()
-    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    (tier, kind), beside = node.source_of(deployment, without), node.computes_beside_load()
+    seconds = ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    return PlannedLoad(kind=kind, load_s=seconds)
 
 
-def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
-    """When each load of the node is expected to be over, those of a kind in that order."""
-    ends_s: dict[InstanceId, float] = {}
-    lanes_s: dict[ReservationKind, float] = {}
-    for instance in _in_order(node):
-        kind = _kind(node, instance)
-        at_s = lanes_s.get(kind, now_s)
-        if node.station.running(instance.instance_id):
-            expected_s = instance.load_started_s + instance.load_s
-            if expected_s <= now_s:
-                expected_s = now_s + instance.load_s * OVERDUE_SHARE
-            at_s = max(at_s, expected_s)
-        else:
-            at_s += instance.load_s
-        ends_s[instance.instance_id] = lanes_s[kind] = at_s
-    return ends_s
+def loads_end_s(
+    node: NodeEntry, now_s: float, newcomer: tuple[PlannedLoad, float] | None = None
+) -> dict[InstanceId, float]:
+    """When each load of the node is expected to be over, in the order in which its station starts
+    those of a kind. The `newcomer` is one more load, and when it is needed.
+    """
+    instances, station = node.instances, node.station
+
+    def ends_s(name: InstanceId, start_s: float) -> float:
+        if name == NEWCOMER:
+            assert newcomer is not None
+            return start_s + newcomer[0].load_s
+        instance = instances[name]
+        if not station.running(name):
+            return start_s + instance.load_s
+        expected_s = instance.load_started_s + instance.load_s
+        return expected_s if expected_s > now_s else now_s + instance.load_s * OVERDUE_SHARE
+
+    def cancelled(name: InstanceId) -> bool:
+        return name != NEWCOMER and instances[name].state is InstanceState.UNLOADING
+
+    added = None if newcomer is None else (newcomer[0].kind, newcomer[1])
+    return station.forecast(now_s, ends_s, cancelled=cancelled, newcomer=added)
 
 
 def lane_ends_s(node: NodeEntry, now_s: float, kind: ReservationKind) -> float:
-    """When all loads of a kind are."""
-    return max((end_s for _, end_s in _lane(node, now_s, kind)), default=now_s)
+    """When all loads of a kind are over."""
+    return _last_s(node, loads_end_s(node, now_s), kind, now_s)
 
 
-def _lane(
-    node: NodeEntry, now_s: float, kind: ReservationKind
-) -> Iterator[tuple[InstanceEntry, float]]:
-    """The loads of a kind in their order, and when each is over."""
-    for instance_id, end_s in loads_end_s(node, now_s).items():
-        instance = node.instances[instance_id]
-        if _kind(node, instance) is kind:
-            yield instance, end_s
-
-
-def _kind(node: NodeEntry, instance: InstanceEntry) -> ReservationKind:
-    return node.station.load_kind(instance.instance_id) or ReservationKind.LOAD
-
-
-def _in_order(node: NodeEntry) -> list[InstanceEntry]:
-    station = node.station
-    loading = [i for i in node.instances.values() if not i.loaded_at_s and _loads(node, i)]
-    if len(loading) < 2:
-        return loading
-    return sorted(loading, key=lambda i: (station.running(i.instance_id) is None, i.needed_s))
-
-
-def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
-    """Whether its load is under way or to come; a load that was given up goes on to its end."""
-    if instance.state is InstanceState.LOADING:
-        return True
-    given_up = instance.state is InstanceState.UNLOADING
-    return given_up and node.station.running(instance.instance_id) is not None
+def _last_s(
+    node: NodeEntry, ends_s: Mapping[InstanceId, float], kind: ReservationKind, now_s: float
+) -> float:
+    of_kind = (end_s for name, end_s in ends_s.items() if node.station.load_kind(name) is kind)
+    return max(of_kind, default=now_s)
 
 
 def next_slot(
@@ -104,22 +95,21 @@ def next_slot(
     needed_s: float,
     without: Collection[InstanceId],
 ) -> Slot:
-    """The place in the lane of one more load on the node, as it is planned, `without` as above."""
-    seconds = load_s(ctx, deployment, node, without)
-    return slot_for(node, node.load_kind_of(deployment, without), seconds, needed_s, ctx.now_s)
+    """The slot of one more load on the node, `without` as above."""
+    return slot_for(node, plan_load(ctx, deployment, node, without), needed_s, ctx.now_s)
 
 
-def slot_for(
-    node: NodeEntry, kind: ReservationKind, load_s: float, needed_s: float, now_s: float
-) -> Slot:
-    """Where in the lane of its kind one more load goes, which is needed by `needed_s`: before those
-    that are needed later, or behind all if one of them would be late then.
+def slot_for(node: NodeEntry, load: PlannedLoad, needed_s: float, now_s: float) -> Slot:
+    """When one more load would be over that is needed by `needed_s`: where the node's station would
+    start it, or behind all others of its kind if one of them would be late because of it.
     """
-    before_s, last_s, delays = now_s, now_s, False
-    for other, end_s in _lane(node, now_s, kind):
-        last_s = end_s
-        if node.station.running(other.instance_id) or other.needed_s <= needed_s:
-            before_s = end_s
-        elif end_s <= other.needed_s < end_s + load_s:
-            delays = True
-    return Slot(ready_s=(last_s if delays else before_s) + load_s)
+    before_s = loads_end_s(node, now_s)
+    if not before_s:
+        return Slot(load=load, ready_s=now_s + load.load_s)
+    beside_s = loads_end_s(node, now_s, newcomer=(load, needed_s))
+    delays = any(
+        end_s <= node.instances[name].needed_s < beside_s[name] for name, end_s in before_s.items()
+    )
+    if delays:
+        return Slot(load=load, ready_s=_last_s(node, before_s, load.kind, now_s) + load.load_s)
+    return Slot(load=load, ready_s=beside_s[NEWCOMER])

@@ -8,7 +8,7 @@ when it is asked for. Before: the rooms that ask. After: the policy.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s, loads_end_s
+from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
 from mesh.core.controller.instances.node_schedule import batch_decode_s, decodes_share
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -114,10 +114,10 @@ class Offer:
 
     def link_ends_s(self, node: NodeView) -> float:
         entry = self._node(node)
-        return lane_ends_s(entry, self.ctx.now_s, entry.load_kind_of(self._deployment()))
+        return lane_ends_s(entry, self.ctx.now_s, entry.source_of(self._deployment())[1])
 
     def load_s(self, node: NodeView) -> float:
-        return load_s(self.ctx, self._deployment(), self._node(node))
+        return plan_load(self.ctx, self._deployment(), self._node(node)).load_s
 
     def _node(self, node: NodeView) -> NodeEntry:
         return self.ctx.cell.nodes[node.node_id]

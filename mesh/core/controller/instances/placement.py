@@ -231,7 +231,7 @@ class _Search:
         looked = self.looked.get(node.node_id)
         if looked is None or wanted.late:
             return True
-        if _is_tight(ctx, self._demand.deployment, site, looked[1], wanted.by):
+        if _is_tight(ctx, node, *looked, wanted.by):
             self._tight.append(node)
             return False
         return True
@@ -280,15 +280,14 @@ def find_room(
 
 def _is_tight(
     ctx: EventContext,
-    deployment: Deployment,
-    site: Site,
+    node: NodeEntry,
+    slot: Slot,
     forecast: Forecast,
     request: RequestEntry,
 ) -> bool:
     """Whether its load waits for others, and a little delay would make the request late."""
     margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
-    kind = site.node.load_kind_of(deployment, site.reclaim)
-    waits = lane_ends_s(site.node, ctx.now_s, kind) > ctx.now_s
+    waits = lane_ends_s(node, ctx.now_s, slot.load.kind) > ctx.now_s
     return waits and forecast.first_token_s + margin_s > request.due_s
 
 

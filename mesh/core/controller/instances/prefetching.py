@@ -13,7 +13,7 @@ from math import inf, log
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
 from mesh.core.controller.instances.lifecycle import load, may_start
-from mesh.core.controller.instances.loading_lane import Slot, load_s
+from mesh.core.controller.instances.loading_lane import Slot, plan_load
 from mesh.core.controller.instances.placement import Placed, Site
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -133,12 +133,12 @@ def _load(
     victims = _room(entry, deployment, node, footprint)
     if victims is None:
         return False
-    seconds = load_s(ctx, deployment, node, victims)
-    if seconds > ctx.limits.prefetch_load_s_max:
+    planned = plan_load(ctx, deployment, node, victims)
+    if planned.load_s > ctx.limits.prefetch_load_s_max:
         return False
     start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
     # Needed by nobody: all other loads go before it.
-    slot = Slot(ready_s=ctx.now_s + seconds)
+    slot = Slot(load=planned, ready_s=ctx.now_s + planned.load_s)
     placed = Placed(start=start, slot=slot, needed_s=inf, first_token_s=slot.ready_s)
     ctx.cell.prefetches.note_begun()
     load(ctx, entry, placed, ahead=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
-from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s
+from mesh.core.controller.instances.loading_lane import lane_ends_s, plan_load
 from mesh.core.controller.instances.node_schedule import alone_s, without_time_on
 from mesh.core.controller.instances.placement import Demand
 from mesh.core.controller.instances.prefixes import cached_tokens
@@ -223,9 +223,9 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> 
             in_host = node.tier_of(deployment) is LoadTier.HOST
             site = demand.site(node) if in_host else None
             without = site.reclaim if site is not None else ()
-            lane_s = lanes.at_s(node, node.load_kind_of(deployment, without))
-            begins_s = max(lane_s, entry.paused_until_s)
-            yield begins_s + load_s(ctx, deployment, node, without)
+            planned = plan_load(ctx, deployment, node, without)
+            begins_s = max(lanes.at_s(node, planned.kind), entry.paused_until_s)
+            yield begins_s + planned.load_s
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:

@@ -84,7 +84,7 @@ class Cell:
 
     def turn_node(self, node: NodeEntry, to: NodeState) -> None:
         """The node takes new work from now on, or no more."""
-        node.ease()
+        node.touch()
         if node.state is not to:
             node.advance(to)
             self.refusals.fleet_changed()

@@ -144,14 +144,14 @@ class EventContext:
 
     def obtainable_bytes(self, node: NodeEntry, entry: DeploymentEntry) -> int:
         """The most that the node may have for a new instance of a deployment, for any alike where
-        nothing is shared: it cannot have become more unless the node was eased.
+        nothing is shared: it cannot have become more in the same version of the node.
         """
         assert entry.deployment is not None
         of = node.node_id, entry.spec.name if node.hello.shares_weights else None
-        eased, most = self._obtainable.get(of, (-1, 0))
-        if eased != node.eased:
+        version, most = self._obtainable.get(of, (-1, 0))
+        if version != node.version:
             most = node.obtainable_bytes(entry.deployment)
-            self._obtainable[of] = (node.eased, most)
+            self._obtainable[of] = (node.version, most)
         return most
 
     def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:

@@ -174,7 +174,7 @@ class DeploymentEntry:
 
     def _ease_nodes(self) -> None:
         for instance in self.instances.values():
-            instance.node.ease()
+            instance.node.touch()
 
     def note_unloaded(self) -> None:
         """By an operator: nothing brings it back but a call."""

@@ -243,7 +243,7 @@ class InstanceEntry:
         """A request has its place, or waits for another one."""
         self.expected.pop(request.original.request_id, None)
         request.wait_for(None)
-        self.node.ease()
+        self.node.touch()
 
     def expect_nobody(self) -> None:
         """It takes no requests any more."""
@@ -272,7 +272,7 @@ class InstanceEntry:
         """It is unloaded, or its load given up: what it holds is promised to others."""
         self.expect_nobody()
         self.advance(InstanceState.UNLOADING)
-        self.node.ease()
+        self.node.touch()
 
     def note_progress(self, phase: str, share: float) -> None:
         """How far its load is."""
@@ -283,7 +283,7 @@ class InstanceEntry:
         self.kv_blocks = kv_blocks
         if footprint is not None:
             self.footprint = footprint
-        self.node.ease()
+        self.node.touch()
 
     def note_needed(self, needed_s: float) -> None:
         """Its load has to be over by then, for the sake of somebody who waits for it."""
@@ -297,7 +297,7 @@ class InstanceEntry:
         """Its node is told to load it now. One that is loaded ahead may go from then on."""
         self.load_expected_s, self.load_started_s = expected_s, now_s
         if self.ahead:
-            self.node.ease()
+            self.node.touch()
 
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
         """Its load has ended well."""
@@ -330,7 +330,7 @@ class InstanceEntry:
         self.prefixes.update(change.came)
         self.prefixes.difference_update(change.went)
         if change.came:
-            self.node.ease()
+            self.node.touch()
 
     def note_grow_failed(self, again_s: float) -> None:
         """Its node could not do a grow; the next is not tried before `again_s`."""
@@ -339,12 +339,12 @@ class InstanceEntry:
     def note_idle(self, now_s: float) -> None:
         """It has no request, from now on or anew."""
         self.idle_since_s = now_s
-        self.node.ease()
+        self.node.touch()
 
     def use_profile(self, profile: Profile) -> None:
         """Predict by a profile that was measured; what an earlier one was off by does not count."""
         self.profile, self.correction = profile, Correction()
-        self.node.ease()
+        self.node.touch()
 
     def refine_profile(self, said: ProfileRefined, now_s: float) -> None:
         """Predict by the same one, nearer to what its iterations take, and by what is left to
@@ -353,7 +353,7 @@ class InstanceEntry:
         self.profile = said.profile
         if said.correction is not None:
             self.correction.told(said.correction, now_s, planned=said.correction_planned)
-        self.node.ease()
+        self.node.touch()
 
     def keep_for_profile(self) -> None:
         """One more operation has it measured."""

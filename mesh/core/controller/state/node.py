@@ -1,8 +1,8 @@
 """A node as the controller core knows it: what it said last, its memory's books, its instances.
 
-Whatever may give it less to compute or more memory eases it, and with that what it has refused
-is asked again (`state.refusals`). Owned by the controller core; it is read as the view that
-policies and placement take.
+Its version changes whenever it may have got less to compute or more memory, and with that what it
+has refused is asked again (`state.refusals`). Owned by the controller core; it is read as the view
+that policies and placement take.
 """
 
 from collections.abc import Collection, Iterable
@@ -56,16 +56,16 @@ class NodeEntry:
     """The models that it has at hand, as it said last, with what has become of that since; None: it
     has not said.
     """
-    eased: int = 0
+    version: int = 0
     """Counts the times that it may have got less to compute or more memory, heartbeats included.
-    What it refuses is remembered with this count, and holds until the count changes.
+    A refusal is remembered with its version, and holds until the version changes.
     """
     running: int = 0
     """Requests on its instances."""
     request_changes: int = 0
     """Times that one of them came or went."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
-    protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
+    deployments: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
     prefetches: NodePrefetches = field(default_factory=NodePrefetches)
 
@@ -201,19 +201,19 @@ class NodeEntry:
         loading = instance.state is InstanceState.LOADING
         return loading and self.station.running(instance.instance_id) is not None
 
-    def load_kind_of(
+    def source_of(
         self, deployment: Deployment, without: Collection[InstanceId] = ()
-    ) -> ReservationKind:
-        """With which loads one of the deployment's model would queue, `without` as above. One that
-        shares weights which are still being loaded waits for the end of that load, as other loads
-        do.
+    ) -> tuple[LoadTier, ReservationKind]:
+        """From where one more load of the deployment's model would come, and with which loads it
+        would queue, `without` as above. One that shares weights which are still being loaded waits
+        for the end of that load, as other loads do.
         """
         tier, sharers = self.tier_of(deployment, without), self._sharers(deployment, without)
         if tier is LoadTier.REMOTE:
-            return ReservationKind.IMPORT
+            return tier, ReservationKind.IMPORT
         comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
         wakes = tier is LoadTier.HOST and not comes_after
-        return ReservationKind.WAKE if wakes else ReservationKind.LOAD
+        return tier, ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
@@ -232,7 +232,7 @@ class NodeEntry:
 
     def calls_log(self, instance: InstanceEntry) -> float:
         """How often its deployment is called; see `DeploymentEntry.calls_log`."""
-        owner = self.protected.get(instance.deployment)
+        owner = self.deployments.get(instance.deployment)
         return -inf if owner is None else owner.calls_log
 
     def obtainable_bytes(self, deployment: Deployment) -> int:
@@ -248,12 +248,12 @@ class NodeEntry:
         there = instance.is_loaded or (instance.ahead and self._load_runs(instance))
         if instance.requests or instance.expected or instance.profiling or not there:
             return False
-        owner = self.protected.get(instance.deployment)
+        owner = self.deployments.get(instance.deployment)
         return owner is None or owner.replicas() > owner.spec.scaling.replicas_min
 
-    def ease(self) -> None:
+    def touch(self) -> None:
         """It may have got less to compute or more memory: what it has refused is asked again."""
-        self.eased += 1
+        self.version += 1
 
     def advance(self, to: NodeState) -> None:
         self.state = advance(NODE, self.state, to)
@@ -271,8 +271,8 @@ class NodeEntry:
         if said.base_bytes > self.base_bytes:
             self.base_bytes = said.base_bytes
             self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
-        # Time alone eases it, too: `Correction.planned` forgets the worst of the last seconds.
-        self.ease()
+        # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
+        self.touch()
 
     def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
         """A load has shown what an instance of the model's shape takes here."""
@@ -309,17 +309,17 @@ class NodeEntry:
         self.request_changes += 1
         if self.running == 0:
             self.iteration_started_s = None
-        self.ease()
+        self.touch()
 
     def add(self, instance: InstanceEntry) -> None:
         self.instances[instance.instance_id] = instance
         if self.hello.shares_weights:
             # A further one of its model may fit now.
-            self.ease()
+            self.touch()
 
     def remove(self, instance: InstanceEntry) -> None:
         del self.instances[instance.instance_id]
-        self.ease()
+        self.touch()
 
 
 def _by_id(models: Iterable[HeldModel]) -> dict[ModelId, list[HeldModel]]:

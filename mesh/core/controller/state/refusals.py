@@ -3,11 +3,11 @@
 A refusal is remembered together with its cause, and is forgotten as soon as the cause may be gone:
 
 - A node had no memory or no time for an instance that a waiting request wants (`lifecycle`,
-  `placement`). This holds until the node has less to do or more memory (`NodeEntry.eased`), an
+  `placement`). This holds until the version of the node changes (`NodeEntry.version`), an
   answer of the deployment ends, an instance of it is started, or the nodes change. If memory was
   lacking, the node is asked again only if enough is free now.
 - An instance has no time for a request of some length, and so for no longer one (`queueing`). This
-  holds until its node is eased.
+  holds until the version of its node changes.
 - An instance has refused a request for another reason (`queueing`). This holds until the event is
   over.
 - The validations of an event ran out amid the candidates (`queueing`). The next try goes on there.
@@ -79,7 +79,7 @@ class RefusalMemory:
     def __init__(self) -> None:
         self._starts: dict[DeploymentName, dict[RequestId, _Starts]] = {}
         self._no_time: dict[InstanceId, tuple[int, int]] = {}
-        """The last TPOT_EXCEEDED: `NodeEntry.eased`, and the tokens of the request."""
+        """The last TPOT_EXCEEDED: `NodeEntry.version`, and the tokens of the request."""
         self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
         """Other verdicts, and the tokens that were left to compute."""
         self._resume_at: dict[DeploymentName, int] = {}
@@ -100,8 +100,8 @@ class RefusalMemory:
         nodes: Collection["NodeEntry"],
         obtainable_bytes: Callable[["NodeEntry"], int],
     ) -> list["NodeEntry"]:
-        """Which nodes to try for an instance for this request: those that have not refused it since
-        they were last eased, but for those that lacked memory and still do. Each is entered as
+        """Which nodes to try for an instance for this request: those that have not refused it in
+        their present version, but for those that lacked memory and still do. Each is entered as
         having no room, until `note_start` sets it right.
         """
         return self._starts_for(entry, request).worth(request, nodes, obtainable_bytes)
@@ -169,8 +169,8 @@ class RefusalMemory:
         """
         if request.has_own_slo:
             return None
-        eased, tokens = self._no_time.get(instance.instance_id, (-1, 0))
-        if eased == instance.node.eased and request.tokens >= tokens:
+        version, tokens = self._no_time.get(instance.instance_id, (-1, 0))
+        if version == instance.node.version and request.tokens >= tokens:
             return Verdict.TPOT_EXCEEDED
         verdict, tokens = self._in_event.get(instance.instance_id, (None, 0))
         return verdict if left >= tokens else None
@@ -184,7 +184,7 @@ class RefusalMemory:
         if request.has_own_slo:
             return
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._no_time[instance.instance_id] = (instance.node.eased, request.tokens)
+            self._no_time[instance.instance_id] = (instance.node.version, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:
             self._in_event[instance.instance_id] = (verdict, left)
 
@@ -228,7 +228,7 @@ class _Starts:
 
     of: "Deployment | None"
     refused: dict[NodeId, tuple[int, Verdict | None]]
-    """`NodeEntry.eased` at the time; the verdict where time was lacking, None where memory was."""
+    """The node's version; the verdict where time was lacking, `None` where memory was."""
     needed_bytes: dict[NodeId, int] = field(default_factory=dict)
     """Where memory was lacking: that of the least instance for this request."""
 
@@ -241,9 +241,9 @@ class _Starts:
         """See `RefusalMemory.worth_starting_on`."""
         worth, refused = [], self.refused
         for node in nodes:
-            eased, verdict = refused.get(node.node_id, _NEVER)
-            if eased != node.eased:
-                refused[node.node_id] = (node.eased, None)
+            version, verdict = refused.get(node.node_id, _NEVER)
+            if version != node.version:
+                refused[node.node_id] = (node.version, None)
                 needed_bytes = self.needed_bytes.get(node.node_id)
                 if needed_bytes is None or needed_bytes <= obtainable_bytes(node):
                     worth.append(node)
@@ -254,7 +254,7 @@ class _Starts:
     def note_verdict(self, node: "NodeEntry", verdict: Verdict) -> None:
         """See `RefusalMemory.note_start`."""
         if verdict is Verdict.TPOT_EXCEEDED:
-            self.refused[node.node_id] = (node.eased, verdict)
+            self.refused[node.node_id] = (node.version, verdict)
         else:
             self.refused.pop(node.node_id, None)
 

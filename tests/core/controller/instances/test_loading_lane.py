@@ -124,7 +124,7 @@ def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_bef
     cell.now_s = 101.0
     (second,) = commands(cell.loaded(link, first.instance_id), LoadInstance)
     assert second.deployment == "b"
-    assert node.load_kind_of(deployment("c")) is ReservationKind.WAKE
+    assert node.source_of(deployment("c")) == (LoadTier.HOST, ReservationKind.WAKE)
 
 
 def test_a_load_does_not_take_the_place_of_the_instance_whose_weights_it_takes() -> None:

@@ -1,4 +1,4 @@
-"""What a method of an entry changes together: sums, states, who is woken, what eases a node."""
+"""What a method of an entry changes together: sums, states, who is woken, a node's version."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,9 +118,9 @@ def changes(known: Entries) -> dict[str, Callable[[], object]]:
 def test_whatever_frees_time_or_memory_eases_the_node(change: str) -> None:
     known = Entries()
     apply = changes(known)[change]
-    before = known.node.eased
+    before = known.node.version
     apply()
-    assert known.node.eased > before
+    assert known.node.version > before
 
 
 def test_what_is_known_of_a_node_holds_until_its_requests_change() -> None:

@@ -47,7 +47,7 @@ def ends(known: WithOther) -> dict[str, Callable[[], object]]:
     """After which a node is worth a start again."""
     cell = known.cell
     return {
-        "the node is eased": known.node.ease,
+        "the version of the node changes": known.node.touch,
         "an answer has ended": lambda: cell.note_served(known.deployment, 3),
         "an instance was started": lambda: cell.refusals.note_started(A),
         "another node has come": lambda: known.a_node("n2", 2),
@@ -111,7 +111,7 @@ def test_a_node_without_memory_is_worth_a_start_again_once_it_has_as_much() -> N
     for node, more in ((known.node, 1), (known.other, 0)):
         node.station.record(InstanceId("busy"), 2)
         refusals.note_no_room(A, head, node, node.free_bytes + more)
-        node.ease()
+        node.touch()
     assert worth(known) == ["other"]
     assert worth(known) == []
 
@@ -121,7 +121,7 @@ def test_a_node_that_could_not_hold_it_when_empty_is_asked_each_time() -> None:
     worth(known)
     head = next(iter(known.cell.requests.values()))
     known.cell.refusals.note_no_room(A, head, known.node, known.node.capacity_bytes + 1)
-    known.node.ease()
+    known.node.touch()
     assert worth(known) == ["n1"]
 
 
@@ -143,7 +143,7 @@ def test_no_time_holds_for_longer_requests_until_the_node_is_eased() -> None:
     assert said == [None, EXCEEDED, EXCEEDED]
     refusals.event_begins()
     assert refusals.why_refuses(known.instance, long, long.tokens) is EXCEEDED
-    known.node.ease()
+    known.node.touch()
     assert refusals.why_refuses(known.instance, long, long.tokens) is None
 
 
@@ -164,8 +164,8 @@ def test_an_instance_that_comes_back_under_its_name_has_refused_nothing() -> Non
     known.cell.refusals.note_refused(known.instance, entry, entry.tokens, EXCEEDED)
     known.cell.remove_instance(known.instance)
     again = known.an_instance("a1", known.a_node("n1", 2))
-    while again.node.eased < known.node.eased - 1:
-        again.node.ease()
+    while again.node.version < known.node.version - 1:
+        again.node.touch()
     assert known.cell.refusals.why_refuses(again, entry, entry.tokens) is None
 
 
