@@ -165,7 +165,7 @@ class NodePerformer:
         self._lanes.run(
             Lane.COMPUTE,
             lambda: self._engine.step(
-                action.instance_id, action.prefill_tokens_max, action.iterations
+                action.instance_id, action.prefill, action.iterations, action.decode
             ),
             lambda result: (
                 StepBroke(

@@ -121,7 +121,7 @@ class NodeCore:
         ctx.engine(
             StartStep(
                 instance_id=grant.queue.instance_id,
-                prefill_tokens_max=grant.prefill_tokens,
+                prefill=grant.prefill_tokens,
                 iterations=grant.iterations,
             )
         )

@@ -33,7 +33,7 @@ def running_node(headroom_s: float) -> NodeUnderTest:
 def granted(actions: list[NodeAction]) -> tuple[str, int]:
     """Which instance has the turn, and with how many prompt tokens."""
     step = only(actions, StartStep)
-    return step.instance_id, step.prefill_tokens_max
+    return step.instance_id, step.prefill
 
 
 @pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.014, 128), (0.005, 32)])
@@ -184,4 +184,4 @@ def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_promp
     actions = node.step("i1", prefill_left={"a": 44})
     said = only(reports(actions), TokensReport)
     assert (said.outputs, said.prefill_left) == ((), (("a", 44),))
-    assert of_kind(actions, StartStep)[0].prefill_tokens_max == 44
+    assert of_kind(actions, StartStep)[0].prefill == 44
