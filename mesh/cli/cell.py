@@ -85,11 +85,13 @@ class LocalCell:
             "mesh.controller",
             ["--listen", self._listen, *http, *tls, *home, *sources, *join, *policy, *journal],
         )
+        # Its turn rule is code that every node needs; a policy by name is on all of them.
+        rules = policy if (self._plan.policy or "").endswith(".py") else []
         for node in self._plan.nodes:
             self._keep(
                 f"node {node.name}",
                 "mesh_nodes",
-                [*self._node_arguments(node), *tls, *home, *sources],
+                [*self._node_arguments(node), *tls, *home, *sources, *rules],
                 node.name,
             )
 

@@ -198,6 +198,8 @@ class NodeHello:
     """
     version: str = ""
     """Of mesh on the node."""
+    rule_digest: str = ""
+    """Of the policy file whose turn rule it has beside the built-in ones; empty without one."""
     instances: tuple[InstanceReport, ...] = ()
 
 

@@ -12,9 +12,10 @@ from math import ceil, inf
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.slo import next_due_s
-from mesh.request.decode_capacity import Job, reached_s, spare_s
-from mesh.request.run_queues import Prompt, RunQueue
-from mesh.request.turns import Grant, next_turn, note_turn
+from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
@@ -33,8 +34,9 @@ class Schedule:
     queues: list[RunQueue]
     now_s: float
     prefill_tokens_max: int
+    rule: TurnRule = HEADROOM
     turn_s_max: float = 0.0
-    """As the node's turn rule has it."""
+    """As the node's rule has it."""
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
@@ -153,6 +155,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
 
 def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
     return next_turn(
+        schedule.rule,
         schedule.queues,
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,

@@ -86,6 +86,8 @@ class NodeOptions:
     """Bound of all imports together; None for none."""
     sources: SourceRules
     """The operator's; a node takes from them which hosts may have private addresses."""
+    policy: str
+    """The policy file whose turn rule it has beside the built-in ones; empty without one."""
     home: Path
     journal: Path | None
     key_file: Path | None
@@ -135,6 +137,7 @@ def read_options(
         verify=Verify(given.verify),
         download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
         sources=read_source_rules(given.sources),
+        policy=given.policy,
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         key_file=None if given.key_file is None else Path(given.key_file),
@@ -209,6 +212,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=[],
         help="as of the controller; from a host of http(s) that a rule names, models are fetched "
         "though its address is private; repeatable",
+    )
+    add(
+        "--policy",
+        metavar="FILE.py",
+        default="",
+        help="the policy file of the cell's controller, for the turn rule that it brings along",
     )
     add(
         "--home",

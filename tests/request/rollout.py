@@ -8,9 +8,9 @@ rollout stops once every request has had its tokens.
 from dataclasses import dataclass, field
 
 from mesh.domain.slo import next_due_s
-from mesh.request.run_queues import RunQueue
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, next_turn, note_turn
 from mesh.request.shadow import LOOKAHEAD_TOKENS
-from mesh.request.turns import Grant, next_turn, note_turn
 from tests.request.schedules import Instance, Node, Request
 
 FURTHER_TOKENS = 64
@@ -69,6 +69,7 @@ class Rollout:
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
         grant = next_turn(
+            self.node.rule,
             self._queues(now_s, self.grow),
             now_s,
             prefill_tokens_max=self.node.tokens_max,

@@ -10,7 +10,9 @@ from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.turns import TurnRule
 from mesh.request.shadow import Newcomer, Schedule, validate
 from tests.support.profiles import profile
 
@@ -18,7 +20,7 @@ TOKENS_MAX = 256
 
 
 class Job(NamedTuple):
-    """See `mesh.request.decode_capacity.Job`, with names for its parts."""
+    """See `mesh.policy.rules.decode_capacity.Job`, with names for its parts."""
 
     due_s: float
     decode_s: float
@@ -136,6 +138,7 @@ class Node:
     target: int = -1
     now_s: float = 0.0
     tokens_max: int = TOKENS_MAX
+    rule: TurnRule = HEADROOM
     turn_s_max: float = 0.0
     started_s: float | None = None
     joining: list[tuple[int, Request]] = field(default_factory=list)
@@ -161,6 +164,7 @@ class Node:
             queues=known,
             now_s=self.now_s,
             prefill_tokens_max=self.tokens_max,
+            rule=self.rule,
             turn_s_max=self.turn_s_max,
             started_s=self.started_s,
             joining=[(queues[index], prompt_of(request)) for index, request in self.joining],

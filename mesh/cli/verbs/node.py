@@ -65,6 +65,7 @@ from mesh_nodes.main import main as run_node
 @sources_option
 @click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY.")
+@click.option("--policy", metavar="FILE.py", help="The controller's, if it has a turn rule.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -89,6 +90,7 @@ def node(
     sources: tuple[str, ...],
     tls: str | None,
     key_file: str | None,
+    policy: str | None,
     journal: str | None,
     home: Path,
 ) -> None:
@@ -102,7 +104,7 @@ def node(
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
         *(("--prefetch-memory", prefetch_memory), ("--page-cache", page_cache)),
         ("--download-rate", download_rate),
-        *(("--journal", journal), ("--key-file", key_file)),
+        *(("--policy", policy), ("--journal", journal), ("--key-file", key_file)),
         *(("--tls", tls), ("--numa", numa)),
     )
     for option, value in optional:

@@ -19,7 +19,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance, ProfileRefined
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import ProfileSource
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 
 ERRORS_KEPT = 256
 """Iterations by which it is told how far predictions are off."""

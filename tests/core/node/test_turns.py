@@ -11,8 +11,9 @@ import pytest
 from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.messages import TokensReport
-from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.policy.rules.first_come import FIRST_COME
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
@@ -88,7 +89,7 @@ def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str)
 
 
 def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() -> None:
-    node = NodeUnderTest(turns=TurnRule.FIRST_COME)
+    node = NodeUnderTest(turns=FIRST_COME)
     node.load("i1")
     node.load("i2")
     node.submit("old", "i1", prompt=300, slo=Slo(ttft_s=100.0))

@@ -21,7 +21,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
     Newcomer,
@@ -397,6 +397,7 @@ def _schedule(
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,
+        rule=node.turns,
         prefill_tokens_max=node.rule.chunk_tokens_max,
         turn_s_max=node.rule.turn_s_max,
         started_s=started_s,

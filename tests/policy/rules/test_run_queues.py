@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from mesh.request.run_queues import slack_s
+from mesh.policy.rules.run_queues import slack_s
 from tests.request.schedules import queue, times
 
 TIMES = times(decode_s=0.1, decode_more_s=0.02, prefill_token_s=0.001)

@@ -1,6 +1,6 @@
 """The schedule of a node as the turn rule sees it: one run queue for each instance that has work.
 
-The node core fills run queues from what runs on it and asks `mesh.request.turns` who is next; the
+The node core fills run queues from what runs on it and asks its turn rule who is next; the
 controller core fills them from its view of a node, and `mesh.request.shadow` rolls them forward.
 Both decide by the same rule over the same view. Times of day are in the owner's clock.
 """
@@ -11,7 +11,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
-from mesh.request.decode_capacity import Job, spare_s
+from mesh.policy.rules.decode_capacity import Job, spare_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
