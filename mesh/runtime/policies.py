@@ -8,7 +8,7 @@ do not trust. Before: `--policy`, a scenario, a journal's first line. After: the
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from mesh.domain.errors import InvalidInput
 from mesh.policy.interface import Policy, checked
@@ -49,10 +49,10 @@ def _read(path: Path) -> Policy:
         why = f"{type(error).__name__}: {error}"
         raise InvalidInput(f"the policy file {path} cannot be run: {why}", hint=hint) from error
     found = getattr(module, "POLICY", None)
-    rule = getattr(found, "rule", None)
-    if type(rule).__module__ == module.__name__:
+    kind: Any = type(getattr(found, "rule", None))
+    if kind.__module__ == module.__name__:
         # Nodes have to have the same file: this is how they and the controller know.
-        type(rule).digest = sha256(path.read_bytes()).hexdigest()[:DIGEST_CHARS]
+        kind.digest = sha256(path.read_bytes()).hexdigest()[:DIGEST_CHARS]
     missing = [name for name in _MEMBERS if not hasattr(found, name)]
     if missing:
         what = "has no POLICY" if found is None else f"has a POLICY without {', '.join(missing)}"

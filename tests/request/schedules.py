@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.compute.times import Times
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.headroom import HEADROOM
@@ -60,6 +60,12 @@ class Request:
     due_s: float
     left: int = 0
     past: int = 10
+    tpot_s: float = 0.0
+    """Its pace; 0: that of its instance."""
+
+    @property
+    def name(self) -> RequestId:
+        return RequestId(str(id(self)))
 
 
 def a_prompt(left: int, due_s: float) -> Request:
@@ -90,7 +96,14 @@ class Instance:
             else:
                 queue.batch += 1
                 queue.context_tokens += request.past
+                queue.requests.append(request.name)
                 queue.add(request.due_s, now_s)
+        paces_s = [request.tpot_s for request in self.requests if request.tpot_s]
+        if paces_s:
+            queue.tpot_s = min(self.tpot_s, *paces_s)
+            running = [request for request in self.requests if not request.left]
+            rows = [(r.name, r.due_s, r.past, r.tpot_s or self.tpot_s) for r in running]
+            queue.divide(rows, now_s)
         queue.predict(lookahead_tokens)
         return queue
 
@@ -126,7 +139,13 @@ def queue(
 
 
 def prompt_of(request: Request) -> Prompt:
-    return Prompt(left=request.left, past=request.past, due_s=request.due_s)
+    return Prompt(
+        request_id=request.name,
+        left=request.left,
+        past=request.past,
+        due_s=request.due_s,
+        tpot_s=request.tpot_s,
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
