@@ -14,7 +14,7 @@ from mesh.compute.times import Times
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
-from mesh.domain.node_rule import HEADROOM
+from mesh.domain.node_rule import DEFAULT_RULE
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
@@ -82,7 +82,7 @@ def sizes(first: Profile, second: Profile, requests: Requests) -> Sizes:
 
 
 def _decode_s(profile: Profile, batch: int, context: int) -> float:
-    return Times(profile, HEADROOM.overestimate).decode_s(batch, context)
+    return Times(profile, DEFAULT_RULE.overestimate).decode_s(batch, context)
 
 
 def _batch(profile: Profile, context: int, tpot_s: float) -> int:

@@ -11,20 +11,23 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import DeploymentName
-from mesh.domain.node_rule import HEADROOM, NodeRule
+from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Join, Plan, Release, Start
 from mesh.policy.room import enough
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kvpr:
     name: str = "kvpr"
-    node_rule: NodeRule = HEADROOM
+    rule: TurnRule = HEADROOM
+    node_rule: NodeRule = DEFAULT_RULE
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     promises: bool = True
     refuses_late: bool = True

@@ -8,15 +8,15 @@ this file.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import DeviceKind, TurnRule, Verdict
+from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
+from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.plans import Join, Plan, Release, Start
 from mesh.policy.room import enough, roomy_first
+from mesh.policy.rules.alternate import ALTERNATE
+from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
-
-TURNS = NodeRule(turn=TurnRule.ALTERNATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class LruSwap:
     """KV cache of an instance; a longer context than that still gets what it needs."""
     batch_max: int = 8
     name: str = "lru-swap"
-    node_rule: NodeRule = TURNS
+    rule: TurnRule = ALTERNATE
+    node_rule: NodeRule = DEFAULT_RULE
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     promises: bool = False
     refuses_late: bool = True

@@ -150,6 +150,8 @@ class LocalCell:
                 "asleep_memory": asleep_bytes,
                 "sources": tuple(self._plan.sources),
                 "tls": self._plan.tls,
+                # A turn rule is code that every node needs; a policy by name is on all of them.
+                "policy": policy if (policy := self._plan.policy or "").endswith(".py") else None,
                 "journal": self._plan.node_journal(node.name),
                 "home": self._plan.home,
             }

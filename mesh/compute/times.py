@@ -1,6 +1,6 @@
 """Predicted iteration times: a profile, times how much slower its node is at the moment.
 
-Schedules (`mesh.request.run_queues`) ask for decode and prefill times by themselves; the node's
+Run queues (`mesh.policy.rules`) ask for decode and prefill times by themselves; the node's
 correction asks for whole iterations as they were computed.
 """
 

@@ -18,7 +18,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.revision import Revisions
-from mesh.domain.steps import EngineRequest
+from mesh.domain.steps import EngineRequest, Prefill
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -239,12 +239,13 @@ class AbortInEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
-    """A turn: one iteration of one instance, or several decodes in a row."""
+    """A turn: one iteration of one instance, or several decodes in a row. See `Engine.step`."""
 
     instance_id: InstanceId
-    prefill_tokens_max: int
+    prefill: Prefill
     iterations: int = 1
     """The most iterations; they go on as long as the batch stays as it is."""
+    decode: tuple[RequestId, ...] | None = None
 
 
 NodeAction = (

@@ -221,6 +221,10 @@ class NodeHello:
     """
     version: str = ""
     """The version of mesh on the node."""
+    rule_digest: str = ""
+    """The digest of the policy file whose turn rule it has beside the built-in ones; empty without
+    one.
+    """
     instances: tuple[InstanceReport, ...] = ()
 
 

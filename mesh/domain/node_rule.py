@@ -11,13 +11,22 @@ from typing import Self
 from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import PREFILL_TOKENS_MAX, TURN_S_MAX, CellLimits
-from mesh.domain.reasons import TurnRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleName:
+    """A turn rule as nodes are told it: code never crosses the link."""
+
+    name: str = "headroom"
+    parameters: tuple[tuple[str, float], ...] = ()
+    digest: str = ""
+    """The digest of the policy file that has it; empty for a rule that every node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRule:
-    turn: TurnRule = TurnRule.HEADROOM
-    """Whose turn it is."""
+    turn: RuleName = RuleName()
+    """Whose turn it is. A policy's `rule` says it; what its `node_rule` has here does not count."""
     overestimate: float = 1.1
     """Iterations are reckoned to take so many times as long as predicted (LLM-Mesh §5.3)."""
     chunk_tokens_max: int = CONTEXT_TOKENS_MAX
@@ -44,6 +53,6 @@ class NodeRule:
                 raise InvalidInput(f"node_rule.{name} is {value}; it must be at least {least}")
 
 
-HEADROOM = NodeRule()
+DEFAULT_RULE = NodeRule()
 CELL_RULE = NodeRule(chunk_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
 """The rule of a cell that has the default settings."""

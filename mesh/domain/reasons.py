@@ -87,17 +87,6 @@ class FinishReason(StrEnum):
     FAILED = "failed"
 
 
-class TurnRule(StrEnum):
-    """Which instance of a node computes next."""
-
-    HEADROOM = "headroom"
-    """The one whose request can be delayed least (LLM-Mesh §5.1)."""
-    FIRST_COME = "first_come"
-    """The one with the oldest request."""
-    ALTERNATE = "alternate"
-    """The one whose last turn is longest ago: equal shares of the node."""
-
-
 class DeviceKind(StrEnum):
     """What a node computes on."""
 

@@ -1,6 +1,6 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -152,6 +152,30 @@ class EngineRequest:
     cache_salt: str | None = None
 
 
+Prefill = int | tuple[tuple[RequestId, int], ...]
+"""Prompt tokens of one iteration: so many at most, in the order of submission, or so many at most
+of each prompt that is named.
+"""
+Decode = Container[RequestId] | None
+"""The requests past their prompts that one iteration gives a token to; None: all of them."""
+
+
+class PrefillBudget:
+    """What is left of a `Prefill` while an iteration is planned."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        self._named = None if isinstance(prefill, int) else dict(prefill)
+        self.left = prefill if isinstance(prefill, int) else sum(tokens for _, tokens in prefill)
+
+    def tokens_of(self, request_id: RequestId) -> int:
+        """That a request may still compute of its prompt."""
+        return self.left if self._named is None else self._named.get(request_id, 0)
+
+    def spend(self, request_id: RequestId, tokens: int) -> None:
+        """What a named one leaves of its share is nobody else's."""
+        self.left -= tokens if self._named is None else self._named.pop(request_id, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One iteration of one instance, or several decodes of the same batch."""
@@ -200,12 +224,15 @@ class StepResult:
 
 
 def repeated(
-    step: Callable[[int], StepResult], prefill_tokens_max: int, iterations: int
+    step: Callable[[Prefill, Decode], StepResult],
+    prefill: Prefill,
+    iterations: int,
+    decode: Decode = None,
 ) -> StepResult:
     """An engine's `step` of so many iterations by one that computes a single one."""
-    results = [step(prefill_tokens_max)]
+    results = [step(prefill, decode)]
     while len(results) < iterations and results[-1].goes_on:
-        results.append(step(0))
+        results.append(step(0, decode))
     last = results[-1]
     if len(results) == 1:
         return last

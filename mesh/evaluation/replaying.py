@@ -23,6 +23,7 @@ from mesh.evaluation.differences import Difference, differences
 from mesh.evaluation.summary import Summary, summarize
 from mesh.runtime.host import Core
 from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
+from mesh.runtime.policies import rule_of_file
 from mesh.runtime.starting import controller_core
 
 LINES_BEFORE = 1
@@ -72,7 +73,7 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
     core: Core[Any, Any] = (
         controller_core(start)
         if isinstance(start, ControllerStart)
-        else NodeCore(limits=start.limits)
+        else NodeCore(limits=start.limits, own_rule=rule_of_file(start.policy))
     )
     divergence = replay(core, passing)
     for _ in passing:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from mesh.domain.node_rule import HEADROOM, NodeRule
+from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
@@ -15,13 +15,16 @@ from mesh.policy.partitions import partition_for
 from mesh.policy.plans import How, Join, Plan, Release, Start
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
 from mesh.policy.room import enough, freed_bytes, roomy_first, victims
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
     name: str
-    node_rule: NodeRule = HEADROOM
+    rule: TurnRule = HEADROOM
+    node_rule: NodeRule = DEFAULT_RULE
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     partitions: int | None = None
     """Into how many equal partitions a node is cut, at most. An instance has one with all of its

@@ -2,13 +2,12 @@
 `llm-mesh` does, but computes in the order of arrival.
 """
 
-from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import TurnRule
 from mesh.policy.composed import Composed
+from mesh.policy.rules.first_come import FIRST_COME
 
 FCFS = Composed(
     name="fcfs",
-    node_rule=NodeRule(turn=TurnRule.FIRST_COME),
+    rule=FIRST_COME,
     promises=False,
     refuses_late=False,
     preempts=False,

@@ -8,6 +8,7 @@ harm: no plan, no pass, an order by ids, a cache by demand. Time is told by the 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from mesh.domain.actions import NotePolicyFault
@@ -18,6 +19,7 @@ from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Policy, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Join, Move, Plan, Refuse, Release, Start
+from mesh.policy.rules.turns import name_of
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 FAULTS_MAX = 8
@@ -37,7 +39,8 @@ class Guarded:
     def __init__(self, policy: Policy, limits: CellLimits) -> None:
         self._policy, self._limits = policy, limits
         self.name, self.devices = policy.name, policy.devices
-        self.node_rule = policy.node_rule.within(limits)
+        self.rule = policy.rule
+        self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
         self.promises, self.refuses_late = policy.promises, policy.refuses_late
         self.prefetches = policy.prefetches
         self._faults: list[NotePolicyFault] = []

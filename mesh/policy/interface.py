@@ -14,15 +14,14 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.model import Footprint
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, TurnRule, Verdict
+from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
 from mesh.policy.plans import Plan, Release
+from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 Rank = tuple[float, ...]
 """Smaller comes first; ids break ties."""
-VALIDATED_TURNS = (TurnRule.HEADROOM,)
-"""Rules that shadow validation rolls forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,15 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def node_rule(self) -> NodeRule: ...
+    def rule(self) -> TurnRule:
+        """Whose turn it is on a node: run there, and rolled forward by `Tests.shadow`."""
+        ...
+
+    @property
+    def node_rule(self) -> NodeRule:
+        """The numbers beside it."""
+        ...
+
     @property
     def devices(self) -> tuple[DeviceKind, ...]:
         """Nodes that it uses at all."""
@@ -171,11 +178,10 @@ def checked(chosen: Policy) -> Policy:
     promises by a validation that does not model the turns of its nodes.
     """
     chosen.node_rule.check()
-    turn = chosen.node_rule.turn
-    if chosen.promises and turn not in VALIDATED_TURNS:
+    if chosen.promises and chosen.rule.period == 0:
         raise InvalidInput(
-            f"policy {chosen.name!r} promises deadlines, and shadow validation does not model "
-            f"turns by {turn.value}",
-            hint=f"promises = False, or turns by {', '.join(VALIDATED_TURNS)}",
+            f"policy {chosen.name!r} promises deadlines, and nothing can be promised by its turn "
+            f"rule {chosen.rule.name!r}: its period is 0",
+            hint="promises = False, or another rule",
         )
     return chosen

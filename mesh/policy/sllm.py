@@ -4,13 +4,13 @@ loads quickly and serves as many requests as a partition holds (LLM-Mesh §8.1).
 
 from dataclasses import replace
 
-from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.reasons import DeviceKind
 from mesh.policy.composed import Composed
+from mesh.policy.rules.alternate import ALTERNATE
 
 SLLM = Composed(
     name="sllm",
-    node_rule=NodeRule(turn=TurnRule.ALTERNATE),
+    rule=ALTERNATE,
     devices=(DeviceKind.GPU,),
     partitions=1,
     promises=False,

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
-from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
-from mesh.domain.slo import next_due_s
-from mesh.request.decode_capacity import Job, reached_s, spare_s
-from mesh.request.run_queues import Prompt, RunQueue
-from mesh.request.turns import Grant, next_turn, note_turn
+from mesh.domain.steps import Prefill, PrefillBudget
+from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
+from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
 STEPS_MAX = 512
 """Iterations that a schedule is rolled forward; what is not settled by then is refused."""
+EQUAL_S = 1e-9
+"""Times that differ by less differ by rounding."""
 SKIPPED_ROUNDS_MIN = 16
 """Rounds of decodes that are worth skipping."""
 
@@ -33,8 +35,9 @@ class Schedule:
     queues: list[RunQueue]
     now_s: float
     prefill_tokens_max: int
+    rule: TurnRule = HEADROOM
     turn_s_max: float = 0.0
-    """As the node's turn rule has it."""
+    """As the node's rule has it."""
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
@@ -155,6 +158,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
 
 def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
     return next_turn(
+        schedule.rule,
         schedule.queues,
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,
@@ -170,31 +174,36 @@ def _advance(grant: Grant, end_s: float) -> list[Prompt]:
     """Carry a turn out: the prompts that it completes."""
     queue = grant.queue
     if queue.batch:
-        for _ in range(grant.iterations):
-            queue.decoded(end_s)
-    done = _compute_prompts(queue, grant.prefill_tokens) if grant.prefill_tokens else []
+        decoding = queue.decoding(grant.decode)
+        for part in decoding:
+            for _ in range(grant.iterations):
+                part.decoded(end_s)
+            part.owed_s = part.due_s
+        if queue.classes:
+            queue.gather()
+    done = _compute_prompts(queue, grant.prefill) if grant.prefill else []
     for prompt in done:
-        queue.batch += 1
-        queue.context_tokens += prompt.past
-        due_s = next_due_s(prompt.due_s, queue.tpot_s, end_s, slack_s=prompt.slack_s)
-        queue.add(due_s, end_s)
+        queue.join(prompt, end_s)
     if done:
         queue.predict(LOOKAHEAD_TOKENS)
+        queue.owed_s = queue.due_s
     note_turn(grant)
     return done
 
 
-def _compute_prompts(queue: RunQueue, tokens: int) -> list[Prompt]:
-    """Compute so many prompt tokens, in the order of submission; the prompts that this ends."""
-    done = []
-    while tokens > 0 and queue.prompts:
-        prompt = queue.prompts[0]
-        part = min(tokens, prompt.left)
+def _compute_prompts(queue: RunQueue, prefill: Prefill) -> list[Prompt]:
+    """Compute prompt tokens, in the order of submission; the prompts that this ends."""
+    done, budget = [], PrefillBudget(prefill)
+    for prompt in tuple(queue.prompts):
+        if budget.left <= 0:
+            break
+        part = min(budget.tokens_of(prompt.request_id), prompt.left)
         prompt.left -= part
         prompt.past += part
-        tokens -= part
+        budget.spend(prompt.request_id, part)
         if not prompt.left:
-            done.append(queue.prompts.pop(0))
+            queue.prompts.remove(prompt)
+            done.append(prompt)
     return done
 
 
@@ -216,8 +225,8 @@ class _Rollout:
         self._coming = sorted(coming, key=_joins_s)
         self._excused: list[Prompt] = []
         """Prompts that are late for other reasons than the newcomer."""
-        self._owed_s: dict[InstanceId, float] = {}
-        """The earliest deadline that the next decode of a run queue has to keep."""
+        self._slacks_s: dict[int, list[float]] = {}
+        """How much earlier than due the tokens of each class came since the last prompt."""
 
     def run(self) -> Verdict:
         self._excuse_late()
@@ -240,10 +249,11 @@ class _Rollout:
         """Who cannot be in time even if it computed at once is late for other reasons."""
         for queue in self._schedule.queues:
             least_s = self._seen_s(self._now_s, queue.decode_s)
-            owed_s = queue.due_s
-            if owed_s < least_s:
-                owed_s = min((due_s for due_s in queue.dues_s if due_s >= least_s), default=inf)
-            self._owed_s[queue.instance_id] = owed_s
+            for part in queue.parts:
+                part.owed_s = part.due_s
+                if part.owed_s < least_s:
+                    kept = (due_s for due_s in part.dues_s if due_s >= least_s)
+                    part.owed_s = min(kept, default=inf)
             for prompt in queue.prompts:
                 self._excuse(queue, prompt, self._begun_s)
 
@@ -270,6 +280,8 @@ class _Rollout:
         more becomes due beside a load than can be computed, the next step shows it.
         """
         schedule, now_s = self._schedule, self._now_s
+        if schedule.rule.period is not None:
+            return
         until_s = self._coming[0][0] if self._coming else schedule.slow_until_s
         slowdown = 1.0
         if now_s < schedule.slow_until_s:
@@ -288,10 +300,11 @@ class _Rollout:
             return
         reached = reached_s(jobs, until_s - now_s)
         for queue in queues:
-            decodes = max(ceil((reached - queue.due_s) / queue.tpot_s), 0)
-            queue.due_s += decodes * queue.tpot_s
-            queue.dues_s = [queue.due_s]
-            self._owed_s[queue.instance_id] = queue.due_s
+            for part in queue.parts:
+                decodes = max(ceil((reached - part.due_s) / part.tpot_s), 0)
+                part.go_on_from(part.due_s + decodes * part.tpot_s)
+            if queue.classes:
+                queue.gather()
         # The turn that is under way by then has to end first.
         self._now_s = until_s + max(schedule.turn_s_max, *decodes_s)
 
@@ -304,11 +317,34 @@ class _Rollout:
         queue = grant.queue
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
-        decodes_late = seen_s > self._owed_s.get(queue.instance_id, inf)
+        decoding = queue.decoding(grant.decode)
+        decodes_late = any(seen_s > part.owed_s for part in decoding)
         done = _advance(grant, end_s)
         verdict = self._judge(done, seen_s) if done else None
-        self._owed_s[queue.instance_id] = queue.due_s
+        if schedule.rule.period is not None:
+            self._note_slack(decoding, end_s)
         return Verdict.DELAYS_RUNNING if decodes_late else verdict
+
+    def _note_slack(self, decoding: list[PaceClass], end_s: float) -> None:
+        if any(queue.prompts for queue in self._schedule.queues):
+            self._slacks_s.clear()
+            return
+        for part in decoding:
+            self._slacks_s.setdefault(id(part), []).append(part.due_s - end_s)
+
+    def _repeats(self, period: int) -> bool:
+        """Whether no class was closer to its deadline in its last period than in the one before:
+        all that is left are decodes, which go on as they did.
+        """
+        for queue in self._schedule.queues:
+            if queue.prompts or queue.late_s < inf:
+                return False
+            for part in queue.parts if queue.batch else ():
+                slacks_s = self._slacks_s.get(id(part), ())
+                before, last = slacks_s[-2 * period : -period], slacks_s[-period:]
+                if not before or len(before) < period or min(last) < min(before) - EQUAL_S:
+                    return False
+        return True
 
     def _judge(self, done: list[Prompt], seen_s: float) -> Verdict | None:
         """The verdict about the first of these prompts, seen at `seen_s`, that is late without an
@@ -337,6 +373,8 @@ class _Rollout:
         """
         if self._now_s < self._schedule.slow_until_s:
             return False
+        if self._schedule.rule.period is not None:
+            return self._repeats(self._schedule.rule.period)
         jobs: list[Job] = []
         for queue, decode_s in self._settled_s:
             if queue.prompts or queue.late_s < inf:

@@ -18,11 +18,13 @@ from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
+    Decode,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
     LoadOrder,
     LoadTier,
+    Prefill,
     PrefixChange,
     StepResult,
 )
@@ -110,10 +112,15 @@ class Engine(Protocol):
         ...
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
-        """Compute one iteration: one token for every request past its prefill, and up to
-        `prefill_tokens_max` prompt tokens of waiting requests, in the order they were submitted.
+        """Compute one iteration: one token for every request past its prefill, or for those of them
+        that `decode` names, and as many prompt tokens of waiting requests as `prefill` allows. Who
+        is not named keeps its tokens and its KV blocks as they are.
 
         A prompt longer than what is left of the budget is computed in chunks over several steps;
         the chunk that completes it yields its first token. With nothing to do, the result is empty.

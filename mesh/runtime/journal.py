@@ -68,6 +68,8 @@ class NodeStart:
     format: int = NODE_FORMAT
     version: str
     limits: NodeLimits
+    policy: str = ""
+    """Whose turn rule it has beside the built-in ones: a FILE.py."""
 
 
 Start = ControllerStart | NodeStart

@@ -164,7 +164,7 @@ class NodePerformer:
         self._lanes.run(
             Lane.COMPUTE,
             lambda: self._engine.step(
-                action.instance_id, action.prefill_tokens_max, action.iterations
+                action.instance_id, action.prefill, action.iterations, action.decode
             ),
             lambda result: (
                 failure(StepBroke, result, instance_id=action.instance_id)

@@ -20,6 +20,7 @@ from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import LoadOrder
+from mesh.policy.rules.turns import TurnRule
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host, Recorder
@@ -45,6 +46,7 @@ class VirtualAgent:
         links: VirtualLinks,
         recorder: Recorder,
         ended: Callable[[], None],
+        own_rule: TurnRule | None = None,
     ) -> None:
         self.node_id = identity.node_id
         self._identity = identity
@@ -54,7 +56,7 @@ class VirtualAgent:
         self.alive = True
         self.link_id: int | None = None
         self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS)
-        self.core = NodeCore(limits=limits)
+        self.core = NodeCore(limits=limits, own_rule=own_rule)
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
         self.lanes.more_load_s = self.engine.more_load_s

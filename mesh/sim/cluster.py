@@ -24,6 +24,7 @@ from mesh.memory.block_keys import digests_of
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
+from mesh.runtime.policies import rule_of_file
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
 from mesh.sim.content import Piece, Said, tokens_of
@@ -125,8 +126,15 @@ class VirtualCell:
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._said = Said()
         self.controller.start()
+        own_rule = rule_of_file(plan.policy)
         self.nodes = [
-            VirtualNode(made, clock=self.clock, links=self.links, lengths=self.callers.lengths)
+            VirtualNode(
+                made,
+                clock=self.clock,
+                links=self.links,
+                lengths=self.callers.lengths,
+                own_rule=own_rule,
+            )
             for made in plan.nodes
         ]
         for node in self.nodes:

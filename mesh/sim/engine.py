@@ -17,7 +17,7 @@ from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier
+from mesh.domain.steps import Decode, LoadTier, Prefill
 from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine
@@ -140,7 +140,11 @@ class CostEngine(VirtualEngine):
         super().unload(instance_id)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         instance = self._instance(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()
@@ -158,7 +162,7 @@ class CostEngine(VirtualEngine):
                 took_s += one_s if self._even else self._turn_s(one_s, slower, prefill=prefill > 0)
             return engine_s
 
-        result = instance.step(prefill_tokens_max, iterations, seconds)
+        result = instance.step(prefill, iterations, seconds, decode)
         self._spend(took_s)
         self._computes_for(took_s)
         self._works(took_s)

@@ -14,7 +14,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
-from mesh.domain.steps import LoadOrder, StepResult
+from mesh.domain.steps import Decode, LoadOrder, Prefill, StepResult
 from mesh.memory.shares import Share
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
@@ -120,13 +120,17 @@ class FaultyEngine(CostEngine):
         self._leave(given_bytes, self._costs.unload_s)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         engine_faults = self._engine_faults
         if engine_faults.steps_failing:
             engine_faults.steps_failing -= 1
             raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
-        return super().step(instance_id, prefill_tokens_max, iterations)
+        return super().step(instance_id, prefill, iterations, decode)
 
     def _load_alone_s(self, weights_bytes: int) -> float:
         return super()._load_alone_s(weights_bytes) * self._engine_faults.load_factor

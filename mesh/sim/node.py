@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from mesh.domain.ids import ModelId, NodeId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.policy.rules.turns import TurnRule, name_of
 from mesh.runtime.clock import Clock
 from mesh.runtime.node_actions import Lane
 from mesh.sim.agent import VirtualAgent
@@ -50,9 +51,11 @@ class VirtualNode:
         clock: Clock,
         links: VirtualLinks,
         lengths: Mapping[RequestId, int],
+        own_rule: TurnRule | None = None,
     ) -> None:
         self.plan = plan
         self._lengths = lengths
+        self._own_rule = own_rule
         self._drawn = random.Random(f"{plan.seed} {plan.costs.jitter.seed} {plan.hello.node_id}")
         self.engine_faults = EngineFaults()
         self._clock = clock
@@ -126,7 +129,12 @@ class VirtualNode:
         self._runs += 1
         hello = self.plan.hello
         return VirtualAgent(
-            identity=replace(hello, run_id=f"{hello.node_id}-run-{self._runs}"),
+            identity=replace(
+                hello,
+                run_id=f"{hello.node_id}-run-{self._runs}",
+                rule_digest=name_of(self._own_rule).digest if self._own_rule else "",
+            ),
+            own_rule=self._own_rule,
             limits=self.plan.limits,
             engine_of=self._engine_of,
             recorder=self,

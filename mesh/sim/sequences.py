@@ -17,7 +17,16 @@ from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
-from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
+from mesh.domain.steps import (
+    Decode,
+    EngineRequest,
+    InstanceMemory,
+    LoadOrder,
+    Prefill,
+    PrefillBudget,
+    StepResult,
+    repeated,
+)
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 
@@ -200,12 +209,14 @@ class Instance:
             kv_held_bytes=(pool.blocks + pool.extra) * self.footprint.kv_block_bytes,
         )
 
-    def step(self, prefill_tokens_max: int, iterations: int, seconds: Seconds) -> StepResult:
+    def step(
+        self, prefill: Prefill, iterations: int, seconds: Seconds, decode: Decode = None
+    ) -> StepResult:
         """Compute so many iterations; see the engine port."""
-        count = self._decodes_at_once(iterations)
+        count = self._decodes_at_once(iterations) if decode is None else 0
         if count:
             return self._decode(count, seconds)
-        return repeated(partial(self._iterate, seconds), prefill_tokens_max, iterations)
+        return repeated(partial(self._iterate, seconds), prefill, iterations, decode)
 
     def _decodes_at_once(self, iterations: int) -> int:
         """How many decodes are the same batch's, the last of which may end a request. 0 where that
@@ -247,8 +258,8 @@ class Instance:
             prefixes=self.pool.tell(),
         )
 
-    def _iterate(self, seconds: Seconds, prefill_tokens_max: int) -> StepResult:
-        decoding, prompts, starved = self._plan(prefill_tokens_max)
+    def _iterate(self, seconds: Seconds, asked: Prefill, decode: Decode) -> StepResult:
+        decoding, prompts, starved = self._plan(asked, decode)
         context = prefill = past = 0
         for sequence in decoding:
             context += sequence.length
@@ -275,7 +286,7 @@ class Instance:
         )
 
     def _plan(
-        self, prefill_tokens_max: int
+        self, prefill: Prefill, decode: Decode
     ) -> tuple[list[Sequence], list[tuple[Sequence, int]], list[RequestId]]:
         """Who decodes a token; who computes how much of its prompt; who would, had it blocks."""
         active = list(islice(self.sequences.values(), self.order.batch_max))
@@ -285,18 +296,21 @@ class Instance:
         for sequence in active:
             if not sequence.decoding or sequence.held:
                 continue
+            if decode is not None and sequence.request_id not in decode:
+                continue
             if sequence.computed < sequence.room or self._give(sequence, 1):
                 decoding.append(sequence)
             else:
                 starved.append(sequence.request_id)
-        budget = prefill_tokens_max
-        if budget > 0 and len(decoding) + len(starved) < len(active):
+        budget = PrefillBudget(prefill)
+        if budget.left > 0 and len(decoding) + len(starved) < len(active):
             for sequence in active:
-                if budget > 0 and not sequence.decoding and sequence.left:
+                most = 0 if sequence.decoding else budget.tokens_of(sequence.request_id)
+                if most > 0 and sequence.left:
                     if sequence.prefix is not None:
                         self._adopt(sequence, sequence.prefix)
-                    tokens = self._give(sequence, min(budget, sequence.left))
-                    budget -= tokens
+                    tokens = self._give(sequence, min(most, sequence.left))
+                    budget.spend(sequence.request_id, tokens)
                     if tokens:
                         prompts.append((sequence, tokens))
                     else:

@@ -150,20 +150,48 @@ Global___NodeCommand: _TypeAlias = NodeCommand  # noqa: Y015
 class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TurnParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     TURN_S_MAX_FIELD_NUMBER: _builtins.int
     OVERESTIMATE_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TURN_PARAMETERS_FIELD_NUMBER: _builtins.int
+    TURN_DIGEST_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
-    """A TurnRule: which instance computes next. Empty: headroom."""
+    """The turn rule: which instance computes next. Empty: headroom."""
     turn_s_max: _builtins.float
     """Decodes of one instance that take no longer together are one turn. 0: each is one."""
     overestimate: _builtins.float
     """Iterations are reckoned to take so many times as long as predicted. 0: 1.1."""
     chunk_tokens_max: _builtins.int
     """Prompt tokens of one iteration, at most. 0: as the node is set."""
+    turn_digest: _builtins.str
+    """Of the policy file that has the turn rule. Empty: every node has it."""
+    @_builtins.property
+    def turn_parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Numbers of the turn rule, by their names."""
+
     def __init__(
         self,
         *,
@@ -172,10 +200,12 @@ class Welcome(_message.Message):
         turn_s_max: _builtins.float = ...,
         overestimate: _builtins.float = ...,
         chunk_tokens_max: _builtins.int = ...,
+        turn_parameters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        turn_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,6 +751,7 @@ class NodeHello(_message.Message):
     PREFETCH_BYTES_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     AS_PUBLISHED_FIELD_NUMBER: _builtins.int
+    RULE_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -750,6 +781,8 @@ class NodeHello(_message.Message):
     """In which precisions the node computes and why, in words. Empty: it does not say."""
     as_published: _builtins.bool
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
+    rule_digest: _builtins.str
+    """Of the policy file whose turn rule it has. Empty: it has none but the built-in ones."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -784,10 +817,11 @@ class NodeHello(_message.Message):
         prefetch_bytes: _builtins.int = ...,
         precision: _builtins.str = ...,
         as_published: _builtins.bool = ...,
+        rule_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

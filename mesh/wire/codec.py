@@ -36,10 +36,10 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.model import Mixture
-from mesh.domain.node_rule import CELL_RULE, NodeRule
+from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
 from mesh.domain.profile import Grid
 from mesh.domain.ranges import Range
-from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import (
     Request,
     RequestOrder,
@@ -49,9 +49,10 @@ from mesh.domain.request import (
 )
 from mesh.domain.slo import PACE, Slo
 from mesh.domain.views import RevisionView
+from mesh.policy.rules.registry import rule_named
 from mesh.v1 import inference_pb2, model_pb2, profile_pb2
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.malformed import identifier, member, require, shown, within
+from mesh.wire.malformed import identifier, require, shown, within
 from mesh.wire.mapping import ByHand, Mappings, Rule
 
 V = TypeVar("V")
@@ -64,7 +65,9 @@ def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
     """The first message of an accepted link."""
     greeting = pb.Welcome(
         heartbeat_s=heartbeat_s,
-        turns=rule.turn,
+        turns=rule.turn.name,
+        turn_parameters=dict(rule.turn.parameters),
+        turn_digest=rule.turn.digest,
         turn_s_max=rule.turn_s_max,
         overestimate=rule.overestimate,
         chunk_tokens_max=rule.chunk_tokens_max,
@@ -74,8 +77,15 @@ def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
 
 def rule_of(message: pb.Welcome) -> NodeRule:
     """The rule of a welcome; what a controller's version does not know is as by default."""
+    turn = RuleName(
+        name=message.turns or CELL_RULE.turn.name,
+        parameters=tuple(message.turn_parameters.items()),
+        digest=message.turn_digest,
+    )
+    if not turn.digest:
+        rule_named(turn)
     return NodeRule(
-        turn=member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns"),
+        turn=turn,
         turn_s_max=message.turn_s_max,
         overestimate=message.overestimate or CELL_RULE.overestimate,
         chunk_tokens_max=message.chunk_tokens_max or CELL_RULE.chunk_tokens_max,

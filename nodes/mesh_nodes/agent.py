@@ -27,6 +27,7 @@ from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import HeldModel, LoadTier
+from mesh.policy.rules.turns import TurnRule
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -86,6 +87,7 @@ class Agent:
         engine: Engine,
         identity: NodeHello,
         limits: NodeLimits,
+        own_rule: TurnRule | None = None,
         store_path: Path,
         controller: str,
         resident_bytes: Callable[[], int],
@@ -116,7 +118,7 @@ class Agent:
         self._recorders = recorders
         self._joined = joined
         self._in_use = ModelsInUse(store_path)
-        self._core = NodeCore(limits=limits)
+        self._core = NodeCore(limits=limits, own_rule=own_rule)
         self._resident_bytes = resident_bytes
         self._nearer = nearer
         self._models: tuple[HeldModel, ...] | None = None

@@ -23,8 +23,10 @@ from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello, NodeStarting
 from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
+from mesh.policy.rules.turns import name_of
 from mesh.runtime.engine import Engine
 from mesh.runtime.logs import begin_logging
+from mesh.runtime.policies import rule_of_file
 from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
@@ -88,24 +90,28 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     store_path = _store_path(options.home)
     limits = NodeLimits()
+    own_rule = rule_of_file(options.policy)
     with ExitStack() as stack:
         recorders = []
         if options.journal is not None:
             from mesh.runtime.journal import NodeStart, open_journal  # with cattrs: 30 ms of CPU
 
-            start = NodeStart(version=__version__, limits=limits)
+            start = NodeStart(version=__version__, limits=limits, policy=options.policy)
             recorders.append(open_journal(options.journal, start))
             stack.callback(recorders[0].close)
         announcer = Announcer(options.join, _starting(options))
         stack.callback(announcer.close)
         built = build(options, announcer.say)
         identity = _identity(options, built)
+        if own_rule is not None:
+            identity = replace(identity, rule_digest=name_of(own_rule).digest)
         built.base_read()
         agent = Agent(
             engine=built.engine,
             identity=identity,
             loads=_loads(options.home, identity, store_path, built),
             limits=limits,
+            own_rule=own_rule,
             store_path=store_path,
             download_bytes_per_s=options.download_bytes_per_s,
             controller=options.join,

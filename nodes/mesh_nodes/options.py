@@ -174,6 +174,11 @@ OPTIONS = (
     Option(
         flag="--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY."
     ),
+    Option(
+        flag="--policy",
+        metavar="FILE.py",
+        help="The policy file of the cell's controller, for the turn rule that it brings along.",
+    ),
     Option(flag="--journal", metavar="FILE", help="Write every decision of this node there."),
 )
 """All that `mesh node` has, too, beside the state folder, which many commands share."""
@@ -243,6 +248,8 @@ class NodeOptions:
     """Bound of all imports together; None for none."""
     sources: SourceRules
     """The operator's; a node takes from them which hosts may have private addresses."""
+    policy: str
+    """The policy file whose turn rule it has beside the built-in ones; empty without one."""
     home: Path
     journal: Path | None
     key_file: Path | None
@@ -292,6 +299,7 @@ def read_options(
         verify=Verify(given.verify),
         download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
         sources=read_source_rules(given.sources),
+        policy=given.policy or "",
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         key_file=None if given.key_file is None else Path(given.key_file),

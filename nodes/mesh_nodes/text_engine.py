@@ -21,11 +21,13 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
+    Decode,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
     LoadOrder,
     LoadTier,
+    Prefill,
     PrefixChange,
     StepResult,
 )
@@ -159,9 +161,13 @@ class TextEngine:
         self._texts.get(instance_id, {}).pop(request_id, None)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
-        result = self._inner.step(instance_id, prefill_tokens_max, iterations)
+        result = self._inner.step(instance_id, prefill, iterations, decode)
         if not result.outputs:
             return result
         outputs = tuple([self._worded(instance_id, output) for output in result.outputs])

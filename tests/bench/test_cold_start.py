@@ -30,7 +30,7 @@ from tests.support.tiny_model import LlamaShape
 
 FIRST = DeploymentName("first")
 NEW, OTHER = InstanceId("new"), InstanceId("other")
-STEP = StartStep(instance_id=NEW, prefill_tokens_max=256)
+STEP = StartStep(instance_id=NEW, prefill=256)
 
 
 def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:

@@ -151,7 +151,7 @@ def test_a_journal_tells_where_each_second_of_a_node_went() -> None:
     after.
     """
     beat = HeartbeatDue(rss_bytes=0, engine_bytes=0)
-    step = StartStep(instance_id=ONE, prefill_tokens_max=256)
+    step = StartStep(instance_id=ONE, prefill=256)
     measure = StartMeasure(instance_id=ONE, shape=IterationShape(decode_batch=1))
     journal = [
         decided(99.0, beat, load(ONE)),

@@ -10,7 +10,7 @@ from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, Run
 from bench.mixed.workload import BURST_S, FIRST_BATCH, QUIET_GAP_S, Requests, burst, quiet, sizes
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.node_rule import HEADROOM
+from mesh.domain.node_rule import DEFAULT_RULE
 from mesh.domain.profile import Grid
 from mesh.domain.slo import Slo
 from mesh.evaluation.judging import Judged, Judgement, judged
@@ -51,7 +51,7 @@ def call(*tokens_s: float, node: str = "", refused: str = "") -> Judged:
 
 def test_the_slo_is_what_the_first_node_keeps_for_a_batch_and_a_burst_is_twice_that() -> None:
     found = sizes(FIRST, SECOND, REQUESTS)
-    assert found.slo.tpot_s == pytest.approx(FIRST_BATCH * 0.010 * HEADROOM.overestimate)
+    assert found.slo.tpot_s == pytest.approx(FIRST_BATCH * 0.010 * DEFAULT_RULE.overestimate)
     assert found.slo.ttft_s == 10.0
     assert (found.first_batch, found.second_batch) == (FIRST_BATCH, FIRST_BATCH // 2)
     assert found.burst == 2 * FIRST_BATCH
@@ -59,7 +59,7 @@ def test_the_slo_is_what_the_first_node_keeps_for_a_batch_and_a_burst_is_twice_t
 
 def test_the_slo_is_one_that_the_second_node_can_keep_at_half_its_speed() -> None:
     found = sizes(FIRST, profile(decode=decodes(0.090, 0.020)), REQUESTS)
-    assert found.slo.tpot_s == pytest.approx(2 * 0.090 * HEADROOM.overestimate)
+    assert found.slo.tpot_s == pytest.approx(2 * 0.090 * DEFAULT_RULE.overestimate)
     assert (found.first_batch, found.burst) == (18, 36)
 
 

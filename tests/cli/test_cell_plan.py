@@ -98,6 +98,14 @@ def test_a_lone_node_takes_what_the_agent_takes_by_itself(started: dict[str, lis
     }
 
 
+def test_nodes_get_a_policy_file_for_its_turn_rule(started: dict[str, list[str]]) -> None:
+    nodes = plan_nodes(["cpu"])
+    LocalCell(
+        CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes, policy="/mine.py")
+    ).start()
+    assert [told[-2:] for told in started.values()] == [["--policy", "/mine.py"]] * 2
+
+
 def test_a_node_on_each_numa_node_takes_what_is_near(started: dict[str, list[str]]) -> None:
     nodes = on_numa_nodes(plan_nodes(["gpu", "cpu"]), [0, 2])
     assert [node.name for node in nodes] == ["gpu0", "cpu0", "cpu2"]

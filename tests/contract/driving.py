@@ -11,6 +11,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams, TokenLogprobs
+from mesh.domain.steps import Decode, Prefill
 from mesh.runtime.engine import Engine, EngineRequest, InstanceMemory, LoadOrder, StepResult
 
 STEPS_MAX = 2000
@@ -114,10 +115,14 @@ class Driver:
         self.check_books()
         return resized.kv_blocks
 
-    def step(self, prefill_tokens_max: int = 64) -> StepResult:
-        result = self.engine.step(self.instance_id, prefill_tokens_max)
-        self._check_progress(result, prefill_tokens_max)
-        decodes = [r for r in self.running.values() if r.decoding]
+    def step(self, prefill: Prefill = 64, decode: Decode = None) -> StepResult:
+        result = self.engine.step(self.instance_id, prefill, decode=decode)
+        self._check_progress(result, prefill)
+        decodes = [
+            r
+            for request_id, r in self.running.items()
+            if r.decoding and (decode is None or request_id in decode)
+        ]
         attended = {r.request.request_id: r.total for r in decodes}
         yielding = [output.request_id for output in result.outputs]
         decoded = [request_id for request_id in yielding if request_id in attended]
@@ -190,10 +195,17 @@ class Driver:
     def _books_but_held(self) -> list[InstanceMemory]:
         return [replace(line, kv_held_bytes=0) for line in self.engine.memory()]
 
-    def _check_progress(self, result: StepResult, prefill_tokens_max: int) -> None:
+    def _check_progress(self, result: StepResult, prefill: Prefill) -> None:
         """Prefill keeps to its budget, and what is left of it is said truthfully."""
-        assert 0 <= result.prefill_tokens <= max(prefill_tokens_max, 0)
         left = dict(result.prefill_left)
+        if isinstance(prefill, int):
+            assert 0 <= result.prefill_tokens <= max(prefill, 0)
+        else:
+            most = dict(prefill)
+            for request_id, running in self.running.items():
+                if not running.decoding:
+                    computed = running.left - left.get(request_id, 0)
+                    assert computed <= most.get(request_id, 0)
         waiting = [i for i, r in self.running.items() if not r.decoding]
         assert len(left) == len(result.prefill_left)
         assert set(left) <= set(waiting)

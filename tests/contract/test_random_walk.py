@@ -71,6 +71,13 @@ class Walk(RuleBasedStateMachine):
         for _ in range(times):
             self.driver.step(budget)
 
+    @precondition(lambda self: self.driver.running)
+    @rule(data=st.data())
+    def step_some(self, data: st.DataObject) -> None:
+        names = st.sampled_from(list(self.driver.running))
+        shares = data.draw(st.dictionaries(names, st.integers(0, 60), max_size=3))
+        self.driver.step(tuple(shares.items()), tuple(data.draw(st.sets(names))))
+
     @rule(blocks=st.integers(0, KV_BLOCKS_MAX))
     def resize(self, blocks: int) -> None:
         assert self.driver.resize(blocks) >= max(blocks, 1)

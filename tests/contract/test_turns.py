@@ -6,11 +6,53 @@ from mesh.runtime.engine import StepResult
 from tests.contract.driving import Driver, greedy
 
 A, B = tuple(range(5, 15)), tuple(range(30, 55))
+PROMPTS = {"a": A, "b": B, "c": tuple(range(60, 80))}
 
 
 def turn(driver: Driver, iterations: int, prefill_tokens_max: int = 64) -> StepResult:
     """By the engine itself: the driver's account is of single iterations."""
     return driver.engine.step(driver.instance_id, prefill_tokens_max, iterations)
+
+
+def test_only_those_decode_that_are_named(driver: Driver) -> None:
+    """The others' tokens are the same as without it, once it is their turn."""
+    alone = {name: driver.run(f"{name}0", prompt, greedy(6)) for name, prompt in PROMPTS.items()}
+    for name, prompt in PROMPTS.items():
+        driver.submit(name, prompt, greedy(6))
+    driver.step(256)
+    for named in ("b", "c", "b", "ac", "a"):
+        result = driver.step(decode=tuple(RequestId(name) for name in named))
+        assert {output.request_id for output in result.outputs} == set(named)
+        assert result.decode_batch == len(named)
+    assert driver.step(decode=()).outputs == ()
+    assert driver.step(decode=(RequestId("nobody"),)).outputs == ()
+    driver.finish()
+    assert {name: driver.ended[RequestId(name)].tokens for name in alone} == alone
+
+
+def test_several_iterations_of_those_that_are_named(driver: Driver) -> None:
+    alone = driver.run("b0", B, greedy(9))
+    driver.submit("a", A, greedy(9))
+    driver.submit("b", B, greedy(9))
+    driver.step()
+    b = (RequestId("b"),)
+    result = driver.engine.step(driver.instance_id, 0, 5, b)
+    assert (result.iterations, result.decode_batch, len(result.outputs)) == (5, 1, 1)
+    assert list(of("b", result).token_ids) == alone[1:6]
+
+
+def test_prompts_that_are_named_compute_as_much_as_is_said_of_each(driver: Driver) -> None:
+    alone = {name: driver.run(f"{name}0", prompt, greedy(3)) for name, prompt in PROMPTS.items()}
+    for name, prompt in PROMPTS.items():
+        driver.submit(name, prompt, greedy(3))
+    shares = ((RequestId("c"), 9), (RequestId("b"), 99))
+    result = driver.step(shares)
+    left = {"a": len(PROMPTS["a"]), "c": len(PROMPTS["c"]) - 9}
+    assert (dict(result.prefill_left), len(result.outputs)) == (left, 1)
+    result = driver.step(((RequestId("c"), 99),), decode=())
+    assert [output.request_id for output in result.outputs] == ["c"], "b waits for its turn"
+    driver.finish()
+    assert {name: driver.ended[RequestId(name)].tokens for name in alone} == alone
 
 
 def of(name: str, result: StepResult) -> RequestTokens:

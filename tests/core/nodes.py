@@ -23,10 +23,12 @@ from mesh.domain.node_events import (
     StepFinished,
 )
 from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier, StepResult
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule, name_of
 from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
@@ -42,11 +44,12 @@ def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceL
 
 
 class NodeUnderTest:
-    def __init__(self, turns: TurnRule = TurnRule.HEADROOM, *, turn_s_max: float = 0.0) -> None:
+    def __init__(self, turns: TurnRule = HEADROOM, *, turn_s_max: float = 0.0) -> None:
         limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0)
-        self.core = NodeCore(limits=limits)
+        own_rule = turns if name_of(turns).digest else None
+        self.core = NodeCore(limits=limits, own_rule=own_rule)
         self.now_s = 50.0
-        self.tell(LinkOpened(rule=NodeRule(turn=turns, turn_s_max=turn_s_max)))
+        self.tell(LinkOpened(rule=NodeRule(turn=name_of(turns), turn_s_max=turn_s_max)))
 
     def tell(self, event: NodeEvent) -> list[NodeAction]:
         return self.core.handle(event, self.now_s)

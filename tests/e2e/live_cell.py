@@ -143,13 +143,19 @@ class LiveCell:
         )
 
     def start_node(
-        self, name: str, *script: str, join: bool = True, home: Path | None = None
+        self,
+        name: str,
+        *script: str,
+        join: bool = True,
+        home: Path | None = None,
+        options: Sequence[str] = (),
     ) -> Process:
         """Start a node agent; with `join`, wait until the cell has it. `script` is what its engine
         is to do, in the words of tests/support/scripted_node.py. `home`: not the shared one.
+        `options`: further ones of the agent.
         """
         arguments = self._node_arguments(name, home or self._store_home)
-        process = self._start(f"node-{name}", NODE, *script, "--", *arguments)
+        process = self._start(f"node-{name}", NODE, *script, "--", *arguments, *options)
         if join:
             self.wait_for(f"node {name} to join", lambda: self.node(name))
         return process

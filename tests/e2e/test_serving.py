@@ -8,12 +8,15 @@ from mesh.domain.errors import InvalidInput, NotFound, Refused
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, Invocation, TextPrompt, Tokens
 from mesh.domain.messages import AbortRequest
-from mesh.domain.node_events import CommandReceived, StepFinished
+from mesh.domain.node_events import CommandReceived, LinkOpened, StepFinished
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.runtime.journal import read_journal
-from tests.e2e.live_cell import LiveCell
+from mesh.policy.rules.registry import rule_named
+from mesh.runtime.journal import NodeStart, read_journal
+from mesh.runtime.policies import rule_of_file
+from tests.e2e.live_cell import ROOT, WAIT_S_MAX, LiveCell
 
 CLIENTS = 8
+WEIGHTED_TURNS = ROOT / "examples/policies/weighted_turns.py"
 
 
 def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_model: Path) -> None:
@@ -37,6 +40,26 @@ def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_mod
     again = cell.invoke("chat", "hello", max_tokens=12)
     assert again.finished().grace_s == 0.0, "the second found it running"
     assert again.token_ids == answer.token_ids
+
+
+def test_nodes_compute_by_the_turn_rule_of_the_policy_file(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    policy = ("--policy", str(WEIGHTED_TURNS))
+    cell.start_controller(*policy)
+    refused = cell.start_node("n1", join=False)
+    assert refused.popen.wait(WAIT_S_MAX) == 1
+    assert "start the node with --policy and the same file" in refused.log_text()
+    cell.journals = True
+    node = cell.start_node("n2", options=policy)
+    cell.deploy("chat", tiny_model)
+    assert cell.invoke("chat", "hello", max_tokens=12).finished().output_tokens == 12
+    start, decisions = read_journal(node.journal)
+    opened = next(d.event for d in decisions if isinstance(d.event, LinkOpened))
+    assert opened.rule.turn.name == "weighted_turns"
+    assert isinstance(start, NodeStart)
+    own = rule_of_file(start.policy)
+    assert rule_named(opened.rule.turn, own) == own
 
 
 def test_eight_clients_at_once_get_their_own_answers_from_one_batch(

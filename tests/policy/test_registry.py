@@ -8,11 +8,13 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.reasons import DeviceKind
 from mesh.policy.composed import Composed
 from mesh.policy.interface import checked
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.policy.rules.first_come import FIRST_COME
+from mesh.policy.rules.headroom import HEADROOM
 
 
 def test_a_policy_is_found_by_its_name_and_an_unknown_one_lists_the_known() -> None:
@@ -30,8 +32,8 @@ def composed(name: str) -> Composed:
 
 def test_the_default_keeps_slos_and_the_baseline_computes_in_the_order_of_arrival() -> None:
     chosen, baseline = composed(DEFAULT_POLICY), composed("fcfs")
-    assert (chosen.node_rule.turn, chosen.promises) == (TurnRule.HEADROOM, True)
-    assert (baseline.node_rule.turn, baseline.promises) == (TurnRule.FIRST_COME, False)
+    assert (chosen.rule, chosen.promises) == (HEADROOM, True)
+    assert (baseline.rule, baseline.promises) == (FIRST_COME, False)
 
 
 def test_the_ablations_are_the_default_policy_with_a_part_left_out() -> None:
@@ -66,5 +68,5 @@ def test_nodes_are_told_a_rule_within_the_bounds_of_the_cell() -> None:
 
 def test_a_policy_cannot_promise_by_turns_that_validation_does_not_model() -> None:
     wrong = replace(composed("fcfs"), promises=True)
-    with pytest.raises(InvalidInput, match="does not model turns by first_come"):
+    with pytest.raises(InvalidInput, match="nothing can be promised by its turn rule 'first_come'"):
         checked(wrong)

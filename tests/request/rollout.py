@@ -8,9 +8,10 @@ rollout stops once every request has had its tokens.
 from dataclasses import dataclass, field
 
 from mesh.domain.slo import next_due_s
-from mesh.request.run_queues import RunQueue
+from mesh.domain.steps import PrefillBudget
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, next_turn, note_turn
 from mesh.request.shadow import LOOKAHEAD_TOKENS
-from mesh.request.turns import Grant, next_turn, note_turn
 from tests.request.schedules import Instance, Node, Request
 
 FURTHER_TOKENS = 64
@@ -69,6 +70,7 @@ class Rollout:
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
         grant = next_turn(
+            self.node.rule,
             self._queues(now_s, self.grow),
             now_s,
             prefill_tokens_max=self.node.tokens_max,
@@ -93,7 +95,7 @@ class Rollout:
             instance, grant = turn
             seconds = self._slowed_s(node.started_s, grant.seconds)
             self.now_s = max(node.now_s, node.started_s + seconds)
-            self._compute(instance, grant.prefill_tokens, grant.iterations)
+            self._compute(instance, grant)
         self.tokens.clear()
 
     def _excuse(self) -> None:
@@ -144,24 +146,30 @@ class Rollout:
 
     def _carry_out(self, instance: Instance, grant: Grant) -> list[str]:
         self.now_s += self._slowed_s(self.now_s, grant.seconds)
-        return self._compute(instance, grant.prefill_tokens, grant.iterations)
+        return self._compute(instance, grant)
 
-    def _compute(self, instance: Instance, prefill_tokens: int, iterations: int) -> list[str]:
+    def _compute(self, instance: Instance, grant: Grant) -> list[str]:
         """Give tokens to whom the turn has some for, at its end; who of them is late."""
-        having = [request for request in instance.requests if not request.left]
+        having = [
+            request
+            for request in instance.requests
+            if not request.left and (grant.decode is None or request.name in grant.decode)
+        ]
+        budget = PrefillBudget(grant.prefill)
         for request in instance.requests:
-            if request.left and prefill_tokens:
-                part = min(prefill_tokens, request.left)
+            if request.left and budget.left:
+                part = min(budget.tokens_of(request.name), request.left)
                 request.left -= part
                 request.past += part
-                prefill_tokens -= part
+                budget.spend(request.name, part)
                 if not request.left:
                     having.append(request)
         late = []
         seen_s = self.now_s + self.node.margin_s
-        for request in having * iterations:
+        for request in having * grant.iterations:
             if request.due_s < seen_s and id(request) not in self.excused:
                 late.append(f"{instance.name}: due {request.due_s}, seen {seen_s}")
-            request.due_s = next_due_s(request.due_s, instance.tpot_s, self.now_s)
+            pace_s = request.tpot_s or instance.tpot_s
+            request.due_s = next_due_s(request.due_s, pace_s, self.now_s)
             self.tokens[id(request)] = self.tokens.get(id(request), 0) + 1
         return late

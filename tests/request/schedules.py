@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.compute.times import Times
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.turns import TurnRule
 from mesh.request.shadow import Newcomer, Schedule, validate
 from tests.support.profiles import profile
 
@@ -18,7 +20,7 @@ TOKENS_MAX = 256
 
 
 class Job(NamedTuple):
-    """See `mesh.request.decode_capacity.Job`, with names for its parts."""
+    """See `mesh.policy.rules.decode_capacity.Job`, with names for its parts."""
 
     due_s: float
     decode_s: float
@@ -58,6 +60,12 @@ class Request:
     due_s: float
     left: int = 0
     past: int = 10
+    tpot_s: float = 0.0
+    """Its pace; 0: that of its instance."""
+
+    @property
+    def name(self) -> RequestId:
+        return RequestId(str(id(self)))
 
 
 def a_prompt(left: int, due_s: float) -> Request:
@@ -88,7 +96,14 @@ class Instance:
             else:
                 queue.batch += 1
                 queue.context_tokens += request.past
+                queue.requests.append(request.name)
                 queue.add(request.due_s, now_s)
+        paces_s = [request.tpot_s for request in self.requests if request.tpot_s]
+        if paces_s:
+            queue.tpot_s = min(self.tpot_s, *paces_s)
+            running = [request for request in self.requests if not request.left]
+            rows = [(r.name, r.due_s, r.past, r.tpot_s or self.tpot_s) for r in running]
+            queue.divide(rows, now_s)
         queue.predict(lookahead_tokens)
         return queue
 
@@ -124,7 +139,13 @@ def queue(
 
 
 def prompt_of(request: Request) -> Prompt:
-    return Prompt(left=request.left, past=request.past, due_s=request.due_s)
+    return Prompt(
+        request_id=request.name,
+        left=request.left,
+        past=request.past,
+        due_s=request.due_s,
+        tpot_s=request.tpot_s,
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,6 +157,7 @@ class Node:
     target: int = -1
     now_s: float = 0.0
     tokens_max: int = TOKENS_MAX
+    rule: TurnRule = HEADROOM
     turn_s_max: float = 0.0
     started_s: float | None = None
     joining: list[tuple[int, Request]] = field(default_factory=list)
@@ -161,6 +183,7 @@ class Node:
             queues=known,
             now_s=self.now_s,
             prefill_tokens_max=self.tokens_max,
+            rule=self.rule,
             turn_s_max=self.turn_s_max,
             started_s=self.started_s,
             joining=[(queues[index], prompt_of(request)) for index, request in self.joining],

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from mesh.compute.times import Times
 from mesh.domain.profile import Grid
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
 from tests.request.schedules import Instance, Node, Request, a_prompt
 from tests.support.profiles import profile
 
@@ -54,7 +56,7 @@ def instances(draw: st.DrawFn, name: str, shares: int) -> Instance:
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> Node:
+def nodes(draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,)) -> Node:
     count = draw(st.integers(1, 4))
     node = Node(
         instances=[draw(instances(f"i{n}", count)) for n in range(count)],
@@ -63,7 +65,13 @@ def nodes(draw: st.DrawFn) -> Node:
         margin_s=draw(st.sampled_from([0, 5])) * MS,
         may_be_late=draw(st.booleans()) and draw(st.booleans()),
         turn_s_max=draw(st.sampled_from([0, 0, 20, 50, 200])) * MS,
+        rule=draw(st.sampled_from(rules)),
     )
+    if draw(st.booleans()):
+        # Several paces on an instance, none much slower than that by which it was made.
+        for instance in node.instances:
+            for request in instance.requests:
+                request.tpot_s = instance.tpot_s * draw(st.sampled_from([1.0, 1.0, 1.5, 3.0]))
     if draw(st.booleans()):
         node.started_s = -draw(st.integers(0, 40)) * MS
         node.joining = [

@@ -10,8 +10,9 @@ from copy import deepcopy
 import pytest
 
 from mesh.domain.reasons import Verdict
-from mesh.request import shadow, turns
-from mesh.request.run_queues import RunQueue
+from mesh.policy.rules import turns
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.request import shadow
 from tests.request.schedules import TIMES, Instance, Node, Request, a_prompt, instance, times
 
 
@@ -96,11 +97,16 @@ class TestBounds:
         asked: list[float] = []
 
         def counted(
-            queues: list[RunQueue], now_s: float, *, prefill_tokens_max: int, turn_s_max: float
+            rule: turns.TurnRule,
+            queues: list[RunQueue],
+            now_s: float,
+            *,
+            prefill_tokens_max: int,
+            turn_s_max: float,
         ) -> turns.Grant | None:
             asked.append(now_s)
             return turns.next_turn(
-                queues, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
+                rule, queues, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
             )
 
         monkeypatch.setattr(shadow, "next_turn", counted)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mesh.domain.ids import InstanceId
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.request.shadow import Schedule, in_time_together
 from tests.request.schedules import TIMES, TOKENS_MAX, queue
 

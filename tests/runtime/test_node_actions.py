@@ -146,7 +146,7 @@ def submit(engine: ScriptedEngine, name: str, max_tokens: int) -> None:
 
 
 def turn(engine: ScriptedEngine, iterations: int) -> StepResult:
-    action = StartStep(instance_id=INSTANCE, prefill_tokens_max=64, iterations=iterations)
+    action = StartStep(instance_id=INSTANCE, prefill=64, iterations=iterations)
     lane, event = perform(engine, action)
     assert lane is Lane.COMPUTE
     assert isinstance(event, StepFinished)
@@ -175,7 +175,7 @@ def test_a_turn_ends_with_the_first_request_that_ends(engine: ScriptedEngine) ->
 
 def test_a_turn_with_prompts_left_is_one_iteration(engine: ScriptedEngine) -> None:
     submit(engine, "a", 9)
-    action = StartStep(instance_id=INSTANCE, prefill_tokens_max=2, iterations=5)
+    action = StartStep(instance_id=INSTANCE, prefill=2, iterations=5)
     _, event = perform(engine, action)
     assert isinstance(event, StepFinished)
     assert (event.result.iterations, event.result.prefill_tokens) == (1, 2)

@@ -32,7 +32,7 @@ from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkOpened, NodeEvent
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
@@ -71,10 +71,14 @@ class LoggingEngine(ScriptedEngine):
         super().abort(instance_id, request_id)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         self.log.append("step")
-        return super().step(instance_id, prefill_tokens_max, iterations)
+        return super().step(instance_id, prefill, iterations, decode)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         self.log.append(f"resize {kv_blocks}")

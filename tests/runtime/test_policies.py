@@ -1,11 +1,14 @@
 """A policy by its name, or from a file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import InvalidInput
-from mesh.runtime.policies import policy_of
+from mesh.policy.rules.registry import rule_named
+from mesh.policy.rules.turns import name_of
+from mesh.runtime.policies import policy_of, rule_of_file
 
 WRONG = """
 from dataclasses import replace
@@ -29,7 +32,7 @@ def test_one_is_found_by_its_name_and_one_in_its_file() -> None:
         ("1 / 0", "cannot be run: ZeroDivisionError"),
         (
             WRONG,
-            "does not model turns by first_come",
+            "nothing can be promised by its turn rule 'first_come'",
         ),
     ],
 )
@@ -42,6 +45,42 @@ def test_a_file_that_has_none_says_what_is_wrong(tmp_path: Path, text: str, why:
         policy_of(str(tmp_path / "other.py"))
 
 
-@pytest.mark.parametrize(("name", "lines_max"), [("lru_swap.py", 80), ("kvpr.py", 120)])
+OWN_RULE = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from mesh.policy.fcfs import FCFS
+from mesh.policy.rules.first_come import FirstCome
+
+@dataclass(frozen=True)
+class Own(FirstCome):
+    quota: int = 3
+    name: ClassVar[str] = "own"
+
+POLICY = replace(FCFS, rule=Own(quota=5))
+"""
+
+
+def test_a_node_runs_the_rule_of_its_own_file_if_that_is_the_controllers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_RULE, encoding="utf-8")
+    told, own = name_of(policy_of(str(path)).rule), rule_of_file(str(path))
+    assert (told.name, told.parameters, len(told.digest)) == ("own", (("quota", 5),), 16)
+    assert rule_named(told, own) == own
+    assert rule_named(replace(told, parameters=(("quota", 7.0),)), own) == type(own)(quota=7)  # type: ignore[call-arg]
+    path.write_text(OWN_RULE + "# another", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=f"no turn rule 'own' of digest {told.digest}"):
+        rule_named(told, rule_of_file(str(path)))
+    with pytest.raises(InvalidInput, match="does not take"):
+        rule_named(replace(told, parameters=(("speed", 7.0),)), own)
+
+
+def test_a_policy_by_name_or_of_a_built_in_rule_brings_none_along() -> None:
+    for text in ("", "fcfs", str(EXAMPLES / "kvpr.py")):
+        assert rule_of_file(text) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "lines_max"), [("lru_swap.py", 80), ("kvpr.py", 120), ("weighted_turns.py", 100)]
+)
 def test_an_example_fits_on_a_page(name: str, lines_max: int) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= lines_max

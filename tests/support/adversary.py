@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mesh.domain.node_rule import HEADROOM, NodeRule
+from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
 from mesh.domain.slo import Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import Carry, How, Join, Move, Plan, Refuse, Release, Start
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
@@ -23,7 +25,8 @@ def _turn(at: float, of: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
     name: str = "adversary"
-    node_rule: NodeRule = HEADROOM
+    rule: TurnRule = HEADROOM
+    node_rule: NodeRule = DEFAULT_RULE
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     promises: bool = True
     refuses_late: bool = True

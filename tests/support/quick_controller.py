@@ -10,6 +10,7 @@ from pathlib import Path
 from mesh.controller.main import HTTP_OFF
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.limits import CellLimits
+from mesh.policy.registry import DEFAULT_POLICY
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--parked-s", type=float, default=0.3)
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--http", default=HTTP_OFF)
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     given = parser.parse_args()
     limits = replace(
         CellLimits(),
@@ -37,6 +39,7 @@ def main() -> None:
         home=given.home,
         journal=given.journal,
         limits=limits,
+        policy=given.policy,
     )
     asyncio.run(serve(config))
 

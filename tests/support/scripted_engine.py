@@ -14,6 +14,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import Decode, Prefill
 from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
 from mesh.sim.virtual_engine import VirtualEngine
 
@@ -106,7 +107,11 @@ class ScriptedEngine(VirtualEngine):
         )
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         instance = self._instance(instance_id)
         if self.script.fails("fail_steps"):
@@ -117,7 +122,7 @@ class ScriptedEngine(VirtualEngine):
             self._sleep(took_s)
             return took_s
 
-        return instance.step(prefill_tokens_max, iterations, seconds)
+        return instance.step(prefill, iterations, seconds, decode)
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         self._measurable(instance_id, shape)

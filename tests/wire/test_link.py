@@ -21,8 +21,8 @@ from mesh.domain.messages import (
     NodeReport,
     UnloadInstance,
 )
-from mesh.domain.node_rule import CELL_RULE, NodeRule
-from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
+from mesh.domain.reasons import DeviceKind
 from mesh.domain.text import TextAssets
 from mesh.runtime.link_life import LinkLimits
 from mesh.v1 import node_link_pb2 as pb
@@ -46,7 +46,12 @@ UNLOAD = UnloadInstance(instance_id=InstanceId("i1"))
 QUICK = LinkLimits(welcome_s_max=WAIT_S_MAX, pause_s_min=0.01, pause_s_max=0.05)
 """The welcome may be late on a machine that is busy with other things."""
 Script = Callable[["Controller", Any, Any], Awaitable[None]]
-RULE = NodeRule(turn=TurnRule.FIRST_COME, overestimate=1.25, chunk_tokens_max=512, turn_s_max=0.25)
+RULE = NodeRule(
+    turn=RuleName(name="headroom", parameters=(("passed_max", 5),)),
+    overestimate=1.25,
+    chunk_tokens_max=512,
+    turn_s_max=0.25,
+)
 
 
 class Controller(NodeLinkServicer):

@@ -30,6 +30,16 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         hint = "start this one with another --name"
         ctx.act(CloseLink(link_id=link_id, error="AlreadyExists", message=message, hint=hint))
         return
+    wanted = ctx.policy.node_rule.turn
+    if wanted.digest and hello.rule_digest != wanted.digest:
+        has = f"the digest {hello.rule_digest}" if hello.rule_digest else "no policy file"
+        message = (
+            f"node {hello.node_id!r} has {has}; this cell computes by the turn rule "
+            f"{wanted.name!r} of a policy file with the digest {wanted.digest}"
+        )
+        hint = "start the node with --policy and the same file"
+        ctx.act(CloseLink(link_id=link_id, error="InvalidInput", message=message, hint=hint))
+        return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
         # Hellos of different links may overtake each other: should the node live on the old one,
@@ -41,6 +51,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         hello=hello,
         link_id=link_id,
         rule=ctx.policy.node_rule,
+        turns=ctx.policy.rule,
         station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,

@@ -1,9 +1,9 @@
 """The node core: which instance gets the next turn, and what the controller is told.
 
 `handle` takes commands, and what came of engine calls, and returns engine calls and reports. At
-most one turn is under way on a node; as soon as it is over, the next one is given, by the rule of
-`mesh.request.turns`. The core owns the node's view of its instances and requests; the engine owns
-the tokens.
+most one turn is under way on a node; as soon as it is over, the next one is given, by the turn rule
+of the controller's policy. The core owns the node's view of its instances and requests; the engine
+owns the tokens.
 """
 
 from typing import assert_never
@@ -65,12 +65,15 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
-from mesh.request.turns import next_turn
+from mesh.policy.rules.registry import rule_named
+from mesh.policy.rules.turns import TurnRule, next_turn
 
 
 class NodeCore:
-    def __init__(self, *, limits: NodeLimits) -> None:
+    def __init__(self, *, limits: NodeLimits, own_rule: TurnRule | None = None) -> None:
+        """`own_rule`: the turn rule of the node's own policy file, if it has one."""
         self._limits = limits
+        self._own_rule = own_rule
         self._node = LocalNode()
         self._now_s = 0.0
         """The time of the last event."""
@@ -108,11 +111,11 @@ class NodeCore:
             and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown, care)) is not None
         ]
         grant = next_turn(
+            node.turns,
             run_queues,
             ctx.now_s,
             prefill_tokens_max=min(self._limits.prefill_tokens_max, node.rule.chunk_tokens_max),
             turn_s_max=node.rule.turn_s_max,
-            rule=node.rule.turn,
         )
         if grant is None:
             measuring.grant(ctx, node, primes=primes)
@@ -121,8 +124,9 @@ class NodeCore:
         ctx.engine(
             StartStep(
                 instance_id=grant.queue.instance_id,
-                prefill_tokens_max=grant.prefill_tokens,
+                prefill=grant.prefill,
                 iterations=grant.iterations,
+                decode=grant.decode,
             )
         )
 
@@ -178,7 +182,8 @@ class NodeCore:
                 if instance is not None:
                     instance.note_blocks_used(event.kv_blocks_used)
             case LinkOpened():
-                self._node.link_opened(event.rule)
+                turns = rule_named(event.rule.turn, self._own_rule)
+                self._node.link_opened(event.rule, turns)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
             case LinkClosed():

@@ -19,7 +19,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance, ProfileRefined
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import ProfileSource
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 
 ERRORS_KEPT = 256
 """Iterations by which it is told how far predictions are off."""
@@ -277,6 +277,7 @@ class LocalInstance:
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
+        running, mixed = run_queue.requests, False
         for request in requests:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
@@ -287,17 +288,37 @@ class LocalInstance:
                 due_s = request.due_s - margin_s
                 slack_s = inf if request.output_tokens else request.order.slack_s
                 past = request.tokens - left
-                prompt = Prompt(left=left, past=past, due_s=due_s, slack_s=slack_s)
+                prompt = Prompt(
+                    request_id=request.request_id,
+                    left=left,
+                    past=past,
+                    due_s=due_s,
+                    slack_s=slack_s,
+                    tpot_s=request.pace_s,
+                )
                 run_queue.prompts.append(prompt)
             else:
                 dues_s.append(request.due_s - margin_s)
+                running.append(request.request_id)
                 context_tokens += request.tokens
+                if request.pace_s != self.pace_s:
+                    mixed = True
         run_queue.batch, run_queue.context_tokens, run_queue.oldest_s = (
             len(dues_s),
             context_tokens,
             oldest_s,
         )
-        run_queue.sort_dues(now_s)
+        if mixed:
+            on = [self.requests[request_id] for request_id in running]
+            run_queue.divide(
+                [
+                    (r.request_id, due_s, r.tokens, r.pace_s)
+                    for r, due_s in zip(on, dues_s, strict=True)
+                ],
+                now_s,
+            )
+        else:
+            run_queue.sort_dues(now_s)
         run_queue.predict()
         return run_queue
 

@@ -13,7 +13,8 @@ from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import HeldModel, LoadTier
-from mesh.request.turns import Grant, note_turn
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import Grant, TurnRule, note_turn
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
@@ -63,6 +64,8 @@ class LocalNode:
     survey: LocalSurvey | None = None
     rule: NodeRule = CELL_RULE
     """As the controller said last."""
+    turns: TurnRule = HEADROOM
+    """The turn rule that it names."""
     disturbed_s: float = 0.0
     """When it last had something to do, or was told something."""
     steps_started: int = 0
@@ -97,8 +100,8 @@ class LocalNode:
         """Whether something takes memory that no controller knows of."""
         return any(instance.unbooked for instance in self.instances.values())
 
-    def link_opened(self, rule: NodeRule) -> None:
-        self.linked, self.rule = True, rule
+    def link_opened(self, rule: NodeRule, turns: TurnRule) -> None:
+        self.linked, self.rule, self.turns = True, rule, turns
         for instance in self.instances.values():
             instance.link_opened()
 

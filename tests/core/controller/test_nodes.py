@@ -22,7 +22,10 @@ from mesh.domain.messages import (
     SubmitRequest,
     UnloadInstance,
 )
+from mesh.domain.node_rule import RuleName
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.policy.fcfs import FCFS
+from mesh.policy.rules.first_come import FirstCome
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
@@ -36,6 +39,13 @@ from tests.core.cells import (
 )
 
 OP = OperationId("op-1")
+
+
+class OwnRule(FirstCome):
+    """As `mesh.runtime.policies` reads it from a file."""
+
+    name = "own"
+    digest = "abcd"
 
 
 def report(instance_id: str = "chat-0-1", model_id: str = MODEL.model_id) -> InstanceReport:
@@ -206,6 +216,19 @@ def test_what_a_process_keeps_after_its_last_unload_is_unaccounted() -> None:
         cell.report(link, told)
         (seen,) = cell.core.snapshot(cell.now_s).nodes
         assert seen.unaccounted_bytes == 60 - 10 - engine_bytes
+
+
+def test_a_node_without_the_policy_file_of_the_rule_is_refused() -> None:
+    cell = CellUnderTest(rule=replace(FCFS, rule=OwnRule()))
+    for digest, why in (("", "no policy file"), ("fedc", "the digest fedc")):
+        _, refused = cell.join(replace(hello(), rule_digest=digest))
+        told = only(refused, CloseLink)
+        assert told.error == "InvalidInput"
+        assert why in told.message
+        assert "'own' of a policy file with the digest abcd" in told.message
+        assert not cell.core.cell.nodes
+    _, joined = cell.join(replace(hello(), rule_digest="abcd"))
+    assert only(joined, AcceptLink).rule.turn == RuleName(name="own", digest="abcd")
 
 
 def test_nodes_are_told_how_long_a_turn_may_be() -> None:

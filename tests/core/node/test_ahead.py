@@ -51,7 +51,7 @@ def more(*token_ids: int, held: bool = True, attempt: int = 2) -> ContinueReques
 def test_a_held_request_is_computed_and_then_gets_no_turn() -> None:
     node, asked = holding()
     assert only(asked, SubmitToEngine).request.held
-    assert only(asked, StartStep).prefill_tokens_max == 4, "all but its last token"
+    assert only(asked, StartStep).prefill == 4, "all but its last token"
     after = node.step("i1", prefill_tokens=4)
     assert only(reports(after), ComputedAhead) == ComputedAhead(
         request_id=RequestId("a"), attempt=2
@@ -64,7 +64,7 @@ def test_a_chunk_of_it_is_not_all_of_it() -> None:
     node, _ = holding()
     after = node.step("i1", prefill_tokens=3, prefill_left={"a": 1})
     assert not of_kind(reports(after), ComputedAhead)
-    assert only(after, StartStep).prefill_tokens_max == 1
+    assert only(after, StartStep).prefill == 1
 
 
 def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
@@ -72,15 +72,15 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
     node.step("i1", prefill_tokens=4)
     asked = node.command(more(42, 43))
     assert only(asked, SubmitToEngine).request.output_tokens == (40, 41, 42, 43)
-    assert only(asked, StartStep).prefill_tokens_max == 2
+    assert only(asked, StartStep).prefill == 2
     assert of_kind(reports(node.step("i1", prefill_tokens=2)), ComputedAhead)
 
     asked = node.command(more(44, held=False))
     assert not only(asked, SubmitToEngine).request.held
-    assert only(asked, StartStep).prefill_tokens_max == 2, "its last token, and the one before"
+    assert only(asked, StartStep).prefill == 2, "its last token, and the one before"
     after = node.step("i1", token("a", 5, attempt=2), prefill_tokens=2)
     assert not of_kind(reports(after), ComputedAhead)
-    assert only(after, StartStep).prefill_tokens_max == 0, "it decodes"
+    assert only(after, StartStep).prefill == 0, "it decodes"
 
 
 def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on() -> None:
@@ -93,7 +93,7 @@ def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on
     assert not of_kind(after, StartStep)
     on = node.command(more(attempt=1, held=False))
     assert not only(on, SubmitToEngine).request.held
-    assert only(on, StartStep).prefill_tokens_max == 0, "it decodes as before"
+    assert only(on, StartStep).prefill == 0, "it decodes as before"
 
 
 def test_it_is_left_out_of_one_iteration_of_the_others() -> None:

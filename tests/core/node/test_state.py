@@ -13,7 +13,8 @@ from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
-from mesh.request.turns import Grant
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import Grant
 from tests.core.cells import FOOTPRINT, request
 from tests.core.nodes import load_command
 from tests.support.profiles import PROFILE
@@ -65,7 +66,7 @@ def test_an_instance_has_one_turn_at_a_time() -> None:
     instance.add(a_request())
     run_queue = instance.run_queue(0.5, 0.0, 1.0, 1.1)
     assert run_queue is not None
-    node.begin_turn(Grant(queue=run_queue, prefill_tokens=3, seconds=0.1), 0.5)
+    node.begin_turn(Grant(queue=run_queue, prefill=3, seconds=0.1), 0.5)
     assert (node.stepping, node.steps_started, node.step_started_s) == ("i1", 1, 0.5)
     assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is None
     node.end_turn(0.0)
@@ -95,7 +96,7 @@ def test_what_a_closed_link_leaves_in_the_midst_of_something_is_in_nobodys_books
     ready.begin_resize(8)
     node.link_closed()
     assert list(node.instances) == ["i1", "i2"]
-    node.link_opened(CELL_RULE)
+    node.link_opened(CELL_RULE, HEADROOM)
     assert (ready.unbooked, loading.unbooked, node.has_unbooked()) == (False, True, True)
     assert loading.state is LocalState.ABANDONED
     ready.begin_resize(4)

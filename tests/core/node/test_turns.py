@@ -4,6 +4,7 @@ By the profile of these tests a decode of one request takes 1 ms, and 256, 128, 
 tokens take 20, 10.5, 3.3 and 2.1 ms.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,12 @@ import pytest
 from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.messages import TokensReport
-from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.policy.rules.alternate import Alternate
+from mesh.policy.rules.first_come import FIRST_COME
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
@@ -33,7 +38,8 @@ def running_node(headroom_s: float) -> NodeUnderTest:
 def granted(actions: list[NodeAction]) -> tuple[str, int]:
     """Which instance has the turn, and with how many prompt tokens."""
     step = only(actions, StartStep)
-    return step.instance_id, step.prefill_tokens_max
+    assert isinstance(step.prefill, int)
+    return step.instance_id, step.prefill
 
 
 @pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.014, 128), (0.005, 32)])
@@ -88,7 +94,7 @@ def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str)
 
 
 def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() -> None:
-    node = NodeUnderTest(turns=TurnRule.FIRST_COME)
+    node = NodeUnderTest(turns=FIRST_COME)
     node.load("i1")
     node.load("i2")
     node.submit("old", "i1", prompt=300, slo=Slo(ttft_s=100.0))
@@ -184,4 +190,41 @@ def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_promp
     actions = node.step("i1", prefill_left={"a": 44})
     said = only(reports(actions), TokensReport)
     assert (said.outputs, said.prefill_left) == ((), (("a", 44),))
-    assert of_kind(actions, StartStep)[0].prefill_tokens_max == 44
+    assert of_kind(actions, StartStep)[0].prefill == 44
+
+
+class ByName(Alternate):
+    """A rule of a policy file that decodes the last request alone, and computes the last prompt."""
+
+    name = "by-name"
+    digest = "abcd"
+
+    def turn(
+        self,
+        queues: Sequence[RunQueue],
+        now_s: float,
+        *,
+        prefill_tokens_max: int,
+        turn_s_max: float,
+    ) -> Grant:
+        (queue,) = queues
+        prompts = [(prompt.request_id, min(prompt.left, 2)) for prompt in queue.prompts[-1:]]
+        decode = tuple(queue.requests[-1:])
+        return Grant(queue=queue, prefill=tuple(prompts), seconds=0.01, decode=decode)
+
+
+def test_the_rule_of_its_own_file_says_who_computes() -> None:
+    node = NodeUnderTest(turns=ByName())
+    node.load("i1")
+    first = only(node.submit("a"), StartStep)
+    assert (first.prefill, first.decode) == ((("a", 2),), ())
+    node.submit("b")
+    step = only(node.step("i1", prefill_tokens=2, prefill_left={"a": 1, "b": 3}), StartStep)
+    assert (step.prefill, step.decode) == ((("b", 2),), ())
+    node.step("i1", prefill_tokens=2, prefill_left={"a": 1, "b": 1})
+    step = only(node.step("i1", token("b", 0), prefill_tokens=1, prefill_left={"a": 1}), StartStep)
+    assert (step.prefill, step.decode) == ((("a", 1),), ("b",))
+    step = only(node.step("i1", token("a", 0), token("b", 1), prefill_tokens=1), StartStep)
+    assert (step.prefill, step.decode) == ((), ("b",))
+    step = only(node.step("i1", token("b", 2)), StartStep)
+    assert step.decode == ("b",), "a waits"

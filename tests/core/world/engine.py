@@ -8,6 +8,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import Decode, Prefill
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, StepResult
 from tests.core.cells import FOOTPRINT
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -53,11 +54,15 @@ class StrictEngine(ScriptedEngine):
         super().abort(instance_id, request_id)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         instance = self._instance(instance_id)
         assert instance.sequences, "a step of an instance without work"
-        result = super().step(instance_id, prefill_tokens_max, iterations)
+        result = super().step(instance_id, prefill, iterations, decode)
         if not result.outputs and not result.prefill_tokens:
             self._stuck.add(instance_id)
         return result

@@ -20,7 +20,7 @@ from mesh.evaluation.fidelity.observing import AT_ONCE_S, Observed, Observer
 from mesh.runtime.journal import Decision
 
 ONE, TWO = InstanceId("i-1"), InstanceId("i-2")
-STEP = StartStep(instance_id=ONE, prefill_tokens_max=256)
+STEP = StartStep(instance_id=ONE, prefill=256)
 
 
 def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:

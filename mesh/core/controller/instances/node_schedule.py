@@ -21,7 +21,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
-from mesh.request.run_queues import Prompt, RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
     Newcomer,
@@ -82,7 +82,7 @@ def forecast_on(
         run_queue = _run_queue(instance, request.pace_s, now_s)
         if beside:
             schedule.queues.append(run_queue)
-    run_queue.tpot_s = min([run_queue.tpot_s, *(other.pace_s for other in beside)])
+    run_queue.quicken(min([run_queue.tpot_s, *(other.pace_s for other in beside)]))
     coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     prompt = _prompt_on(instance, request)
@@ -217,7 +217,7 @@ def _forecast(
     late: bool,
 ) -> Forecast:
     """`prompt`: what is left of it to compute; all of it unless given."""
-    queue.tpot_s = min(queue.tpot_s, request.pace_s)
+    queue.quicken(request.pace_s)
     newcomer = Newcomer(
         queue=queue,
         prompt=prompt or _prompt(request),
@@ -399,6 +399,7 @@ def _schedule(
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,
+        rule=node.turns,
         prefill_tokens_max=node.rule.chunk_tokens_max,
         turn_s_max=node.rule.turn_s_max,
         started_s=started_s,
@@ -426,13 +427,16 @@ def _fill(
     """Put the instance's requests into its run queue; those that came after the iteration began
     join. `validate` predicts its decodes.
     """
-    dues_s = run_queue.dues_s
+    dues_s, running, mixed = run_queue.dues_s, run_queue.requests, False
     context_tokens = 0
     for request in instance.requests.values():
         left = request.prefill_left
         if not left:
             context_tokens += request.tokens
             dues_s.append(request.due_s)
+            running.append(request.request_id)
+            if request.pace_s != run_queue.tpot_s:
+                mixed = True
             continue
         prompt = _prompt(request, left)
         if started_s is not None and request.submitted_s > started_s:
@@ -440,7 +444,11 @@ def _fill(
         else:
             run_queue.prompts.append(prompt)
     run_queue.batch, run_queue.context_tokens = len(dues_s), context_tokens
-    run_queue.sort_dues(now_s)
+    if mixed:
+        on = [instance.requests[request_id] for request_id in running]
+        run_queue.divide([(r.request_id, r.due_s, r.tokens, r.pace_s) for r in on], now_s)
+    else:
+        run_queue.sort_dues(now_s)
 
 
 def _prompt_on(instance: InstanceEntry, request: RequestEntry) -> Prompt:
@@ -456,4 +464,11 @@ def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:
     """
     left = request.tokens if left is None else left
     slack_s = inf if request.output_tokens else request.slack_s
-    return Prompt(left=left, past=request.tokens - left, due_s=request.due_s, slack_s=slack_s)
+    return Prompt(
+        request_id=request.request_id,
+        left=left,
+        past=request.tokens - left,
+        due_s=request.due_s,
+        slack_s=slack_s,
+        tpot_s=request.pace_s,
+    )

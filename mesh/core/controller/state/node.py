@@ -23,6 +23,8 @@ from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.shares import Share
 from mesh.memory.station import ReservationKind, ReservationStation
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
@@ -39,6 +41,8 @@ class NodeEntry:
     link_id: int
     rule: NodeRule
     """By which it was told to run."""
+    turns: TurnRule = HEADROOM
+    """The turn rule that it names."""
     station: ReservationStation
     last_seen_s: float
     state: NodeState = NodeState.READY

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from mesh.domain.steps import Decode, Prefill, PrefillBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import paged_attention as names
 from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
@@ -44,24 +45,32 @@ class Plan:
     starved: list[Sequence] = field(default_factory=list)
 
 
-def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: KvBlocks) -> Plan:
+def plan(
+    active: SequenceOf[Sequence], prefill: Prefill, pool: KvBlocks, decode: Decode = None
+) -> Plan:
     """Takes the blocks that the iteration writes. `active` is in the order of submission."""
     result = Plan()
     for sequence in active:
-        if sequence.decoding and not sequence.held:
+        if (
+            sequence.decoding
+            and not sequence.held
+            and (decode is None or sequence.request_id in decode)
+        ):
             _add(result, sequence, 1, pool)
-    budget, rows = prefill_tokens_max, len(result.work)
+    budget, rows = PrefillBudget(prefill), len(result.work)
     for sequence in active:
-        if budget <= 0:
-            break
-        if sequence.decoding or not sequence.computable:
+        request_id = sequence.request_id
+        most = budget.tokens_of(request_id)
+        if most <= 0 or sequence.decoding or not sequence.computable:
             continue
         sequence.adopt(pool)
-        if sequence.computable > budget:
-            _add(result, sequence, _chunk(rows, budget), pool)
-            break
+        if sequence.computable > most:
+            rows += _add(result, sequence, _chunk(rows, most), pool)
+            budget.spend(request_id, most)
+            continue
         tokens = _add(result, sequence, sequence.computable, pool)
-        budget, rows = budget - tokens, rows + tokens
+        budget.spend(request_id, tokens)
+        rows += tokens
     return result
 
 

@@ -27,7 +27,7 @@ from mesh.domain.model import (
     WeightPrecision,
 )
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import HeldModel, LoadTier, PrefixChange, repeated
+from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange, repeated
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
@@ -260,11 +260,15 @@ class OpenVinoEngine:
             instance.abort(request_id)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         instance = self._instance(instance_id)
         with self._computes():
-            result = repeated(instance.step, prefill_tokens_max, iterations)
+            result = repeated(instance.step, prefill, iterations, decode)
         return replace(result, prefixes=instance.tell_prefixes())
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:

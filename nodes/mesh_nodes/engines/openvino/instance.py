@@ -15,7 +15,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
-from mesh.domain.steps import PrefixChange
+from mesh.domain.steps import Decode, Prefill, PrefixChange
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share
@@ -144,11 +144,11 @@ class Instance:
                 self._cache.rest(self._places.taken())
             self._books = self._count()
 
-    def step(self, prefill_tokens_max: int) -> StepResult:
+    def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         """One iteration; see the engine port. What it did to prefixes is told when asked."""
         start_s = time.perf_counter()
         active = list(islice(self._sequences.values(), self._batch_max))
-        planned = plan(active, prefill_tokens_max, self._pool)
+        planned = plan(active, prefill, self._pool, decode)
         decodes = [work.sequence for work in planned.work if work.sequence.decoding]
         context_tokens = sum(sequence.computed + 1 for sequence in decodes)
         prefills = [work for work in planned.work if not work.sequence.decoding]

@@ -19,7 +19,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
+from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange
 from mesh.memory.cache_room import CacheRoom
 from mesh.runtime.engine import (
     Ended,
@@ -233,10 +233,14 @@ class VllmEngine:
                 remote.call(Verb.ABORT, request_id)
 
     def step(
-        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+        self,
+        instance_id: InstanceId,
+        prefill: Prefill,
+        iterations: int = 1,
+        decode: Decode = None,
     ) -> StepResult:
         remote = self._instance(instance_id)
-        return cast(StepResult, remote.call(Verb.STEP, prefill_tokens_max, iterations))
+        return cast(StepResult, remote.call(Verb.STEP, prefill, iterations, decode))
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         remote = self._instance(instance_id)

@@ -14,7 +14,15 @@ from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
-from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, PrefixChange, StepResult
+from mesh.domain.steps import (
+    Decode,
+    EngineRequest,
+    InstanceMemory,
+    LoadOrder,
+    Prefill,
+    PrefixChange,
+    StepResult,
+)
 from mesh.runtime.measurable import check_measurable, made_up_tokens
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
@@ -124,11 +132,13 @@ class Instance:
         if sequence is not None:
             self._core.drop(sequence.key)
 
-    def step(self, prefill_tokens_max: int) -> StepResult:
+    def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         start_s = time.perf_counter()
         planned = plan(
             islice(self._sequences.values(), self._order.batch_max),
-            prefill_tokens_max=min(prefill_tokens_max, self._prefill_tokens_max),
+            prefill=prefill,
+            prefill_tokens_max=self._prefill_tokens_max,
+            decode=decode,
             blocks_free=self._kv_blocks - self._core.pool.used,
             block_tokens=self._footprint.block_tokens,
             adopt=self._adopt,

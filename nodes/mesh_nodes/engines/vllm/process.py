@@ -19,7 +19,7 @@ import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.model import Footprint
-from mesh.domain.steps import InstanceMemory, LoadOrder, StepResult, repeated
+from mesh.domain.steps import Decode, InstanceMemory, LoadOrder, Prefill, StepResult, repeated
 from mesh_nodes.engines.vllm.device import touch
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import (
@@ -100,20 +100,22 @@ class _Server:
         }
         return performers[call.verb](*call.arguments)
 
-    def _turn(self, instance: Instance, prefill_tokens_max: int, iterations: int) -> StepResult:
+    def _turn(
+        self, instance: Instance, prefill: Prefill, iterations: int, decode: Decode
+    ) -> StepResult:
         """As many iterations. Between them it says now and then that it lives: the agent's bound on
         a call is for one of them.
         """
         said_s = time.monotonic()
 
-        def step(tokens_max: int) -> StepResult:
+        def step(prefill: Prefill, decode: Decode) -> StepResult:
             nonlocal said_s
             if time.monotonic() >= said_s + SIGN_OF_LIFE_S:
                 said_s = time.monotonic()
                 self._connection.send(Progressed("compute", 0.0))
-            return instance.step(tokens_max)
+            return instance.step(prefill, decode)
 
-        result = repeated(step, prefill_tokens_max, iterations)
+        result = repeated(step, prefill, iterations, decode)
         return replace(result, prefixes=instance.tell_prefixes())
 
     def _load(

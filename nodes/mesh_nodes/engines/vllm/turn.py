@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenLogprobs
-from mesh.domain.steps import EngineRequest
+from mesh.domain.steps import Decode, EngineRequest, Prefill, PrefillBudget
 
 
 @dataclass(slots=True)
@@ -81,30 +81,35 @@ class Plan:
 def plan(
     active: Iterable[Sequence],
     *,
+    prefill: Prefill,
     prefill_tokens_max: int,
+    decode: Decode = None,
     blocks_free: int,
     block_tokens: int,
     adopt: Callable[[Sequence, int], int],
 ) -> Plan:
-    """`active` is in the order of submission; `blocks_free` may still be taken. `adopt` has one
-    that has computed nothing yet take what others have of it, within so many blocks that are free,
-    and says how many it took.
+    """Plan an iteration of no more than `prefill_tokens_max` prompt tokens, whatever is asked for.
+
+    `active` is in the order of submission; `blocks_free` may still be taken. `adopt` has one that
+    has computed nothing yet take what others have of it, within so many blocks that are free, and
+    says how many it took.
     """
     sequences = list(active)
     result = Plan()
     for sequence in sequences:
-        if sequence.decoding:
+        if sequence.decoding and (decode is None or sequence.request.request_id in decode):
             blocks_free -= _give(result, sequence, 1, blocks_free, block_tokens)
-    budget = prefill_tokens_max
+    budget, tokens_left = PrefillBudget(prefill), prefill_tokens_max
     for sequence in sequences:
-        if budget <= 0:
-            break
-        if not sequence.decoding:
+        request_id = sequence.request.request_id
+        most = min(budget.tokens_of(request_id), tokens_left)
+        if not sequence.decoding and most > 0:
             blocks_free -= adopt(sequence, blocks_free)
-            wanted = min(budget, sequence.left)
+            wanted = min(most, sequence.left)
             blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
             if result.work and result.work[-1].sequence is sequence:
-                budget -= result.work[-1].tokens
+                budget.spend(request_id, result.work[-1].tokens)
+                tokens_left -= result.work[-1].tokens
     return result
 
 

@@ -7,7 +7,7 @@ import pytest
 from mesh.compute.times import Times
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import SubmitRequest
-from mesh.domain.node_rule import HEADROOM
+from mesh.domain.node_rule import DEFAULT_RULE
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
@@ -21,7 +21,9 @@ GROWING = profile(
 )
 SLO = Slo(ttft_s=4.0, tpot_s=0.15)
 IN_TIME = max(
-    n for n in range(1, 257) if Times(GROWING, HEADROOM.overestimate).decode_s(n, 64) <= SLO.tpot_s
+    n
+    for n in range(1, 257)
+    if Times(GROWING, DEFAULT_RULE.overestimate).decode_s(n, 64) <= SLO.tpot_s
 )
 """The largest batch whose decodes keep the pace."""
 

@@ -3,7 +3,7 @@
 from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest
+from mesh.domain.steps import Decode, EngineRequest, Prefill
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
 
 BLOCK = 4
@@ -25,7 +25,13 @@ def sequence(name: str, prompt: int, *, computed: int = 0, decoding: bool = Fals
     return made
 
 
-def planned(*active: Sequence, budget: int = 100, free: int = 100, shared: int = 0) -> Plan:
+def planned(
+    *active: Sequence,
+    budget: Prefill = 100,
+    free: int = 100,
+    shared: int = 0,
+    decode: Decode = None,
+) -> Plan:
     """`shared`: tokens of whoever has computed nothing yet that others have, in as many blocks."""
 
     def adopt(sequence: Sequence, blocks_free: int) -> int:
@@ -36,7 +42,13 @@ def planned(*active: Sequence, budget: int = 100, free: int = 100, shared: int =
         return blocks
 
     return plan(
-        active, prefill_tokens_max=budget, blocks_free=free, block_tokens=BLOCK, adopt=adopt
+        active,
+        prefill=budget,
+        prefill_tokens_max=1000,
+        decode=decode,
+        blocks_free=free,
+        block_tokens=BLOCK,
+        adopt=adopt,
     )
 
 
@@ -47,6 +59,16 @@ def tokens(result: Plan) -> dict[str, int]:
 def test_decodes_come_before_prompts_whatever_the_order() -> None:
     result = planned(sequence("p", 10), sequence("d", 5, computed=4, decoding=True), budget=6)
     assert list(tokens(result).items()) == [("d", 1), ("p", 6)]
+
+
+def test_only_those_that_are_named_compute_and_a_share_is_nobody_elses() -> None:
+    named = planned(
+        *(sequence(name, 5, computed=4, decoding=True) for name in "de"),
+        *(sequence(name, 10) for name in "pqr"),
+        budget=((RequestId("q"), 12), (RequestId("r"), 3)),
+        decode=(RequestId("e"),),
+    )
+    assert tokens(named) == {"e": 1, "q": 10, "r": 3}
 
 
 def test_what_one_prompt_leaves_of_the_budget_goes_to_the_next() -> None:

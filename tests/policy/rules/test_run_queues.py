@@ -4,10 +4,12 @@ from math import inf
 
 import pytest
 
-from mesh.request.run_queues import slack_s
+from mesh.domain.ids import RequestId
+from mesh.policy.rules.run_queues import Prompt, RunQueue, slack_s
 from tests.request.schedules import queue, times
 
 TIMES = times(decode_s=0.1, decode_more_s=0.02, prefill_token_s=0.001)
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 def test_the_least_deadline_that_can_be_kept_stands_for_all() -> None:
@@ -95,3 +97,55 @@ class TestSlack:
         b = queue("b", -0.5, times=TIMES)
         c = queue("c", times=TIMES, prompts=[(10, 0.1)])
         assert slack_s(a, [a, b, c], 0.0) == inf
+
+
+class TestClasses:
+    """Requests of several paces: a is due every 0.2 s, b and c every second."""
+
+    @staticmethod
+    def mixed() -> RunQueue:
+        made = queue("i", times=TIMES, tpot_s=0.2)
+        made.batch, made.context_tokens = 3, 60
+        rows = [(A, 0.3, 10, 0.2), (B, 0.5, 20, 1.0), (C, 0.9, 30, 1.0)]
+        made.divide(rows, 0.0)
+        made.predict()
+        return made
+
+    def test_the_earliest_deadline_of_all_stands_for_the_run_queue(self) -> None:
+        made = self.mixed()
+        assert [(part.tpot_s, part.batch, part.due_s) for part in made.parts] == [
+            (0.2, 1, 0.3),
+            (1.0, 2, 0.5),
+        ]
+        assert (made.due_s, made.late_s) == (0.3, inf)
+
+    def test_each_is_due_again_by_its_own_pace(self) -> None:
+        made = self.mixed()
+        for part in made.decoding(None):
+            part.decoded(0.1)
+        made.gather()
+        assert [part.due_s for part in made.parts] == [0.5, 1.5]
+
+    def test_who_is_not_named_is_due_as_before(self) -> None:
+        made = self.mixed()
+        (part,) = made.decoding((C,))
+        assert (part.requests, part.due_s, part.batch, part.context_tokens) == ([C], 0.9, 1, 25)
+        part.decoded(0.1)
+        made.gather()
+        left = {tuple(part.requests): part.due_s for part in made.parts}
+        assert left == {(A,): 0.3, (B,): 0.5, (C,): 1.9}
+        assert made.decoding((C,)) == [part], "it is a class by now"
+        assert made.decoding((RequestId("nobody"),)) == []
+        assert made.decode_s_of(1) == pytest.approx(0.1)
+
+    def test_a_request_of_another_pace_joins_a_class_of_its_own(self) -> None:
+        made = queue("i", 0.5, times=TIMES, tpot_s=1.0)
+        made.quicken(0.2)
+        assert [part.tpot_s for part in made.parts] == [1.0]
+        prompt = Prompt(request_id=A, left=0, past=10, due_s=0.4, tpot_s=0.2)
+        made.join(prompt, 0.1)
+        assert [(part.tpot_s, part.due_s) for part in made.parts] == [
+            (1.0, 0.5),
+            (0.2, pytest.approx(0.6)),
+        ]
+        assert (made.batch, made.tpot_s, made.due_s) == (2, 0.2, 0.5)

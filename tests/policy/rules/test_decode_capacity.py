@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.request.decode_capacity import reached_s, spare_s
+from mesh.policy.rules.decode_capacity import reached_s, spare_s
 from tests.request.schedules import Job
 
 JOBS = st.lists(

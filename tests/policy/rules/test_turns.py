@@ -7,9 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.domain.reasons import TurnRule
-from mesh.request.run_queues import RunQueue
-from mesh.request.turns import CHUNK_TOKENS_MIN, PASSED_MAX, Grant, next_turn, note_turn
+from mesh.policy.rules.alternate import ALTERNATE
+from mesh.policy.rules.first_come import FIRST_COME
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
 from tests.request.rollout import Rollout
 from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Job, Node, a_prompt, queue, times
 from tests.request.strategies import instances
@@ -21,7 +23,7 @@ def turn(*queues: RunQueue, now_s: float = 0.0, tokens_max: int = TOKENS_MAX) ->
 
 
 def grant_of(*queues: RunQueue, now_s: float = 0.0, tokens_max: int = TOKENS_MAX) -> Grant:
-    grant = next_turn(queues, now_s, prefill_tokens_max=tokens_max)
+    grant = next_turn(HEADROOM, queues, now_s, prefill_tokens_max=tokens_max)
     assert grant is not None
     return grant
 
@@ -37,9 +39,9 @@ class TestLeastHeadroom:
         assert turn(a, b) == turn(b, a) == ("a", 0)
 
     def test_who_has_no_work_gets_no_turn(self) -> None:
-        assert next_turn([], 0.0, prefill_tokens_max=TOKENS_MAX) is None
+        assert next_turn(HEADROOM, [], 0.0, prefill_tokens_max=TOKENS_MAX) is None
         idle = queue("a", times=TIMES)
-        assert next_turn([idle], 0.0, prefill_tokens_max=TOKENS_MAX) is None
+        assert next_turn(HEADROOM, [idle], 0.0, prefill_tokens_max=TOKENS_MAX) is None
         assert turn(idle, queue("b", 9.0, times=TIMES)) == ("b", 0)
 
     def test_the_grant_says_how_long_it_takes(self) -> None:
@@ -130,7 +132,7 @@ class TestPassedOver:
         a = queue("a", times=TIMES, prompts=[(100, 0.1)])
         b, c = queue("b", 0.12, times=TIMES), queue("c", 0.5, times=TIMES)
         assert grant_of(c, b, a).passed == [a]
-        assert grant_of(c, b).passed == []
+        assert not grant_of(c, b).passed
 
     def test_and_the_queue_itself_if_its_prompts_are_left_out(self) -> None:
         a = queue("a", 0.11, times=TIMES, prompts=[(100, 0.1)])
@@ -146,17 +148,20 @@ class TestPassedOver:
 
     def test_a_prompt_is_passed_over_so_often_and_no_more(self) -> None:
         b = queue("b", 0.11, times=TIMES)
-        a = queue("a", times=TIMES, prompts=[(100, 0.1)], passed=PASSED_MAX - 1)
+        a = queue("a", times=TIMES, prompts=[(100, 0.1)], passed=HEADROOM.passed_max - 1)
         grant = grant_of(a, b)
-        assert (grant.queue, a.passed) == (b, PASSED_MAX - 1), "asking counts nothing"
+        assert (grant.queue, a.passed) == (b, HEADROOM.passed_max - 1), "asking counts nothing"
         note_turn(grant)
-        assert turn(a, b) == ("a", CHUNK_TOKENS_MIN)
+        assert turn(a, b) == ("a", HEADROOM.chunk_tokens_min)
         assert turn(a, queue("b", 0.103, times=TIMES), tokens_max=4) == ("a", 4)
         note_turn(grant_of(a, b))
         assert a.passed == 0
 
     def test_a_late_decode_too(self) -> None:
-        a, b = queue("a", -1.0, times=TIMES, passed=PASSED_MAX), queue("b", 0.15, times=TIMES)
+        a, b = (
+            queue("a", -1.0, times=TIMES, passed=HEADROOM.passed_max),
+            queue("b", 0.15, times=TIMES),
+        )
         grant = grant_of(a, b)
         assert grant.queue is a
         note_turn(grant)
@@ -172,12 +177,11 @@ def test_first_come_first_served_is_without_regard_to_deadlines() -> None:
     a = queue("a", 0.5, times=TIMES, prompts=[(300, 0.1)])
     b = queue("b", 0.1, times=TIMES)
     a.oldest_s, b.oldest_s = 3.0, 4.0
-    rule = TurnRule.FIRST_COME
-    grant = next_turn([b, a], 0.0, prefill_tokens_max=TOKENS_MAX, rule=rule)
+    grant = next_turn(FIRST_COME, [b, a], 0.0, prefill_tokens_max=TOKENS_MAX)
     assert grant is not None
     assert (grant.queue, grant.prefill_tokens) == (a, 256)
     a.oldest_s = 4.0
-    tie = next_turn([b, a], 0.0, prefill_tokens_max=TOKENS_MAX, rule=rule)
+    tie = next_turn(FIRST_COME, [b, a], 0.0, prefill_tokens_max=TOKENS_MAX)
     assert tie is not None
     assert tie.queue is a
 
@@ -186,7 +190,7 @@ def test_taking_turns_goes_to_the_queue_that_has_waited_for_the_most_of_them() -
     queues = [queue(name, 9.0, times=TIMES) for name in "cab"]
     given = []
     for _ in range(6):
-        grant = next_turn(queues, 0.0, prefill_tokens_max=TOKENS_MAX, rule=TurnRule.ALTERNATE)
+        grant = next_turn(ALTERNATE, queues, 0.0, prefill_tokens_max=TOKENS_MAX)
         assert grant is not None
         note_turn(grant)
         given.append(grant.queue.instance_id)
@@ -197,10 +201,8 @@ class TestSeveralDecodes:
     """A decode takes 0.1 s."""
 
     @staticmethod
-    def grant(*queues: RunQueue, turn_s_max: float, rule: TurnRule = TurnRule.HEADROOM) -> Grant:
-        found = next_turn(
-            queues, 0.0, prefill_tokens_max=TOKENS_MAX, turn_s_max=turn_s_max, rule=rule
-        )
+    def grant(*queues: RunQueue, turn_s_max: float, rule: TurnRule = HEADROOM) -> Grant:
+        found = next_turn(rule, queues, 0.0, prefill_tokens_max=TOKENS_MAX, turn_s_max=turn_s_max)
         assert found is not None
         return found
 
@@ -231,10 +233,10 @@ class TestSeveralDecodes:
 
     def test_the_baselines_have_them_too(self) -> None:
         a = queue("a", 9.0, times=TIMES)
-        for rule in (TurnRule.ALTERNATE, TurnRule.FIRST_COME):
+        for rule in (ALTERNATE, FIRST_COME):
             assert self.grant(a, turn_s_max=0.35, rule=rule).iterations == 3
         prompts = queue("a", 9.0, times=TIMES, prompts=[(10, 9.0)])
-        assert self.grant(prompts, turn_s_max=1.0, rule=TurnRule.ALTERNATE).iterations == 1
+        assert self.grant(prompts, turn_s_max=1.0, rule=ALTERNATE).iterations == 1
 
 
 INSTANCES = st.integers(1, 4).flatmap(
@@ -243,7 +245,7 @@ INSTANCES = st.integers(1, 4).flatmap(
 
 
 def given_turn(nodes: tuple[Instance, ...]) -> Grant | None:
-    return next_turn([i.queue(0.0) for i in nodes], 0.0, prefill_tokens_max=TOKENS_MAX)
+    return next_turn(HEADROOM, [i.queue(0.0) for i in nodes], 0.0, prefill_tokens_max=TOKENS_MAX)
 
 
 @given(INSTANCES, st.randoms(use_true_random=False))
@@ -287,7 +289,7 @@ def test_nobody_is_passed_over_more_often_than_agreed(nodes: tuple[Instance, ...
             in_a_row[grant.queue.instance_id] = 0
         for passed in grant.passed:
             in_a_row[passed.instance_id] += passed is not grant.queue or bool(passed.prompts)
-        assert max(in_a_row.values()) <= PASSED_MAX
+        assert max(in_a_row.values()) <= HEADROOM.passed_max
 
 
 @given(INSTANCES)
@@ -298,7 +300,7 @@ def test_a_chunk_makes_no_running_request_late(nodes: tuple[Instance, ...]) -> N
     grant = given_turn(nodes)
     assume(grant is not None and grant.prefill_tokens)
     assert grant is not None
-    assume(grant.queue.passed < PASSED_MAX)
+    assume(grant.queue.passed < HEADROOM.passed_max)
     jobs = [job for instance in nodes if (job := in_time(instance.queue(0.0))) is not None]
     assume(jobs and sum(job.decode_s / job.tpot_s for job in jobs) <= 1.0)
     assume(not decoded_late(jobs, 0.0))

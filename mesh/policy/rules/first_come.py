@@ -1,0 +1,34 @@
+"""First come, first served: the instance with the oldest request computes next. A baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, whole_turn
+
+
+@dataclass(frozen=True)
+class FirstCome:
+    """It leaves everybody else waiting until the oldest request has ended: nothing can be promised
+    by it.
+    """
+
+    name: ClassVar[str] = "first_come"
+    period: ClassVar[int | None] = 0
+
+    def turn(
+        self,
+        queues: Sequence[RunQueue],
+        now_s: float,
+        *,
+        prefill_tokens_max: int,
+        turn_s_max: float,
+    ) -> Grant:
+        queue = min(queues, key=lambda queue: (queue.oldest_s, queue.instance_id))
+        return whole_turn(
+            queue, queues, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
+        )
+
+
+FIRST_COME = FirstCome()

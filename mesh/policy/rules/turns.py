@@ -1,0 +1,125 @@
+"""What a turn rule is asked and what it answers.
+
+The node core asks before every turn, and shadow validation asks the same rule about turns to come.
+Before: run queues, filled by who asks. After: an engine step, or the next turn of a forecast.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Protocol
+
+from mesh.domain.ids import RequestId
+from mesh.domain.node_rule import RuleName
+from mesh.domain.steps import Prefill
+from mesh.policy.rules.run_queues import RunQueue
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Grant:
+    """A turn: one iteration of the run queue's instance, or several decodes in a row."""
+
+    queue: RunQueue
+    prefill: Prefill
+    """Prompt tokens that it computes at most, of all prompts or of each that is named."""
+    seconds: float
+    """The predicted time of the whole turn, whose tokens are told at its end."""
+    iterations: int = 1
+    passed: Sequence[RunQueue] = ()
+    """Run queues that this turn passes over; its own where that has to wait all the same."""
+    decode: tuple[RequestId, ...] | None = None
+    """Who gets a token; None: everybody past the prompt."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """The prompt tokens that it computes at most."""
+        if isinstance(self.prefill, int):
+            return self.prefill
+        return sum(tokens for _, tokens in self.prefill)
+
+
+class TurnRule(Protocol):
+    """A frozen dataclass whose fields, all of them numbers, are its parameters. It has no state, no
+    clock and no dice; what it may remember is `RunQueue.passed`.
+    """
+
+    name: ClassVar[str]
+    period: ClassVar[int | None]
+    """Turns of a run queue after which its decodes repeat while nobody comes or goes: by as many,
+    shadow validation sees that nobody falls behind. None: all of a run queue decode, by their
+    deadlines, and `decode_capacity` tells. 0: no policy can promise by this rule.
+    """
+
+    def turn(
+        self,
+        queues: Sequence[RunQueue],
+        now_s: float,
+        *,
+        prefill_tokens_max: int,
+        turn_s_max: float,
+    ) -> Grant:
+        """Who is next of run queues that all have work, one at least. Ties go to the lesser id.
+
+        An iteration has `prefill_tokens_max` prompt tokens at most; several decodes together take
+        no longer than `turn_s_max`.
+        """
+        ...
+
+
+def next_turn(
+    rule: TurnRule,
+    queues: Iterable[RunQueue],
+    now_s: float,
+    *,
+    prefill_tokens_max: int,
+    turn_s_max: float = 0.0,
+) -> Grant | None:
+    """Who is next, by the rule; None when no run queue has work."""
+    working = [queue for queue in queues if queue.batch or queue.prompts]
+    if not working:
+        return None
+    return rule.turn(working, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max)
+
+
+def note_turn(grant: Grant) -> None:
+    """Count whom the turn passes over. For the owner of the run queues, once for each
+    turn given.
+    """
+    for queue in grant.passed:
+        queue.passed += 1
+    if grant.prefill or not grant.queue.prompts:
+        grant.queue.passed = 0
+
+
+def one_iteration(queue: RunQueue, tokens: int, passed: Sequence[RunQueue] = ()) -> Grant:
+    """A decode of the whole batch, beside so many prompt tokens."""
+    return Grant(queue=queue, prefill=tokens, seconds=queue.turn_s(tokens), passed=passed)
+
+
+def decodes(queue: RunQueue, limit_s: float, passed: Sequence[RunQueue] = ()) -> Grant:
+    """As many decodes as take no longer than the limit, but one at least."""
+    iterations = max(int(limit_s / queue.decode_s), 1) if queue.decode_s > 0.0 else 1
+    seconds = iterations * queue.decode_s
+    return Grant(queue=queue, prefill=0, seconds=seconds, iterations=iterations, passed=passed)
+
+
+def whole_turn(
+    queue: RunQueue, queues: Sequence[RunQueue], *, prefill_tokens_max: int, turn_s_max: float
+) -> Grant:
+    """All that the chosen run queue may compute in a turn; the others are passed over."""
+    passed = [other for other in queues if other is not queue]
+    if queue.prompts:
+        return one_iteration(queue, min(queue.prompt_tokens, prefill_tokens_max), passed)
+    return decodes(queue, turn_s_max, passed)
+
+
+def name_of(rule: TurnRule) -> RuleName:
+    """What nodes are told of it. A rule from a policy file has the file's digest as `digest`, which
+    whoever reads the file sets (`mesh.runtime.policies`).
+    """
+    whole: Any = rule
+    named = fields(whole) if is_dataclass(whole) else ()
+    return RuleName(
+        name=rule.name,
+        parameters=tuple([(field.name, getattr(rule, field.name)) for field in named]),
+        digest=getattr(rule, "digest", ""),
+    )
