@@ -129,7 +129,7 @@ def in_turn(
     meets all of them alike. Rounds that warm up come first and have numbers below 1.
     """
     for number in range(1 - warm_ups, rounds + 1):
-        for name in list(contenders) if number % 2 else reversed(contenders):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
             show_status(f"round {number} of {rounds}: {name}")
             yield number, name, contenders[name]
 
@@ -163,6 +163,7 @@ def performed(name: str, run: Run, about: str, arguments: Sequence[str]) -> int:
         prog=f"python -m bench {name}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--markdown", action="store_true", help="tables as the documents have them")
     several = _add_options(parser, run)
