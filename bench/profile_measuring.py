@@ -366,7 +366,7 @@ class Measuring:
 
     def survey(self) -> Surveyed:
         survey = Survey(
-            context_tokens_max=CONTEXT_TOKENS,
+            context_tokens_max=LOADED_CONTEXT_TOKENS,
             batch_max=BATCH_MAX,
             kv_tokens=KV_TOKENS,
             prefill_tokens_max=PREFILL_TOKENS_MAX,
