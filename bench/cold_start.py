@@ -196,7 +196,7 @@ def report(measured: Sequence[Measured], missing: Sequence[str], gpu: str | None
     tables = [
         Table(
             headings=HEADINGS,
-            rows=[found for pair in product(Engine, Tier) if (found := row(each, *pair))],
+            rows=[cells for pair in product(Engine, Tier) if (cells := row(each, *pair))],
             title=f"\n{each.name}: {each.weights_bytes / 1e6:.0f} MB of weights; memcpy "
             f"{each.rates.memcpy / 1e9:.1f} GB/s, disk {each.rates.disk / 1e9:.1f} GB/s",
         )
