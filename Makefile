@@ -25,11 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak clean
-.PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-conversations bench-engine bench-fidelity bench-fleet bench-http bench-import
-.PHONY: bench-kv-resize bench-late-starts bench-leaving bench-load bench-load-client bench-metrics bench-mixed
-.PHONY: bench-overcommit bench-overhead bench-paper bench-prefixes bench-profile bench-replay
-.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch bench-weights
+.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -152,46 +148,10 @@ format: $(VENV)/.installed-dev ## format the code
 	@$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
-	@$(BIN)/python -m bench.admission
-
-# ARGS="--quick"; 2.4 GB of disk, with it 1.1.
-bench-beside-load: $(VENV)/.installed-dev ## what a load does to who computes beside it, and to a wake
-	@$(HOME_HERE) $(BIN)/python -m bench.beside_load $(ARGS)
-
-# ARGS="--park 60 --rounds 1": mesh's instance is parked between turns.
-bench-chat: .venv-bench/.installed ## turns of conversations beside OpenVINO GenAI and llama.cpp
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.chat $(ARGS)
-
-# ARGS="--quick" is the demo model alone, in under two minutes; all models take 21 GB of disk. "--models 135M 1B", "--gpu"
-bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.cold_start $(ARGS)
-
-# ARGS="--quick" is the demo model in one round; "--models 135M 1B 3B", "--rounds 5". The 1B takes 6 GB of disk, the 3B 17.
-bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp, in 8 bits and in 4
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine $(ARGS)
-
-bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
-	@$(HOME_HERE) $(BIN)/mesh bench fidelity
-
-# ARGS="--scene fleet --rates 0.5 1", "--scene locality --seconds 60", "--seconds 20", "--no-peer", "--no-sim"
-bench-fleet: .venv-bench/.installed ## many models on one small node, beside llama.cpp as a person would set it up
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.fleet $(ARGS)
-
-bench-import: $(VENV)/.installed-dev ## what bringing a model into a store takes, step by step
-	@$(HOME_HERE) $(BIN)/python -m bench.importing $(ARGS)
-
-bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
-	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
-
-bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
-	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
-
-bench-leaving: $(VENV)/.installed-dev ## how soon the places of a thousand clients are free who leave at once
-	@$(HOME_HERE) $(BIN)/python -m bench.leaving $(ARGS)
-
-bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: first tokens, tokens, the controller's CPU
-	@$(HOME_HERE) $(BIN)/python -m bench.http $(ARGS)
+# Environments of benchmarks that need more than the tests do.
+BENCH_PEERS := chat cold-start engine fleet structured
+BENCH_VLLM := mixed vllm-step vllm-switch
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(VENV)/.installed-dev))))
 
 # The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
 .venv-bench-load/.installed: pyproject.toml
@@ -200,76 +160,22 @@ bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: 
 	.venv-bench-load/bin/python -m $(PIP) -e '.[bench-load]' 2> >(grep -v WARNING >&2)
 	touch $@
 
-bench-load: .venv-bench-load/.installed ## reading weights, cold and warm, beside other readers and the disk
-	@.venv-bench-load/bin/python -m bench.reading $(ARGS)
+bench: $(VENV)/.installed-dev ## a benchmark: NAME=slo ARGS="--quick"; without NAME it lists them
+	@$(if $(NAME),$(MAKE) --no-print-directory bench-$(NAME),$(BIN)/python -m bench)
 
-bench-load-client: $(VENV)/.installed-dev ## what locust adds to a token with 200 streams open, beside asyncio
-	@$(BIN)/python -m bench.load_client $(ARGS)
+# With TRACE=FILE on that trace, else on the generated load.
+bench-paper: override ARGS := $(if $(TRACE),--trace "$(TRACE)") --ablations $(ARGS)
+# TRACES are files of any known format.
+bench-replay: override ARGS := $(TRACES) $(ARGS)
 
-bench-metrics: $(VENV)/.installed-dev ## what a scrape of 500 deployments takes, and by how much it delays tokens
-	@$(BIN)/python -m bench.metrics
-
-bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
-	@$(VLLM_BIN)/python -m bench.mixed
-
-# Twelve minutes; ARGS="--quick" in one, "--seconds 120 --fleet-seconds 60"
-bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a node has; the books must hold
-	@$(HOME_HERE) $(BIN)/python -m bench.overcommit $(ARGS)
-
-bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
-	@$(HOME_HERE) $(BIN)/python -m bench.overhead
-
-# ARGS=FILE, of Mooncake's conversation_trace.jsonl for instance.
-bench-conversations: $(VENV)/.installed-dev ## calls a second of conversations in time, with the prefix cache and without; ARGS="--quick"
-	@$(HOME_HERE) $(BIN)/python -m bench.conversations $(ARGS)
-
-bench-prefixes: $(VENV)/.installed-dev ## what share of a trace's prompt tokens a prefix cache hits, by its size
-	@$(BIN)/python -m bench.prefixes $(ARGS)
-
-# With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
-bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
-	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
-
-bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
-	@$(HOME_HERE) $(BIN)/python -m bench.profile
-
-# TRACES are files of any known format; ARGS are further options.
-bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
-	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
-
-# ARGS="--http", "--generate 1 --deployments 64"
-bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the controller tell the same
-	@$(HOME_HERE) $(BIN)/python -m bench.agreement $(ARGS)
-
-bench-sampling: $(VENV)/.installed-dev ## choosing 32 tokens at once, by temperature, top-p and top-k
-	@$(HOME_HERE) $(BIN)/python -m bench.sampling $(ARGS)
-
-# ARGS="--requests 2000 --callers 8"
-bench-rollout: $(VENV)/.installed-dev ## a deployment is changed, changed back and moved under load: how many requests fail
-	@$(HOME_HERE) $(BIN)/python -m bench.rollout $(ARGS)
-
-bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
-	@$(BIN)/python -m bench.sim $(ARGS)
-
-bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do, or all comes at once
-	@$(HOME_HERE) $(BIN)/python -m bench.slo $(ARGS)
-
-bench-structured: .venv-bench/.installed ## answers by 200 JSON schemas: valid, and what a mask costs
-	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.structured
-
-bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
-	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
-
-bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep and wake a model of vLLM's
-	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_switch
-
-bench-weights: $(VENV)/.installed-dev ## weights of 8 and 4 bits: speed, bytes, perplexity
-	@$(HOME_HERE) $(BIN)/python -m bench.weights $(ARGS)
+.SECONDEXPANSION:
+bench-%: $$(call bench-env,$$*)
+	@$(HOME_HERE) $(dir $<)bin/python -m bench $* $(ARGS)
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
-	@$(BIN)/python -m bench.faults
-	$(BIN)/python -m bench.faults --scenario workloads/fault_conversations.toml --seeds 100
-	$(BIN)/python -m bench.faults --scenario workloads/fault_sharing.toml --seeds 100
+	@$(BIN)/python -m bench faults
+	$(BIN)/python -m bench faults --scenario workloads/fault_conversations.toml --seeds 100
+	$(BIN)/python -m bench faults --scenario workloads/fault_sharing.toml --seeds 100
 
 # KILLS: so many kills, and so many flips and truncations; of 200 each it takes two minutes.
 KILLS ?= 200
@@ -285,14 +191,14 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 
 # ARGS="--cases 500 --seed 2"
 fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC and model files; nothing undocumented
-	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench.fuzz $(ARGS)
+	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench fuzz $(ARGS)
 
 # Five minutes; the last line says what the others noticed.
 attack: $(VENV)/.installed-dev ## what a tenant with a key can do to a cell: a hundred attempts beside another tenant's calls
-	@$(HOME_HERE) $(BIN)/python -m bench.attack
+	@$(HOME_HERE) $(BIN)/python -m bench attack
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
-	@$(HOME_HERE) $(BIN)/python -m bench.soak
+	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
 	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

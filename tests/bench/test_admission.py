@@ -2,11 +2,8 @@
 
 import pytest
 
-from bench.admission.__main__ import ratios
-from bench.admission.cell import NOW_S, PaperCell, placement
-from bench.admission.deciding import Scenario, Times, measure
-from bench.admission.overload import ROUND, Overload
-from bench.admission.setting import BATCH, DEPLOYMENTS
+from bench.admission import ROUND, Overload, Scenario, Times, measure, ratios
+from bench.admission_cell import BATCH, DEPLOYMENTS, NOW_S, PaperCell, placement
 from mesh.domain.events import InvokeRequested
 
 

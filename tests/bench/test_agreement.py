@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.agreement.__main__ import Metered, Round, differences, metered, targets, told
+from bench.agreement import Metered, Round, differences, metered, targets, told
 
 
 def rounds(

@@ -5,9 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from bench.chat.__main__ import played, report
-from bench.chat.contenders import Answer
-from bench.chat.workload import CONVERSATIONS, OUTPUT_TOKENS, SYSTEM_TOKENS, TURN_TOKENS, TURNS
+from bench.chat import (
+    CONVERSATIONS,
+    OUTPUT_TOKENS,
+    SYSTEM_TOKENS,
+    TURN_TOKENS,
+    TURNS,
+    Answer,
+    played,
+    report,
+)
 from mesh.domain.errors import EngineError
 
 
@@ -34,7 +41,7 @@ def test_each_turn_has_all_that_was_said_and_contenders_get_the_same(
     assert silent.prompts[0] == first
     assert len(silent.prompts[TURNS - 1]) == len(quick.prompts[TURNS - 1])
     assert made_up == ["llama.cpp"]
-    report(found, ["openvino-genai"], made_up)
+    report(found, ["openvino-genai"], made_up).end()
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["turn8_ratio_to_best"] == [0.25] * len(CONVERSATIONS)
     assert said["turn8_ratio_to_off"] == [1.0] * len(CONVERSATIONS)

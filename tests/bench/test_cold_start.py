@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.cold_start.files import bring, forget, rates
-from bench.cold_start.parts import parts_s
-from bench.cold_start.report import LIMITS, Measured, figures, report, targets
-from bench.cold_start.starts import PROMPT, Called, Engine, Part, Rates, Start, Tier
+from bench.cold_start import LIMITS, Measured, figures, report, targets
+from bench.cold_start_cell import (
+    PROMPT,
+    Called,
+    Engine,
+    Part,
+    Rates,
+    Start,
+    Tier,
+    bring,
+    forget,
+    parts_s,
+    rates,
+)
 from bench.gguf_files import write_random
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError
@@ -201,7 +211,7 @@ def test_starts_of_our_own_that_are_missing_are_targets_missed() -> None:
 def test_the_last_line_is_of_the_first_model_and_lists_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report([measured(Engine.GENAI)], ["openvino-genai"], "no driver")
+    report([measured(Engine.GENAI)], ["openvino-genai"], "no driver").end()
     out = capsys.readouterr().out
     told = json.loads(out.splitlines()[-1])
     assert told["resident_added_ms"] == pytest.approx(20.0)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.conversations.capacity import STEP, USERS_MAX, Trial, most, rungs
+from bench.conversations import STEP, USERS_MAX, Trial, most, rungs
 
 
 def test_rungs_ascend_by_the_step() -> None:

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.engine.contenders import ENTRIES, timed
-from bench.engine.models import I4, I8, Models, _in_four_bits
-from bench.engine.report import Measured, Seconds, print_figures, print_model
-from bench.engine.roofline import Roofline
-from bench.engine.trial import Trial, print_trial
-from bench.engine.workload import GREEDY, PREFILL, WORKS, shortened
+from bench.engine import Measured, Roofline, Seconds, Trial, report, trial_table
+from bench.engine_contenders import ENTRIES, GREEDY, PREFILL, WORKS, shortened, timed
+from bench.engine_models import I4, I8, Models, _in_four_bits
+from bench.harness import Report
 from bench.peer import Peer
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import ModelId
@@ -61,8 +59,7 @@ def test_a_token_in_four_bits_is_compared_without_the_prompt() -> None:
 
 def test_the_last_line_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     found = measured({name: SECONDS[name] for name in ("mesh", "llama.cpp")})
-    print_model(found)
-    print_figures([found], ["openvino-genai"])
+    report([found], ["openvino-genai"]).end()
     lines = capsys.readouterr().out.splitlines()
     figures = json.loads(lines[-1])
     assert figures["ratio_to_best"] == {"1": 1.5, "8": None, "16": None}
@@ -163,7 +160,7 @@ def test_a_trial_says_of_each_candidate_what_it_took_and_its_share(
     trial = Trial(architecture=LAYERS, timed=timed, roofline=machine)
     (share,) = trial.figures()["candidates"].values()  # type: ignore[attr-defined]
     assert share["roofline_share"] == [0.5] * len(SHAPES)
-    print_trial(trial)
+    Report(figures={}, shown=[trial_table(trial)]).end()
     lines = capsys.readouterr().out.splitlines()
     assert any("f32, KV f16 *" in line and "(50 %)" in line for line in lines)
     assert any("bf16" in line and "too far off" in line for line in lines)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults.__main__ import Total, report, run, runs
+from bench.faults import Total, played, report, runs
 from mesh.sim.scenario import Scenario
 from tests.sim.scenarios import SMALL, scenario
 
@@ -25,8 +25,8 @@ def test_seeds_are_added_up(read: Scenario, capsys: pytest.CaptureFixture[str]) 
     total = Total()
     for ran in runs(read, range(3, 5), jobs=1):
         total.add(ran)
-    alone = [run(read, seed) for seed in (3, 4)]
-    report(total, 1.0, Path("small.toml"))
+    alone = [played(read, seed) for seed in (3, 4)]
+    report(total, 1.0, Path("small.toml")).end()
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["seeds"], told["seeds_broken"]) == (2, [])
     assert told["requests"] == sum(sum(ran.ends.values()) for ran in alone) > 10
@@ -40,9 +40,9 @@ def test_a_seed_that_fails_is_named_with_its_command_and_the_others_go_on(
     total = Total()
     with monkeypatch.context() as broken:
         broken.setattr("mesh.sim.checking.STUCK_S", -1e6)
-        total.add(run(read, 3))
-    total.add(run(read, 4))
-    report(total, 1.0, Path("small.toml"))
+        total.add(played(read, 3))
+    total.add(played(read, 4))
+    report(total, 1.0, Path("small.toml")).end()
     out = capsys.readouterr().out
     assert "broken: RuleBroken: requests are stuck" in out
     assert "again: mesh sim small.toml --check --seed 3\n" in out

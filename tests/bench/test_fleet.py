@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.fleet.loads import errors_of
-from bench.fleet.report import Measured, Played, figures
-from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
-from bench.fleet.swapper import Swapper
-from bench.fleet.workload import (
+from bench.fleet import Measured, Played, figures
+from bench.fleet_cell import errors_of, spans_of
+from bench.fleet_swapper import Swapper
+from bench.fleet_workload import (
     CONTEXT_TOKENS,
     OUTPUT_TOKENS,
     SCENES,
     SYSTEM_TOKENS,
+    Kind,
+    Span,
     calls,
+    seconds_by_kind,
 )
 from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.events import NodeReported

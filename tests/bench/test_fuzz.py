@@ -13,11 +13,8 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
-from bench.fuzz.findings import Findings
-from bench.fuzz.importing import IMPORTED, Importer, tried
-from bench.fuzz.messages import raw_messages
-from bench.fuzz.model_files import Case, cases, whole_models
-from bench.fuzz.rpc import methods
+from bench.fuzz_importing import IMPORTED, Case, Importer, cases, tried, whole_models
+from bench.fuzz_protocols import Findings, methods, raw_messages
 from mesh.v1 import inference_pb2
 from mesh.wire.access import RPCS
 from mesh_loader.store import ModelStore

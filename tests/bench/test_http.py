@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.http.client import by_grpc, by_http
+from bench.http import by_grpc, by_http
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from tests.controller.live import SPEC

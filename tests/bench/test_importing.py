@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.importing.__main__ import CACHED, PREPARE, STORED, measured, served
-from bench.importing.steps import Mark, seconds_by_step
+from bench.importing import CACHED, PREPARE, STORED, Mark, measured, seconds_by_step, served
 from mesh.domain.errors import NotFound
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.loader.tiny_gguf import write_tiny_gguf

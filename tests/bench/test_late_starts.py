@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from bench.late_starts.__main__ import OUTPUT_TOKENS, SLO, drawn_calls
-from bench.late_starts.report import HEADINGS, Scene, figures, row, targets
+from bench.late_starts import (
+    HEADINGS,
+    OUTPUT_TOKENS,
+    SLO,
+    Scene,
+    drawn_calls,
+    figures,
+    row,
+    targets,
+)
 from mesh.domain.steps import LoadTier
 from mesh.domain.views import InstanceSnapshot
 from mesh.evaluation.judging import judge

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.load_client.__main__ import Heard, Shares, measure
+from bench.load_client import Heard, Shares, measure
 
 
 def test_shares_leave_the_server_s_time_out() -> None:

@@ -5,9 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from bench.mixed.report import rows
-from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, Run
-from bench.mixed.workload import BURST_S, FIRST_BATCH, QUIET_GAP_S, Requests, burst, quiet, sizes
+from bench.mixed import (
+    BURST,
+    BURST_S,
+    FIRST_BATCH,
+    QUIET_AFTER,
+    QUIET_BEFORE,
+    QUIET_GAP_S,
+    Requests,
+    Run,
+    burst,
+    quiet,
+    rows,
+    sizes,
+)
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.node_rule import DEFAULT_RULE

@@ -5,10 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from bench.overcommit.fleet import RESIDENT_BEFORE, Fleet
-from bench.overcommit.replaying import Audit, Replay
-from bench.overcommit.resident import Resident
-from bench.overcommit.workload import FIRST_S, KINDS, bursts, calls, limit_bytes, peaks
+from bench.overcommit import RESIDENT_BEFORE, Fleet
+from bench.overcommit_cell import (
+    FIRST_S,
+    KINDS,
+    Audit,
+    Replay,
+    bursts,
+    calls,
+    limit_bytes,
+    peaks,
+)
+from bench.overcommit_shapes import Resident
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId

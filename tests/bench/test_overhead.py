@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.overhead.hops import HOPS, hops_ms
+from bench.overhead import HOPS, hops_ms
 from mesh.domain.events import ControllerEvent, InvokeRequested, NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import CellLimits, NodeLimits

@@ -1,6 +1,6 @@
 """What a cache hits of a trace, counted by hand."""
 
-from bench.prefixes.__main__ import hit_tokens, hit_tokens_lru
+from bench.prefixes import hit_tokens, hit_tokens_lru
 from mesh_workloads.trace import Arrival
 
 TRACE = [

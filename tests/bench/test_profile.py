@@ -4,8 +4,17 @@ import random
 
 import pytest
 
-from bench.profile.predicting import Iteration, Predictions, right_after_s, typical, whole
-from bench.profile.workloads import BATCH_MAX, PROMPT_TOKENS_MAX, prompts, sweeps
+from bench.profile_measuring import (
+    BATCH_MAX,
+    PROMPT_TOKENS_MAX,
+    Iteration,
+    Predictions,
+    prompts,
+    right_after_s,
+    sweeps,
+    typical,
+    whole,
+)
 from mesh.compute.times import Times
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import StepResult

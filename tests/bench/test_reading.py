@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.reading.__main__ import main
-from bench.reading.readers import LIMITS, READERS, SAFETENSORS, TENSOR_BYTES, write_files
+from bench.__main__ import main
+from bench.reading import LIMITS, READERS, SAFETENSORS, TENSOR_BYTES, write_files
 
 
 def test_the_last_line_says_how_the_ways_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["--sizes", "0.03", "--rounds", "1", "--no-peers", "--folder", str(tmp_path)])
+    folder = ["--folder", str(tmp_path)]
+    assert main(["load", "--sizes", "0.03", "--rounds", "1", "--no-peers", *folder]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["size_gb"] == pytest.approx(TENSOR_BYTES / 1e9, rel=0.01)
     assert told["ssd_ratio_to_fio"] > 0.0

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.__main__ import LOAD, rate_scale, tokens_scale
-from bench.replay.checking import are_of, file_lengths, scaled, trace_lengths
+from bench.replay import LOAD, are_of, file_lengths, rate_scale, scaled, tokens_scale, trace_lengths
 from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.trace import Arrival, Trace

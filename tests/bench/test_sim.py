@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.sim.__main__ import figures, row
-from bench.sim.cases import DEPLOYMENTS, NODES, Case, arrivals, scenario_of
-from bench.sim.measuring import measure
+from bench.sim import DEPLOYMENTS, NODES, Case, arrivals, figures, measure, row, scenario_of
 from mesh.domain.reasons import DeviceKind
 from mesh_workloads.generating import LLM_MESH
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.slo import bursts
-from bench.slo.bursts import Burst
-from bench.slo.workload import CONTEXT_TOKENS, SLOS, Costs, jain
+from bench import slo_bursts as bursts
+from bench.slo import CONTEXT_TOKENS, SLOS, Costs, jain
+from bench.slo_bursts import Burst
 from mesh.compute.times import Times
 from mesh.evaluation.bursts import INPUT_TOKENS, OUTPUT_TOKENS
 from mesh.evaluation.judging import judge

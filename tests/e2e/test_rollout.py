@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rollout.load import Load
+from bench.rollout import Load
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.revision import RevisionState

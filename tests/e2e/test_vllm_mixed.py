@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.mixed.cell import FIRST, SECOND, mixed_cell
-from bench.mixed.report import TARGET, report
-from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, model_in, promise, run
-from bench.mixed.workload import Requests
+from bench.mixed import (
+    BURST,
+    FIRST,
+    QUIET_AFTER,
+    QUIET_BEFORE,
+    SECOND,
+    TARGET,
+    Requests,
+    mixed_cell,
+    model_in,
+    phased,
+    promise,
+    report,
+)
 
 REQUESTS = Requests(prompt_tokens=64, served_s=3.5, ttft_s=30.0)
 """The TPOT SLO is what a burst is too much for; the TTFT SLO is what a busy machine may take."""
@@ -27,9 +37,9 @@ def test_a_burst_spills_over_to_the_vllm_node_in_time_and_the_quiet_after_it_com
     """A minute on an idle machine, most of it for the profiles; several on a busy one."""
     with mixed_cell(tmp_path) as cell:
         sized = promise(cell, model_in(tmp_path), REQUESTS, note)
-        made = run(cell, sized, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note)
+        made = phased(cell, sized, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note)
     judged = made.judged
-    report(made)
+    report(made).end()
     assert made.phases[QUIET_BEFORE].served_by(FIRST) == QUIET_REQUESTS
     assert made.phases[QUIET_AFTER].served_by(FIRST) == QUIET_REQUESTS
     burst = made.phases[BURST]

@@ -1,1 +1,0 @@
-"""How long the controller core takes to decide where a request goes: `make bench-admission`."""

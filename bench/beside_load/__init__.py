@@ -1,1 +1,0 @@
-"""What loads do to who computes beside them: `make bench-beside-load`."""

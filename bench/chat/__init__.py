@@ -1,1 +1,0 @@
-"""Conversations with a shared system prompt: what a turn costs that begins like the one before."""

@@ -1,0 +1,117 @@
+"""OpenVINO GenAI and llama.cpp, each in a process of its own: a load, a first token, warm ones.
+
+Both with the settings of `bench.engine`, a context of the same length, and whatever their makers
+offer against a slow load: GenAI its model cache (which only its stateful models can use: SDPA), and
+llama.cpp a mapped file. Before: `shapes`. After: `__main__`, which asks them in turns.
+"""
+
+import gc
+import importlib.util
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.cold_start_cell import (
+    CONTEXT_TOKENS,
+    PROMPT,
+    THREADS,
+    WARM_CALLS,
+    Engine,
+    Part,
+    Start,
+    Tier,
+)
+from bench.cold_start_shapes import Forms
+from bench.peer import Peer
+
+PACKAGES = {Engine.GENAI: "openvino_genai", Engine.LLAMA_CPP: "xllamacpp"}
+
+Call = Callable[[], object]
+"""One token for the prompt."""
+
+
+def installed(engine: Engine) -> bool:
+    return importlib.util.find_spec(PACKAGES[engine]) is not None
+
+
+def started(peer: Peer, engine: Engine, tier: Tier) -> list[Start]:
+    """A start, as if from this tier, and a warm call. Raises Unavailable."""
+    load_s, first_s, warm_s = peer.ask()
+    parts = {Part.GRAPH: load_s, Part.PREFILL: first_s}
+    return [
+        Start(engine=engine, tier=tier, ttft_s=load_s + first_s, parts_s=parts),
+        Start(engine=engine, tier=Tier.WARM, ttft_s=warm_s),
+    ]
+
+
+def starter(engine: Engine, forms: Forms) -> Callable[[Any], tuple[float, float, float]]:
+    """As a `Peer` has it: seconds of the load, of the first token from then, of one when warm."""
+    load = {Engine.GENAI: _genai, Engine.LLAMA_CPP: _llama_cpp}[engine](forms)
+
+    def start(_: object) -> tuple[float, float, float]:
+        gc.collect()
+        load_s, call = _timed(load)
+        first_s, _token = _timed(call)
+        return load_s, first_s, median(_timed(call)[0] for _ in range(WARM_CALLS))
+
+    return start
+
+
+def _genai(forms: Forms) -> Callable[[], Call]:
+    import openvino
+    import openvino_genai
+
+    prompt = openvino_genai.TokenizedInputs(
+        openvino.Tensor(np.array([PROMPT], np.int64)),
+        openvino.Tensor(np.ones((1, len(PROMPT)), np.int64)),
+    )
+    generation = openvino_genai.GenerationConfig()
+    generation.max_new_tokens = 1
+    generation.ignore_eos = True
+    generation.do_sample = False
+
+    def load() -> Call:
+        pipeline = openvino_genai.LLMPipeline(
+            str(forms.genai),
+            "CPU",
+            ATTENTION_BACKEND="SDPA",
+            CACHE_DIR=str(forms.genai / "cache"),
+            INFERENCE_NUM_THREADS=THREADS,
+        )
+        return lambda: pipeline.generate(prompt, generation)
+
+    return load
+
+
+def _llama_cpp(forms: Forms) -> Callable[[], Call]:
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(forms.gguf)
+    parameters.n_parallel = 1
+    parameters.n_ctx = CONTEXT_TOKENS
+    parameters.cpuparams.n_threads = THREADS
+    parameters.cpuparams_batch.n_threads = THREADS
+    parameters.cache_ram_mib = 0
+    asked = {
+        "prompt": list(PROMPT),
+        "n_predict": 1,
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+
+    def load() -> Call:
+        server = xllamacpp.Server(parameters)
+        return lambda: server.handle_completions(asked)
+
+    return load
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start_s = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start_s, result

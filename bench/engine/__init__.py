@@ -1,1 +1,0 @@
-"""The engine side by side with OpenVINO GenAI and llama.cpp: `python -m bench.engine`."""

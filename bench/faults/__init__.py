@@ -1,1 +1,0 @@
-"""Many seeds of one scenario of faults, all rules held: `python -m bench.faults`."""

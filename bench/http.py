@@ -1,0 +1,244 @@
+"""Asks a cell by gRPC and by HTTP in turn, and prints what HTTP adds.
+
+The engine has all cores but one, which is left to the controller, the client and the loops. The
+last line is one JSON object: `ttft_added_ms` of lone requests and `token_added_ms` of 16 streams
+(medians over rounds of the difference of the round's medians), `cpu_us_per_token`, what the
+controller computes for a token of these streams, beside gRPC's, and `keys_added_ms`, what a key
+adds to an answer by HTTP.
+"""
+
+import asyncio
+import http.client
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from bench.cells import deployed, keys_shown, local_cell, wait_calm
+from bench.demo_model import SOURCE, stored_model
+from bench.harness import Report, Table, in_turn
+from bench.overhead import CONTEXT_TOKENS, PROMPT_TOKENS, SLO
+from mesh.controller.keys import KeyBook
+from mesh.domain.access import Role, TenantLimits, TenantName
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import MeshError, Unavailable
+from mesh.domain.ids import DeploymentName
+from mesh.evaluation.load_client import Call, offer
+from mesh.wire.channel import parse_address
+
+LONE_EVERY_S = 0.5
+"""Several times what a request of one token takes."""
+CALL_S_MAX = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Seconds from the sending of a call to its first token and to its end."""
+
+    first_s: float
+    last_s: float
+
+
+def by_grpc(address: str, name: DeploymentName, calls: Sequence[tuple[float, int]]) -> list[Heard]:
+    """`calls`: when each is sent, and for how many tokens. Raises Unavailable for a torn answer."""
+    asked = [
+        Call(
+            at_s=at_s,
+            deployment=name,
+            slo=SLO,
+            prompt_tokens=PROMPT_TOKENS,
+            output_tokens=tokens,
+        )
+        for at_s, tokens in calls
+    ]
+    answers = offer(address, asked, call_s_max=CALL_S_MAX)
+    if odd := [a for c, a in zip(asked, answers, strict=True) if not a.whole(c)]:
+        raise Unavailable(f"gRPC: {len(odd)} answers were torn: {odd[0].refused or odd[0].failed}")
+    return [Heard(first_s=a.tokens_s[0], last_s=a.tokens_s[-1]) for a in answers]
+
+
+def by_http(address: str, name: DeploymentName, calls: Sequence[tuple[float, int]]) -> list[Heard]:
+    """As `by_grpc`, with the connections opened beforehand."""
+    return asyncio.run(_all(address, name, calls))
+
+
+async def _all(
+    address: str, name: DeploymentName, calls: Iterable[tuple[float, int]]
+) -> list[Heard]:
+    host, port = parse_address(address)
+    opened = [(*await asyncio.open_connection(host, port), at_s, n) for at_s, n in calls]
+    start_s = time.monotonic()
+
+    async def one(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, at_s: float, tokens: int
+    ) -> Heard:
+        request = _request(name, tokens)
+        await asyncio.sleep(start_s + at_s - time.monotonic())
+        sent_s = time.monotonic()
+        writer.write(request)
+        status = await reader.readline()
+        first_s = last_s = time.monotonic()
+        while line := await reader.readline():
+            if line.startswith(b"data: [DONE]"):
+                break
+            if line.startswith(b"data: "):
+                last_s = time.monotonic()
+        if not line or b" 200 " not in status:
+            raise Unavailable(f"HTTP: an answer was torn: {status.decode()}")
+        return Heard(first_s=first_s - sent_s, last_s=last_s - sent_s)
+
+    try:
+        async with asyncio.timeout(CALL_S_MAX):
+            heard = await asyncio.gather(*(one(*each) for each in opened), return_exceptions=True)
+    finally:
+        for _, writer, _, _ in opened:
+            writer.close()
+            await writer.wait_closed()
+    for found in heard:
+        if isinstance(found, BaseException):
+            raise found
+    return [found for found in heard if isinstance(found, Heard)]
+
+
+def _request(name: DeploymentName, tokens: int) -> bytes:
+    asked = {
+        "model": name,
+        "prompt": PROMPT_TOKENS,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    body = json.dumps(asked).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+CALLS = 500
+WARM = 50
+TENANT = TenantName("bench")
+LIMITS = TenantLimits(requests_per_s=1e6, tokens_per_min=1e9, running=1000)
+BODY = b'{"model": "none", "prompt": "hi"}'
+
+
+def keys_added_ms() -> float:
+    """Median over pairs of calls, one of each cell; who is asked first changes."""
+    with ExitStack() as opened:
+        home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        opened.enter_context(keys_shown(home))
+        with closing(KeyBook(home / "controller")) as book:
+            secret, _ = book.create(Role.TENANT, TENANT)
+            book.limit(TENANT, LIMITS)
+        lines = []
+        for keys in (False, True):
+            cell = opened.enter_context(
+                local_cell(nodes=(), http="127.0.0.1:0", keys=keys, home=home if keys else None)
+            )
+            line = http.client.HTTPConnection(cell.http_address or "")
+            opened.callback(line.close)
+            lines.append(line)
+        added = []
+        for number in range(WARM + CALLS):
+            took = {n: _took_ms(lines[n], secret) for n in ((0, 1) if number % 2 else (1, 0))}
+            added.append(took[1] - took[0])
+    return median(added[WARM:])
+
+
+def _took_ms(line: http.client.HTTPConnection, secret: str) -> float:
+    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+    begun_s = time.perf_counter()
+    line.request("POST", "/v1/completions", BODY, headers)
+    answer = line.getresponse()
+    answer.read()
+    took_s = time.perf_counter() - begun_s
+    if answer.status != http.client.NOT_FOUND:
+        raise MeshError(f"a model that is not there was answered with {answer.status}")
+    return 1e3 * took_s
+
+
+NAME = DeploymentName("http")
+LONE = [(LONE_EVERY_S * number, 1) for number in range(9)]
+"""The first of them opens the connection, and warms what a first call warms."""
+STREAMS = 16
+TOKENS = 128
+
+Ask = Callable[[Sequence[tuple[float, int]]], list[Heard]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The times of one protocol."""
+
+    ttft_ms: float
+    token_ms: float
+    cpu_us_per_token: float
+
+
+def measure(ask: Ask, controller: psutil.Process) -> Round:
+    lone = ask(LONE)[1:]
+    before = controller.cpu_times()
+    together = ask([(0.0, TOKENS)] * STREAMS)
+    after = controller.cpu_times()
+    cpu_s = (after.user + after.system) - (before.user + before.system)
+    return Round(
+        ttft_ms=1e3 * median(heard.first_s for heard in lone),
+        token_ms=1e3 * median((h.last_s - h.first_s) / (TOKENS - 1) for h in together),
+        cpu_us_per_token=1e6 * cpu_s / (STREAMS * TOKENS),
+    )
+
+
+def compared(rounds: int, join_ms: float) -> tuple[list[Round], list[Round]]:
+    """gRPC's rounds and HTTP's, in turn; the first round warms up."""
+    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    with local_cell(threads=threads, http="127.0.0.1:0", join_ms=join_ms) as cell:
+        deployed(cell.address, [spec])
+        wait_calm(cell)
+        controller = psutil.Process(cell.children[0].process.pid)
+        http_address = cell.http_address
+        assert http_address is not None
+        asks: dict[str, Ask] = {
+            "gRPC": lambda calls: by_grpc(cell.address, NAME, calls),
+            "HTTP": lambda calls: by_http(http_address, NAME, calls),
+        }
+        found: dict[str, list[Round]] = {name: [] for name in asks}
+        for _, name, asked in in_turn(asks, rounds, warm_ups=1):
+            found[name].append(measure(asked, controller))
+    return found["gRPC"][1:], found["HTTP"][1:]
+
+
+def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
+    stored_model()
+    grpc, http = compared(rounds, join_ms)
+    rows = []
+    figures: dict[str, float] = {}
+    for label, key in (
+        ("first token, ms", "ttft_ms"),
+        (f"each token of {STREAMS} streams, ms", "token_ms"),
+        (f"CPU of a token of {STREAMS} streams, µs", "cpu_us_per_token"),
+    ):
+        one, other = ([float(getattr(r, key)) for r in of] for of in (grpc, http))
+        added = median(h - g for g, h in zip(one, other, strict=True))
+        rows.append((label, f"{median(one):.3f}", f"{median(other):.3f}", f"{added:.3f}"))
+        if key.endswith("_ms"):
+            figures[f"{key.removesuffix('_ms')}_added_ms"] = round(added, 3)
+        figures |= {key: round(median(other), 3), f"{key}_grpc": round(median(one), 3)}
+    figures["keys_added_ms"] = round(keys_added_ms(), 3)
+    title = f"medians over {rounds} rounds"
+    return Report(
+        figures=figures,
+        shown=[Table(headings=("", "gRPC", "HTTP", "added"), rows=rows, title=title)],
+        targets={
+            "ttft_added_ms": "<= 2",
+            "token_added_ms": "<= 0.1",
+            "keys_added_ms": "<= 0.2",
+            "cpu_us_per_token": f"<= {figures['cpu_us_per_token_grpc']}",
+        },
+    )

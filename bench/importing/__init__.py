@@ -1,1 +1,0 @@
-"""What bringing a model into a store takes, step by step: `make bench-import`."""

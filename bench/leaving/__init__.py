@@ -1,1 +1,0 @@
-"""Clients that leave, a thousand at once: `make bench-leaving`."""

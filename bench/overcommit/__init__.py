@@ -1,1 +1,0 @@
-"""Twice as much memory wanted as a node has: `make bench-overcommit`."""

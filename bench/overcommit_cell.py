@@ -1,0 +1,336 @@
+"""What the bursts of `overcommit` are, and what a controller's journal says of its books."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh.core.controller.core import ControllerCore
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
+from mesh.domain.actions import ControllerAction, DeliverTokens, RefuseRequest, SendCommand
+from mesh.domain.events import (
+    CancelRequested,
+    ControllerEvent,
+    InvokeRequested,
+    NodeConnected,
+    NodeReported,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.messages import (
+    AbortRequest,
+    Heartbeat,
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadFailed,
+    NodeReport,
+    RequestReturned,
+    ResizeKv,
+    TokensReport,
+)
+from mesh.domain.model import Footprint
+from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Call
+from mesh.memory.shares import Share, counted_once
+from mesh.runtime.journal import ControllerStart, Decision, read_journal
+from mesh.runtime.starting import controller_core
+from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """What was counted; sizes in bytes."""
+
+    events: int = 0
+    diverged_at: int | None = None
+    """The first decision that came out otherwise, from 1 on."""
+    over_capacity: int = 0
+    """Events after which more was tracked, or promised, than a node has."""
+    tracked_share_max: float = 0.0
+    waited: int = 0
+    """Operations that were issued and could not start at once."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Loads, unloads, grows, shrinks (parks among them), parks, resumes, evictions."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Failed loads and resizes, broken instances and returned requests, by kind and error."""
+    resize_s: list[float] = field(default_factory=list)
+    unaccounted_bytes: list[int] = field(default_factory=list)
+    """At each heartbeat: RSS above what the process takes by itself and the engine's books say."""
+    unaccounted_amid_bytes: list[int] = field(default_factory=list)
+    """The same while instances load or leave, which the engine's books do not have then."""
+    base_bytes: int = 0
+    books: list[tuple[int, int]] = field(default_factory=list)
+    """At each heartbeat without a load or unload: RSS, and what base, weights and pages of KV
+    caches are booked at.
+    """
+    resident_max: int = 0
+    """Instances that were loaded at once."""
+    asked: set[RequestId] = field(default_factory=set)
+    cancelled: set[RequestId] = field(default_factory=set)
+    ends: Counter[RequestId] = field(default_factory=Counter)
+
+    def booked_over_rss(self) -> float:
+        """At the peak of what the process held."""
+        rss_bytes, booked_bytes = max(self.books, default=(0, 0))
+        return booked_bytes / rss_bytes if rss_bytes else 0.0
+
+    @property
+    def ended_once(self) -> bool:
+        """Every request that came got one last message; one whose client left gets none."""
+        return all(self.ends[r] == (r not in self.cancelled) for r in self.asked)
+
+
+_AMID = (InstanceState.LOADING, InstanceState.UNLOADING)
+
+
+class Replay:
+    """One run through a journal with a fresh core."""
+
+    def __init__(self, core: ControllerCore) -> None:
+        self.audit = Audit()
+        self._core = core
+        self._parked: set[InstanceId] = set()
+        self._waiting: dict[InstanceId, int] = {}
+        """Operations that wait, by instance: their sequence numbers."""
+
+    def run(self, decisions: Iterable[Decision]) -> Audit:
+        for number, decision in enumerate(decisions, start=1):
+            event = decision.event
+            assert isinstance(event, ControllerEvent), f"decision {number} is a node's"
+            # Before the core decides: it knows the sizes that a report changes.
+            self._happened(event)
+            actions = self._core.handle(event, decision.now_s)
+            if tuple(actions) != decision.actions and self.audit.diverged_at is None:
+                self.audit.diverged_at = number
+            for action in actions:
+                self._decided(event, action)
+            self._look_at_books(event)
+            self.audit.events += 1
+        return self.audit
+
+    def _happened(self, event: ControllerEvent) -> None:
+        match event:
+            case InvokeRequested():
+                self.audit.asked.add(event.request.request_id)
+            case CancelRequested():
+                self.audit.cancelled |= self._core.cell.requests.keys() & event.request_ids
+            case NodeConnected():
+                self.audit.base_bytes = event.hello.base_bytes
+            case NodeReported():
+                self._reported(event.report)
+
+    def _reported(self, report: NodeReport) -> None:
+        counts, errors = self.audit.counts, self.audit.errors
+        match report:
+            case InstanceLoaded():
+                counts["loads"] += 1
+            case InstanceGone():
+                counts["unloads"] += 1
+                if report.error:
+                    errors[f"instance {report.error}"] += 1
+            case LoadFailed():
+                errors[f"load {report.error}"] += 1
+            case RequestReturned():
+                errors[f"request {report.error}"] += 1
+            case KvResized() if report.error:
+                errors[f"resize {report.error}"] += 1
+            case KvResized():
+                self._resized(report)
+
+    def _resized(self, report: KvResized) -> None:
+        self.audit.resize_s.append(report.elapsed_s)
+        known = self._core.cell.instances.get(report.instance_id)
+        if known is not None and report.kv_blocks != known.kv_blocks:
+            self.audit.counts["grows" if report.kv_blocks > known.kv_blocks else "shrinks"] += 1
+
+    def _decided(self, event: ControllerEvent, action: ControllerAction) -> None:
+        counts = self.audit.counts
+        match action:
+            case DeliverTokens() if action.outputs.finish is not None:
+                self.audit.ends[action.outputs.request_id] += 1
+            case RefuseRequest():
+                self.audit.ends[action.request_id] += 1
+            case SendCommand(command=ResizeKv() as command):
+                if command.kv_blocks == PARKED_BLOCKS:
+                    counts["parks"] += 1
+                    self._parked.add(command.instance_id)
+                elif command.instance_id in self._parked:
+                    counts["resumes"] += 1
+                    self._parked.discard(command.instance_id)
+            case SendCommand(command=AbortRequest()) if _starved(event):
+                counts["evictions"] += 1
+
+    def _look_at_books(self, event: ControllerEvent) -> None:
+        audit, waiting = self.audit, dict[InstanceId, int]()
+        over = False
+        for node in self._core.cell.nodes.values():
+            station = node.station
+            loaded = sum(instance.is_loaded for instance in node.instances.values())
+            audit.resident_max = max(audit.resident_max, loaded)
+            over |= max(station.tracked_bytes, station.promised_bytes) > station.capacity_bytes
+            share = station.tracked_bytes / max(station.capacity_bytes, 1)
+            audit.tracked_share_max = max(audit.tracked_share_max, share)
+            waiting |= {o.instance_id: o.sequence for o in station.waiting()}
+            if isinstance(event, NodeReported) and isinstance(event.report, Heartbeat):
+                settled = all(i.state not in _AMID for i in node.instances.values())
+                account = audit.unaccounted_bytes if settled else audit.unaccounted_amid_bytes
+                own_bytes = node.base_bytes + node.engine_bytes
+                account.append(node.rss_bytes - own_bytes)
+                if settled:
+                    audit.books.append((node.rss_bytes, own_bytes))
+        audit.over_capacity += over
+        audit.waited += sum(self._waiting.get(i) != number for i, number in waiting.items())
+        self._waiting = waiting
+
+
+def _starved(event: ControllerEvent) -> bool:
+    report = event.report if isinstance(event, NodeReported) else None
+    return isinstance(report, TokensReport) and bool(report.starved)
+
+
+def audit(path: Path) -> Audit:
+    """Raises InvalidInput when this is no journal of a controller."""
+    start, decisions = read_journal(path)
+    assert isinstance(start, ControllerStart), f"{path} is a node's journal"
+    core = controller_core(start)
+    return Replay(core).run(decisions)
+
+
+FIRST_S = 5.0
+"""Each deployment's first burst comes within so much of the start."""
+BURST_S = 1.0
+PAUSE_S = (30.0, 90.0)
+"""From one burst of a deployment to its next. Large and small ones alternate. Bursts of different
+deployments meet, and there are times at which a deployment wants nothing."""
+LARGE, SMALL = (0.75, 1.0), (0.05, 0.5)
+"""The bounds of large and of small bursts, as shares of the calls of the largest one."""
+TOKEN_IDS = range(100, 2000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A deployment and its traffic. Pairs are the least and the most, drawn evenly."""
+
+    slo: Slo
+    context_tokens: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    calls_max: int
+    """The most calls of one burst."""
+
+
+KINDS = {
+    "oc-chat": Kind(
+        slo=Slo(ttft_s=6.0, tpot_s=0.4),
+        context_tokens=512,
+        prompt_tokens=(16, 256),
+        output_tokens=(16, 192),
+        calls_max=28,
+    ),
+    "oc-draft": Kind(
+        slo=Slo(ttft_s=12.0, tpot_s=0.6),
+        context_tokens=1024,
+        prompt_tokens=(32, 128),
+        output_tokens=(128, 384),
+        calls_max=28,
+    ),
+    "oc-read": Kind(
+        slo=Slo(ttft_s=25.0, tpot_s=0.8),
+        context_tokens=1024,
+        prompt_tokens=(256, 768),
+        output_tokens=(8, 48),
+        calls_max=16,
+    ),
+    "oc-long": Kind(
+        slo=Slo(ttft_s=20.0, tpot_s=1.0),
+        context_tokens=2048,
+        prompt_tokens=(64, 512),
+        output_tokens=(64, 512),
+        calls_max=16,
+    ),
+}
+"""By deployment; all of them are the demo model."""
+
+
+Burst = tuple[Call, ...]
+"""Calls of one deployment that come together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most that a deployment wants: its weights, and KV blocks for its largest burst."""
+
+    deployment: str
+    calls: int
+    kv_blocks: int
+    footprint: Footprint
+
+    @property
+    def size_bytes(self) -> int:
+        return self.footprint.instance_bytes(self.kv_blocks)
+
+
+def bursts(*, seconds: float, seed: int, scale: float = 1.0) -> list[Burst]:
+    """What is sent in `seconds`: by deployment, each one's in order. Bursts have `scale` times as
+    many calls.
+    """
+    draw = random.Random(seed)
+    found: list[Burst] = []
+    for name, kind in KINDS.items():
+        at_s, share = draw.uniform(0.0, min(FIRST_S, seconds)), LARGE
+        while at_s < seconds:
+            size = max(round(draw.uniform(*share) * scale * kind.calls_max), 1)
+            found.append(tuple(_call(draw, name, kind, at_s) for _ in range(size)))
+            at_s, share = at_s + draw.uniform(*PAUSE_S), SMALL if share is LARGE else LARGE
+    return found
+
+
+def calls(sent: Iterable[Burst]) -> list[Call]:
+    """In order."""
+    return sorted((call for burst in sent for call in burst), key=lambda call: call.at_s)
+
+
+def _call(draw: random.Random, name: str, kind: Kind, at_s: float) -> Call:
+    prompt = tuple(draw.choice(TOKEN_IDS) for _ in range(draw.randint(*kind.prompt_tokens)))
+    return Call(
+        at_s=at_s + draw.uniform(0.0, BURST_S),
+        deployment=DeploymentName(name),
+        slo=kind.slo,
+        prompt_tokens=prompt,
+        output_tokens=draw.randint(*kind.output_tokens),
+    )
+
+
+def peaks(sent: Sequence[Burst], footprint: Footprint) -> list[Peak]:
+    """One for each deployment; never less than one full context."""
+
+    def blocks(burst: Burst) -> int:
+        return sum(footprint.blocks_for(len(c.prompt_tokens) + c.output_tokens) for c in burst)
+
+    found = []
+    for name, kind in KINDS.items():
+        mine = [burst for burst in sent if burst[0].deployment == name]
+        largest = max(mine, key=blocks, default=())
+        found.append(
+            Peak(
+                deployment=name,
+                calls=len(largest),
+                kv_blocks=max(blocks(largest), footprint.blocks_for(kind.context_tokens)),
+                footprint=footprint,
+            )
+        )
+    return found
+
+
+def limit_bytes(wanted: Sequence[Peak], overcommit: float) -> int:
+    """`--memory` of a node of which the peaks, all together, want `overcommit` times as much, and
+    which has what they share beside that; weights that some share count once.
+    """
+    shares = [
+        Share(key=KINDS[peak.deployment].context_tokens, size_bytes=peak.footprint.shared_bytes)
+        for peak in wanted
+    ]
+    sizes = counted_once(zip([peak.size_bytes for peak in wanted], shares, strict=True))
+    return int(sum(sizes) / overcommit) + ENGINE_BYTES

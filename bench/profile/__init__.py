@@ -1,1 +1,0 @@
-"""How well a measured profile predicts real iterations: `make bench-profile`."""

@@ -1,1 +1,0 @@
-"""How fast weights come from a file into memory."""

@@ -1,1 +1,0 @@
-"""Whether a replay sends each call of a trace, of its lengths, at its time."""

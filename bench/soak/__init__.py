@@ -1,1 +1,0 @@
-"""Minutes of mixed invocations and cancellations; nothing may leak: `make soak`."""
