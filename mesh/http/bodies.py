@@ -15,6 +15,10 @@ from mesh.domain.errors import InvalidInput
 from mesh.http.tools import CacheControl, Strict, ToolCall, ToolChoice, Tools
 
 T = TypeVar("T", bound="Body")
+CONTAINERS_MAX = 16_384
+"""Lists and objects of a body. Each takes some 25 µs of the controller's loop to be checked; a
+conversation of a thousand turns with calls of tools has some 6,000.
+"""
 
 
 def _shape(value: Any) -> str:
@@ -222,10 +226,33 @@ def read(kind: type[T], raw: bytes) -> T:
         raise InvalidInput(f"the body is no valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidInput("the body is no JSON object")
+    if _containers_beyond(data, CONTAINERS_MAX):
+        raise InvalidInput(
+            f"the body has more than {CONTAINERS_MAX} lists and objects",
+            hint="send fewer or shorter messages, tools or schemas",
+        )
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
+
+
+def _containers_beyond(data: Any, most: int) -> bool:
+    """Whether there are more lists and objects in it, itself included."""
+    left = [data]
+    seen = 1
+    while left:
+        value = left.pop()
+        inner = [
+            one
+            for one in (value.values() if isinstance(value, dict) else value)
+            if isinstance(one, (dict, list))
+        ]
+        seen += len(inner)
+        if seen > most:
+            return True
+        left += inner
+    return False
 
 
 def _invalid(wrong: ErrorDetails, data: Any) -> InvalidInput:

@@ -12,7 +12,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt
 from mesh.domain.text import ToolFormat
 from mesh.http.asking import NOT_BUILT, invocations, with_tools
-from mesh.http.bodies import Body, ChatBody, CompletionBody, read
+from mesh.http.bodies import CONTAINERS_MAX, Body, ChatBody, CompletionBody, read
 
 GOOD: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"model": "m", "messages": [{"role": "user", "content": "x"}]},
@@ -121,3 +121,29 @@ def test_a_part_that_is_wrong_is_named(part: dict[str, object], field: str) -> N
     with pytest.raises(InvalidInput) as caught:
         read(ChatBody, json.dumps(body).encode())
     assert caught.value.field == f"messages[0].content[0].{field}"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"messages": [{"role": "user", "content": "x"}] * CONTAINERS_MAX},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 20_000}]},
+        {"chat_template_kwargs": {"a": [[[]]] * 10_000}},
+        {"tools": [{}] * 20_000},
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused_before_they_are_checked(more: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
+    with pytest.raises(InvalidInput, match=f"more than {CONTAINERS_MAX} lists and objects"):
+        read(ChatBody, json.dumps(body).encode())
+
+
+def test_a_long_conversation_with_tools_is_no_such_body() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ] * 1000
+    body = {"model": "m", "messages": turns}
+    assert len(read(ChatBody, json.dumps(body).encode()).messages) == 3000
