@@ -96,7 +96,7 @@ class Instance:
             else:
                 queue.batch += 1
                 queue.context_tokens += request.past
-                queue.requests.append(request.name)
+                queue.running.append(request.name)
                 queue.add(request.due_s, now_s)
         paces_s = [request.tpot_s for request in self.requests if request.tpot_s]
         if paces_s:

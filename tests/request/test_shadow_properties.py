@@ -44,7 +44,7 @@ class OneByOne:
             grant.seconds = queue.times.prefill_s(tokens, prompt.past)
         else:
             first = min(queue.parts, key=lambda part: min(part.due_s, part.late_s))
-            grant.decode = tuple(first.requests)
+            grant.decode = tuple(first.running)
             grant.seconds = queue.decode_s_of(first.batch)
         return grant
 

@@ -277,7 +277,7 @@ class LocalInstance:
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
-        running, mixed = run_queue.requests, False
+        running, mixed = run_queue.running, False
         for request in requests:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s

@@ -49,10 +49,10 @@ class PaceClass:
     context_tokens: int = 0
     """The contexts of the batch, summed."""
     dues_s: list[float] = field(default_factory=list)
-    """When the next tokens of the batch are due; see `add`. In no order, or in that of `requests`;
+    """When the next tokens of the batch are due; see `add`. In no order, or in that of `running`;
     a single one for all, once they have decoded together.
     """
-    requests: list[RequestId] = field(default_factory=list)
+    running: list[RequestId] = field(default_factory=list)
     """The batch, by name."""
     due_s: float = field(default=inf, init=False)
     """The earliest of them that can still be kept."""
@@ -161,7 +161,7 @@ class RunQueue(PaceClass):
             part = self._class_of(tpot_s)
             part.batch += 1
             part.context_tokens += tokens
-            part.requests.append(request_id)
+            part.running.append(request_id)
             part.add(due_s, now_s)
         self.gather()
 
@@ -186,7 +186,7 @@ class RunQueue(PaceClass):
         self.batch += 1
         self.context_tokens += prompt.past
         into.add(due_s, end_s)
-        into.requests.append(prompt.request_id)
+        into.running.append(prompt.request_id)
         if into is not self:
             into.owed_s = min(into.owed_s, due_s)
             self.gather()
@@ -197,7 +197,7 @@ class RunQueue(PaceClass):
             return list(self.parts) if self.batch else []
         found = []
         for part in tuple(self.parts):
-            named = [request_id for request_id in part.requests if request_id in decode]
+            named = [request_id for request_id in part.running if request_id in decode]
             if named and len(named) < part.batch:
                 if not self.classes:
                     part = self._as_class()
@@ -219,7 +219,7 @@ class RunQueue(PaceClass):
             batch=self.batch,
             context_tokens=self.context_tokens,
             dues_s=self.dues_s,
-            requests=self.requests,
+            running=self.running,
         )
         made.due_s, made.late_s, made.owed_s = self.due_s, self.late_s, self.owed_s
         return made
@@ -234,17 +234,17 @@ class RunQueue(PaceClass):
 
     def _take_out(self, part: PaceClass, named: list[RequestId]) -> PaceClass:
         """A class of some of another's requests. Their contexts count as the mean."""
-        made = PaceClass(tpot_s=part.tpot_s, batch=len(named), requests=named)
+        made = PaceClass(tpot_s=part.tpot_s, batch=len(named), running=named)
         made.context_tokens = part.context_tokens * len(named) // part.batch
         known = len(part.dues_s) == part.batch
         dues_s = part.dues_s if known else [min(part.due_s, part.late_s)] * part.batch
-        rows = list(zip(part.requests, dues_s, strict=True))
+        rows = list(zip(part.running, dues_s, strict=True))
         kept_s = part.due_s
         part.batch -= made.batch
         part.context_tokens -= made.context_tokens
-        part.requests = [request_id for request_id, _ in rows if request_id not in named]
+        part.running = [request_id for request_id, _ in rows if request_id not in named]
         for into in (part, made):
-            mine = set(into.requests)
+            mine = set(into.running)
             into.dues_s = [due_s for request_id, due_s in rows if request_id in mine]
             into.due_s = min([due_s for due_s in into.dues_s if due_s >= kept_s], default=inf)
             into.late_s = min([due_s for due_s in into.dues_s if due_s < kept_s], default=inf)

@@ -209,7 +209,7 @@ class ByName(Alternate):
     ) -> Grant:
         (queue,) = queues
         prompts = [(prompt.request_id, min(prompt.left, 2)) for prompt in queue.prompts[-1:]]
-        decode = tuple(queue.requests[-1:])
+        decode = tuple(queue.running[-1:])
         return Grant(queue=queue, prefill=tuple(prompts), seconds=0.01, decode=decode)
 
 

@@ -129,10 +129,10 @@ class TestClasses:
     def test_who_is_not_named_is_due_as_before(self) -> None:
         made = self.mixed()
         (part,) = made.decoding((C,))
-        assert (part.requests, part.due_s, part.batch, part.context_tokens) == ([C], 0.9, 1, 25)
+        assert (part.running, part.due_s, part.batch, part.context_tokens) == ([C], 0.9, 1, 25)
         part.decoded(0.1)
         made.gather()
-        left = {tuple(part.requests): part.due_s for part in made.parts}
+        left = {tuple(part.running): part.due_s for part in made.parts}
         assert left == {(A,): 0.3, (B,): 0.5, (C,): 1.9}
         assert made.decoding((C,)) == [part], "it is a class by now"
         assert made.decoding((RequestId("nobody"),)) == []

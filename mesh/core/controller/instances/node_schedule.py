@@ -427,7 +427,7 @@ def _fill(
     """Put the instance's requests into its run queue; those that came after the iteration began
     join. `validate` predicts its decodes.
     """
-    dues_s, running, mixed = run_queue.dues_s, run_queue.requests, False
+    dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
     context_tokens = 0
     for request in instance.requests.values():
         left = request.prefill_left

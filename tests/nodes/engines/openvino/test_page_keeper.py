@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,9 +175,9 @@ def test_the_engine_rests_between_its_calls_and_a_while_after_them(
     load(engine, tiny.info, tiny.path, progress=note)
     step = Instance.step
 
-    def watched(instance: Instance, tokens: int) -> StepResult:
+    def watched(instance: Instance, *turn: Any) -> StepResult:
         amid.append(engine.rests())
-        return step(instance, tokens)
+        return step(instance, *turn)
 
     monkeypatch.setattr(Instance, "step", watched)
     run(engine, request("r", range(10, 20)))
