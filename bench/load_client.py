@@ -35,7 +35,7 @@ knows it.
 SPREAD_S = 2.0
 """All calls begin within it."""
 RUN_S_MAX = 300.0
-LOCUSTFILE = Path(__file__).parent / "locustfile.py"
+LOCUSTFILE = Path(__file__).parent / "load_client_locustfile.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
