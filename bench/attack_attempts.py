@@ -287,7 +287,6 @@ def _tools(count: int) -> list[dict[str, object]]:
 
 
 HELLO = _chat(max_tokens=16)
-WORD: Mapping[str, object] = {"structured_outputs": {"regex": "[a-z]+"}}
 BODIES: Mapping[str, Mapping[str, object]] = {
     "a megabyte of a": {"messages": [{"role": "user", "content": "a" * 1_000_000}]},
     "a megabyte of blanks": {"messages": [{"role": "user", "content": " " * 1_000_000}]},
