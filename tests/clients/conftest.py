@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from mesh.controller.gateway import GatewayLimits
-from mesh.domain.limits import CellLimits
 from tests.controller.live import FakeNode, LiveCell
 from tests.http.edge import edge
 
@@ -30,9 +29,7 @@ class Served:
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    # The node sends no heartbeats, and a client may take longer to be imported than a lease lasts.
-    limits = CellLimits(node_lease_s=2 * CLIENT_S_MAX)
-    async with edge(tmp_path, gateway=GatewayLimits(calls_max=CALLS_MAX), limits=limits) as http:
+    async with edge(tmp_path, gateway=GatewayLimits(calls_max=CALLS_MAX)) as http:
         yield Served(cell=http.cell, node=await http.cell.deployed(), url=f"{http.url}/v1")
 
 
