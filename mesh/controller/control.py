@@ -78,8 +78,8 @@ class OpenCalls(Protocol):
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
     `deployed` is called with the name of each deployment that was acknowledged, and gives what is
-    amiss with it, or an empty text; `sources` says
-    what each role may deploy from, and `starting` which nodes have not joined the cell yet.
+    amiss with it, or an empty text; `sources` says what each role may deploy from, and `starting`
+    which nodes have not joined the cell yet.
     """
 
     def __init__(

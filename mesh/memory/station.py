@@ -285,10 +285,9 @@ class ReservationStation:
         `ends_s` tells when the load of an instance ends if it starts at a time; for a load that
         runs the time is `now_s`. A `cancelled` load runs to its end and leaves nothing. Resizes
         and unloads are short beside a load: they take no time here, and are over before a load that
-        ends at the same moment. A load that waits for memory
-        which nothing under way will free is expected behind all others. The `newcomer`
-        is one more load, `NEWCOMER`, of a kind and needed by a time; whoever plans it makes room
-        for it, so that it waits for no memory.
+        ends at the same moment. A load that waits for memory which nothing under way will free is
+        expected behind all others. The `newcomer` is one more load, `NEWCOMER`, of a kind and
+        needed by a time; whoever plans it makes room for it, so that it waits for no memory.
         """
         if newcomer is None and not any(h.running or h.waiting for h in self._holdings.values()):
             return {}

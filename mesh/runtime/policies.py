@@ -16,8 +16,6 @@ from mesh.policy.registry import policy
 from mesh.policy.rules.turns import TurnRule, name_of
 
 _MEMBERS = tuple(name for name in vars(Policy) if not name.startswith("_"))
-
-
 DIGEST_CHARS = 16
 """This much of the digest of a policy file is told."""
 
