@@ -11,26 +11,16 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import DeploymentName
-from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
-from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.domain.slo import PACE, Pace, Slo
-from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
-from mesh.policy.kv_sizes import by_demand
-from mesh.policy.plans import How, Join, Plan, Release, Start
+from mesh.policy.base import Base, releases
+from mesh.policy.interface import Rank
+from mesh.policy.plans import Join, Plan, Release, Start
 from mesh.policy.room import enough
-from mesh.policy.rules.headroom import HEADROOM
-from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kvpr:
+class Kvpr(Base):
     name: str = "kvpr"
-    rule: TurnRule = HEADROOM
-    node_rule: NodeRule = DEFAULT_RULE
-    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
-    promises: bool = True
-    refuses_late: bool = True
     prefetches: bool = False
 
     def instance_rank(self, instance: InstanceView) -> Rank:
@@ -50,9 +40,6 @@ class Kvpr:
         for node in sorted(cell.starts(), key=pressure):
             yield Start(request=request, node=node)
 
-    def passes(self, plan: Plan, tests: Tests) -> Verdict:
-        return tests.shadow(plan)
-
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
     ) -> Iterator[tuple[Release, ...]]:
@@ -60,19 +47,7 @@ class Kvpr:
             return cell.calls_per_s(instance.deployment), instance.instance_id
 
         idle = sorted(cell.idle(place), key=calls)
-        yield tuple(Release(instance=instance) for instance in enough(idle, missing_bytes))
-
-    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
-        return Release(instance=instance, how=How.UNLOAD if instance.is_parked else How.PARK)
-
-    def upkeep(self, cell: CellView) -> Iterator[Plan]:
-        return iter(())
-
-    def kv(self, demand: KvDemand) -> KvSize:
-        return by_demand(demand)
-
-    def pace(self, slo: Slo) -> Pace:
-        return PACE
+        yield releases(enough(idle, missing_bytes))
 
 
 def _pressure_after(node: NodeView, request: RequestView | None, cell: CellView) -> float:

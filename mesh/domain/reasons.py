@@ -29,6 +29,8 @@ class RefusalReason(StrEnum):
     """Its model's tokenizer or chat template went beyond its limits, again and again."""
     TENANT_LIMIT = "tenant_limit"
     """Its caller's tenant is at a limit of its own."""
+    POLICY = "policy"
+    """The cell's policy has a reason of its own, which the message tells."""
 
 
 class Verdict(StrEnum):
@@ -41,6 +43,8 @@ class Verdict(StrEnum):
     """2: a token of another request would come after its deadline, on account of this one."""
     TPOT_EXCEEDED = "tpot_exceeded"
     """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
+    POLICY = "policy"
+    """The policy has a reason of its own (`mesh.policy.plans.Shortage`)."""
 
 
 class ProfileSource(StrEnum):

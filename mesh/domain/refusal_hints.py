@@ -34,6 +34,7 @@ _REMEDIES: Mapping[RefusalReason, str] = {
     RefusalReason.TEXT_ON_HOLD: "its tokenizer or its chat template is at fault: mend it, and "
     "deploy it again",
     RefusalReason.TENANT_LIMIT: "whoever operates the cell may raise it: `mesh key limit`",
+    RefusalReason.POLICY: "the policy of the cell has it so; whoever operates the cell chose it",
     RefusalReason.SHUTTING_DOWN: "call again once the controller has started",
 }
 

@@ -1,1 +1,1 @@
-"""Choices: which candidate is tried first. One small file a policy, composed of shared parts."""
+"""Choices: which candidate is tried first. One small file a policy, made of shared parts."""

@@ -2,13 +2,25 @@
 `llm-mesh` does, but computes in the order of arrival.
 """
 
-from mesh.policy.composed import Composed
-from mesh.policy.rules.first_come import FIRST_COME
+from dataclasses import dataclass
 
-FCFS = Composed(
-    name="fcfs",
-    rule=FIRST_COME,
-    promises=False,
-    refuses_late=False,
-    preempts=False,
-)
+from mesh.policy.base import Base
+from mesh.policy.interface import Rank
+from mesh.policy.ranks import fullest_instance
+from mesh.policy.rules.first_come import FIRST_COME
+from mesh.policy.rules.turns import TurnRule
+from mesh.policy.views import InstanceView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fcfs(Base):
+    name: str = "fcfs"
+    rule: TurnRule = FIRST_COME
+    promises: bool = False
+    refuses_late: bool = False
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        return fullest_instance(instance)
+
+
+FCFS = Fcfs()

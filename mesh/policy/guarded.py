@@ -18,7 +18,17 @@ from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Policy, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
-from mesh.policy.plans import How, Join, Move, Plan, Refuse, Release, Start
+from mesh.policy.plans import (
+    How,
+    Join,
+    Label,
+    Move,
+    Plan,
+    Refuse,
+    Release,
+    Shortage,
+    Start,
+)
 from mesh.policy.rules.turns import name_of
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
@@ -31,7 +41,7 @@ SIZES_MAX = 4096
 WAIT_S_LEAST, WAIT_S_MOST = 0.1, 3600.0
 """Until a policy is asked again what becomes of an idle instance."""
 
-_PLANS = frozenset((Join, Start, Move, Release, Refuse))
+_PLANS = frozenset((Join, Start, Move, Release, Refuse, Label))
 T = TypeVar("T")
 
 
@@ -41,6 +51,7 @@ class Guarded:
         self.name, self.devices = policy.name, policy.devices
         self.rule = policy.rule
         self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
+        self.instances_per_node = max(policy.instances_per_node, 1)
         self.promises, self.refuses_late = policy.promises, policy.refuses_late
         self.prefetches = policy.prefetches
         self._faults: list[NotePolicyFault] = []
@@ -74,10 +85,10 @@ class Guarded:
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         return self._bounded("places", lambda: self._policy.places(request, cell), cell)
 
-    def passes(self, plan: Plan, tests: Tests) -> Verdict:
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
         try:
-            verdict = self._policy.passes(plan, tests)
-            return verdict if type(verdict) is Verdict else Verdict(verdict)
+            said = self._policy.passes(plan, tests)
+            return said if isinstance(said, Verdict | Shortage) else Verdict(said)
         except Exception as error:
             self._raised("passes", error)
             return Verdict.DELAYS_RUNNING
@@ -88,6 +99,17 @@ class Guarded:
         return self._bounded(
             "relieve", lambda: self._policy.relieve(place, missing_bytes, cell), cell
         )
+
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        requests = list(cell.requests(instance))
+        try:
+            chosen = self._policy.evict(instance, cell)
+            if any(request is chosen for request in requests):
+                return chosen
+            self.fault(PolicyFaultKind.NO_ANSWER, "evict", "it does not run there")
+        except Exception as error:
+            self._raised("evict", error)
+        return max(requests, key=lambda request: (request.due_s, request.request_id))
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
         try:

@@ -16,7 +16,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
-from mesh.policy.plans import Plan, Release
+from mesh.policy.plans import Plan, Release, Shortage
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
@@ -117,6 +117,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def instances_per_node(self) -> int:
+        """The most instances of a deployment on a node: they compute on the same device."""
+        ...
+
+    @property
     def promises(self) -> bool:
         """Whether a request is told at once which deadlines hold, by `Tests.shadow`: it takes a
         place or a load where that passes. If not, loads are begun for the queue as a whole.
@@ -144,13 +149,13 @@ class Policy(Protocol):
         ...
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        """Joins and starts for a request, the best first, releases of who is to go for it, or
-        `Refuse`; None: an instance for the minimum of a deployment.
+        """Joins and starts for a request in any order, the best first, releases of who is to go
+        for it, or `Refuse`; None: an instance for the minimum of a deployment.
         """
         ...
 
-    def passes(self, plan: Plan, tests: Tests) -> Verdict:
-        """Whether a join, a start or a move for which there is room is to be."""
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
+        """Whether a join, a start or a move for which there is room is to be; if not, why."""
         ...
 
     def relieve(
@@ -159,12 +164,18 @@ class Policy(Protocol):
         """Who may give way where so much memory is missing: each time all that go together."""
         ...
 
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        """Which of its requests gives its KV cache up where that of all of them does not do, and
+        cannot grow: it goes on elsewhere, or later, with its tokens so far.
+        """
+        ...
+
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
         """What becomes of an instance whose keep-alive is over; or ask again in so many seconds."""
         ...
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
-        """Every second: what would make the cell better (moves, releases)."""
+        """Every second: what would make the cell better (moves, releases, starts, labels)."""
         ...
 
     def kv(self, demand: KvDemand) -> KvSize: ...

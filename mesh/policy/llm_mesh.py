@@ -1,16 +1,85 @@
 """`llm-mesh`: headroom and shadow validation; CPU first, large batches first, full nodes first.
 
-The order of candidates of LLM-Mesh §4 and §7.2, with the turns and the validation of §5 and the
-defragmentation of §7. Its parts can be left out one by one, as the paper's ablations do (§8.4).
+This is LLM-Mesh §4 to §7. Its parts can be left out one by one, as the paper's ablations do (§8.4).
 """
 
-from mesh.domain.reasons import DeviceKind
-from mesh.policy.composed import Composed
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-LLM_MESH = Composed(name="llm-mesh")
+from mesh.domain.reasons import DeviceKind, Verdict
+from mesh.policy.base import Base, releases
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
+from mesh.policy.kv_sizes import by_demand
+from mesh.policy.partitions import kv_of_part
+from mesh.policy.plans import Join, Plan, Release, Start
+from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
+from mesh.policy.room import enough, freed_bytes, roomy_first, victims
+from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmMesh(Base):
+    name: str = "llm-mesh"
+    shares: bool = True
+    """Whether instances share a node token by token. If not, each has a node to itself."""
+    preempts: bool = True
+    """Whether requests of small instances move elsewhere for a large one (§7.1)."""
+    consolidates: bool = True
+    """Whether the small ones of several instances drain and go (§7.2)."""
+
+    # §4: CPU nodes before GPU nodes, which are scarce. §7.2: the largest batch first, so that small
+    # ones drain; the fullest node first, so that whole nodes stay free for large models.
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        return fullest_instance(instance) if self.consolidates else any_instance(instance)
+
+    def node_rank(self, node: NodeView) -> Rank:
+        return fullest_node(node)
+
+    # §5.2: a request joins an instance of its model wherever it is in time; else one starts.
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        if request is not None:
+            for instance in cell.candidates():
+                yield Join(request=request, instance=instance)
+        for node in roomy_first(cell):
+            yield Start(request=request, node=node)
+
+    # §5.3: shadow validation. The node's turns, which go to the least headroom (§5.1, the rule
+    # HEADROOM), are rolled forward with the newcomer, and every token has to be in time.
+
+    def passes(self, plan: Plan, tests: Tests) -> Verdict:
+        return tests.shadow(plan)
+
+    # §6.2: a cache has what its requests need, by the lengths of earlier answers, and a watermark
+    # more. §6.4: where that does not do, the request with the longest headroom is evicted.
+
+    def kv(self, demand: KvDemand) -> KvSize:
+        return by_demand(demand) if self.shares else kv_of_part(demand, parts=1)
+
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        return max(cell.requests(instance), key=lambda r: (r.due_s, r.request_id))
+
+    # §6.3: idle instances give way to whoever needs their memory. §7.1: where those do not do,
+    # instances with a smaller batch give way, once each of their requests is in time elsewhere.
+
+    def relieve(
+        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
+    ) -> Iterator[tuple[Release, ...]]:
+        idle = cell.idle(place)
+        yield releases(enough(idle, missing_bytes))
+        if self.preempts:
+            missing_bytes -= freed_bytes(idle)
+            yield releases(victims(cell.neighbours(place), place, missing_bytes))
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        return super().idle(instance, cell) if self.shares else Release(instance=instance)
+
+
+LLM_MESH = LlmMesh()
 ABLATIONS = (
-    Composed(name="llm-mesh-no-cpu", devices=(DeviceKind.GPU,)),
-    Composed(name="llm-mesh-no-sharing", partitions=1, preempts=False),
-    Composed(name="llm-mesh-no-defrag", preempts=False, consolidates=False),
-    Composed(name="llm-mesh-no-preemption", preempts=False),
+    LlmMesh(name="llm-mesh-no-cpu", devices=(DeviceKind.GPU,)),
+    LlmMesh(name="llm-mesh-no-sharing", shares=False, preempts=False, prefetches=False),
+    LlmMesh(name="llm-mesh-no-defrag", preempts=False, consolidates=False),
+    LlmMesh(name="llm-mesh-no-preemption", preempts=False),
 )

@@ -7,9 +7,11 @@ shares count in full: once the one that it shares them with has gone they are in
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from mesh.compute.times import Times
-from mesh.policy.interface import StartDemand
+from mesh.policy.interface import KvDemand, KvSize, StartDemand
+from mesh.policy.kv_sizes import by_demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,19 @@ class Partition:
     kv_blocks: int
     batch_max: int
     """Requests that it serves at a time."""
+
+
+def kv_of_part(demand: KvDemand, parts: int, *, counts: bool = False) -> KvSize:
+    """The KV cache of an instance that has one of at most so many parts of its node, from its load
+    to its end. `counts`: it takes no more requests than that part serves in time.
+    """
+    if demand.start is None:
+        size = by_demand(demand)
+        size.kept_blocks_max = inf
+        return size
+    part = partition_for(demand.start, parts)
+    batch_max = part.batch_max if counts else None
+    return KvSize(required_blocks=part.kv_blocks, wanted_blocks=part.kv_blocks, batch_max=batch_max)
 
 
 def partition_for(demand: StartDemand, partitions_max: int) -> Partition:

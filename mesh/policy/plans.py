@@ -7,9 +7,12 @@ do, the core refuses, and its journal says so (`mesh.domain.actions.NotePolicyFa
 
 from enum import StrEnum
 
+from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.values import dataclass
 from mesh.policy.views import InstanceView, NodeView, RequestView
+
+LABEL_CHARS_MAX = 64
 
 
 class Carry(StrEnum):
@@ -40,10 +43,25 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Load an instance on a node; `request` None: for the minimum of its deployment."""
+    """Load an instance on a node for a request, or for the minimum of the deployment that is asked
+    about. In `upkeep`, where neither is, it names its `deployment`.
+    """
 
-    request: RequestView | None
+    request: RequestView | None = None
     node: NodeView
+    deployment: DeploymentName | None = None
+    label: str = ""
+    """See `Label`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Remember something of an instance, as the role that it has: at most LABEL_CHARS_MAX
+    characters, kept with the instance in the cell's books until it goes or the controller ends.
+    """
+
+    instance: InstanceView
+    label: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +85,22 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """Turn a request away that waits and has no promise."""
+    """Turn a request away that waits and has no promise. The message is what its client is told;
+    a policy that has a reason of its own says it there.
+    """
 
     request: RequestView
-    why: RefusalReason
+    why: RefusalReason = RefusalReason.POLICY
+    message: str = ""
 
 
-Plan = Join | Start | Move | Release | Refuse
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What a place lacks by the policy's own measure. The request waits, may go elsewhere, and is
+    told so where it has waited in vain.
+    """
+
+    message: str
+
+
+Plan = Join | Start | Move | Release | Refuse | Label

@@ -67,6 +67,7 @@ _REFUSALS: Mapping[RefusalReason, Status] = {
     RefusalReason.TPOT_EXCEEDED: Status(_Code.RESOURCE_EXHAUSTED, 429, "tpot_exceeded"),
     RefusalReason.TEXT_ON_HOLD: Status(_Code.RESOURCE_EXHAUSTED, 429, "text_on_hold"),
     RefusalReason.TENANT_LIMIT: Status(_Code.RESOURCE_EXHAUSTED, 429, "rate_limit_exceeded"),
+    RefusalReason.POLICY: Status(_Code.RESOURCE_EXHAUSTED, 429, "policy"),
     RefusalReason.NO_NODE: Status(_Code.UNAVAILABLE, 503, "no_node"),
     RefusalReason.NODE_LOST: Status(_Code.UNAVAILABLE, 503, "node_lost"),
     RefusalReason.SHUTTING_DOWN: Status(_Code.UNAVAILABLE, 503, "shutting_down"),

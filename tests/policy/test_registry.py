@@ -9,12 +9,13 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
-from mesh.policy.composed import Composed
+from mesh.policy.base import Base
 from mesh.policy.interface import checked
-from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.registry import DEFAULT_POLICY, policy
 from mesh.policy.rules.first_come import FIRST_COME
 from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.sllm import Sllm
 
 
 def test_a_policy_is_found_by_its_name_and_an_unknown_one_lists_the_known() -> None:
@@ -24,30 +25,37 @@ def test_a_policy_is_found_by_its_name_and_an_unknown_one_lists_the_known() -> N
     assert DEFAULT_POLICY in caught.value.hint
 
 
-def composed(name: str) -> Composed:
+def made(name: str) -> Base:
     found = policy(name)
-    assert isinstance(found, Composed)
+    assert isinstance(found, Base)
+    return found
+
+
+def ablation(name: str) -> LlmMesh:
+    found = policy(name)
+    assert isinstance(found, LlmMesh)
     return found
 
 
 def test_the_default_keeps_slos_and_the_baseline_computes_in_the_order_of_arrival() -> None:
-    chosen, baseline = composed(DEFAULT_POLICY), composed("fcfs")
+    chosen, baseline = made(DEFAULT_POLICY), made("fcfs")
     assert (chosen.rule, chosen.promises) == (HEADROOM, True)
     assert (baseline.rule, baseline.promises) == (FIRST_COME, False)
 
 
 def test_the_ablations_are_the_default_policy_with_a_part_left_out() -> None:
     assert policy("llm-mesh-no-cpu").devices == (DeviceKind.GPU,)
-    assert composed("llm-mesh-no-sharing").partitions == 1
-    assert not composed("llm-mesh-no-preemption").preempts
-    without = composed("llm-mesh-no-defrag")
+    assert not ablation("llm-mesh-no-sharing").shares
+    assert not ablation("llm-mesh-no-preemption").preempts
+    without = ablation("llm-mesh-no-defrag")
     assert (without.preempts, without.consolidates) == (False, False)
 
 
 @pytest.mark.parametrize("name", ["sllm", "sllm+cpu", "sllm+cpu+share"])
 def test_serverless_llm_cuts_nodes_into_parts_and_validates_nothing(name: str) -> None:
-    chosen = composed(name)
-    assert chosen.partitions == (2 if name.endswith("share") else 1)
+    chosen = policy(name)
+    assert isinstance(chosen, Sllm)
+    assert chosen.parts == (2 if name.endswith("share") else 1)
     assert (DeviceKind.CPU in chosen.devices) == ("cpu" in name)
     assert not chosen.promises
 
@@ -67,6 +75,6 @@ def test_nodes_are_told_a_rule_within_the_bounds_of_the_cell() -> None:
 
 
 def test_a_policy_cannot_promise_by_turns_that_validation_does_not_model() -> None:
-    wrong = replace(composed("fcfs"), promises=True)
+    wrong = replace(made("fcfs"), promises=True)
     with pytest.raises(InvalidInput, match="nothing can be promised by its turn rule 'first_come'"):
         checked(wrong)

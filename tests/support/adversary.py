@@ -7,14 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
-from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import Pace, Slo
+from mesh.policy.base import Base
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.llm_mesh import LLM_MESH
-from mesh.policy.plans import Carry, How, Join, Move, Plan, Refuse, Release, Start
-from mesh.policy.rules.headroom import HEADROOM
-from mesh.policy.rules.turns import TurnRule
+from mesh.policy.plans import (
+    Carry,
+    How,
+    Join,
+    Label,
+    Move,
+    Plan,
+    Refuse,
+    Release,
+    Shortage,
+    Start,
+)
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
@@ -23,14 +32,9 @@ def _turn(at: float, of: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adversary:
+class Adversary(Base):
     name: str = "adversary"
-    rule: TurnRule = HEADROOM
-    node_rule: NodeRule = DEFAULT_RULE
-    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
-    promises: bool = True
-    refuses_late: bool = True
-    prefetches: bool = True
+    instances_per_node: int = 2
 
     def instance_rank(self, instance: InstanceView) -> Rank:
         if instance.batch == 3:
@@ -59,8 +63,10 @@ class Adversary:
             yield from LLM_MESH.places(request, cell)
             yield Start(request=request, node=next(iter(cell.nodes())))
 
-    def passes(self, plan: Plan, tests: Tests) -> Verdict:
-        turn = _turn(tests.arrives_s(plan), 4)
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
+        turn = _turn(tests.arrives_s(plan), 5)
+        if turn == 4:
+            return Shortage(message="it is four o'clock")
         if turn == 0:
             return tests.demand(plan)
         if turn == 1 and tests.utilisation(plan) < 3.0 and tests.spare_bytes(plan) > -(2**40):
@@ -76,6 +82,13 @@ class Adversary:
         yield tuple(Release(instance=instance) for instance in cell.neighbours(place))
         yield from LLM_MESH.relieve(place, missing_bytes, cell)
 
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        turn, requests = _turn(cell.now_s, 3), list(cell.requests(instance))
+        if turn == 1:
+            raise KeyError("one")
+        others = [r for other in cell.instances() for r in cell.requests(other)]
+        return others[0] if turn == 2 else requests[-1]
+
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
         turn = _turn(cell.now_s, 5)
         if turn < 3:
@@ -84,7 +97,13 @@ class Adversary:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         turn = _turn(cell.now_s, 3)
+        for deployment in cell.deployments():
+            for node in cell.nodes():
+                yield Start(node=node, deployment=deployment.name, label="began in upkeep")
+            for waiting in cell.waiting(deployment.name):
+                yield Refuse(request=waiting, message="it waits")
         for instance in cell.instances():
+            yield Label(instance=instance, label="x" * _turn(cell.now_s, 100))
             requests = tuple(cell.requests(instance))
             if turn == 0:
                 yield Release(instance=instance, how=tuple(How)[_turn(cell.ready_s(instance), 3)])

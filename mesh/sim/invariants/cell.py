@@ -5,6 +5,7 @@ up anew, and what is kept from event to event (refusals, the order of candidates
 worked out anew. Before: whoever watches a cell. After: `memory`, for the books of each node.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import assert_never
 
@@ -42,7 +43,7 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
     here = sum(len(node.instances) for node in cell.nodes.values())
     hold(len(cell.instances) == here, "{} instances, {} on nodes", len(cell.instances), here)
     for node in cell.nodes.values():
-        _check_node(cell, node)
+        _check_node(cell, node, core.policy.instances_per_node)
         check_books(node)
     for instance in cell.instances.values():
         _check_instance(cell, instance)
@@ -61,7 +62,7 @@ def check_callers(cell: Cell, open_ids: Iterable[RequestId]) -> None:
     hold(known == waiting, "requests {}, not {}", known, waiting)
 
 
-def _check_node(cell: Cell, node: NodeEntry) -> None:
+def _check_node(cell: Cell, node: NodeEntry, instances_max: int) -> None:
     name = node.node_id
     hold(cell.nodes.get(name) is node, "{} is known by another name", name)
     hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
@@ -74,7 +75,8 @@ def _check_node(cell: Cell, node: NodeEntry) -> None:
     hold(computes, "{}: an iteration began at {}, idle is {}", name, started_s, node.is_idle())
     serving = [i for i in node.instances.values() if i.state is not InstanceState.UNLOADING]
     names = [instance.deployment for instance in serving]
-    hold(len(names) == len(set(names)), "{} serves a deployment twice: {}", name, names)
+    most = max(Counter(names).values(), default=0)
+    hold(most <= instances_max, "{} serves a deployment too often: {}", name, names)
     if node.state is NodeState.DRAINING:
         idle = [instance.instance_id for instance in serving if not instance.requests]
         hold(not idle, "{} is draining, and keeps {}", name, idle)

@@ -89,7 +89,8 @@ class Watch:
                     command = instance.to_load
                 self._under_way[link_id, instance.instance_id] = command
                 self.checked["memory operations"] += 1
-        self._loads.update(core.cell.instances)
+        waiting = {of.instance_id for n in core.cell.nodes.values() for of in n.station.waiting()}
+        self._loads.update(name for name in core.cell.instances if name not in waiting)
 
     def note(self, core: ControllerCore, event: object, actions: Sequence[object]) -> None:
         """A decision has been made."""

@@ -56,8 +56,8 @@ def start_instance(
     these nodes, and for a request that is `wanted`, if they are given. What was missing if it is
     not under way now.
 
-    A node holds at most one instance of a deployment: a second would compute on the same device and
-    only take memory.
+    A node holds no more instances of a deployment than the policy says: most say one, for a second
+    would compute on the same device.
     """
     if wanted and ctx.policy.promises and not ctx.validations_left:
         return NoTime()
@@ -157,7 +157,7 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         and owner.deployment.model.model_id == report.model_id
         and owner.deployment.context_tokens_max == report.context_tokens_max
         and report.instance_id not in ctx.cell.instances
-        and all(i.node is not node for i in owner.instances.values())
+        and sum(i.node is node for i in owner.instances.values()) < ctx.policy.instances_per_node
     )
     if report.instance_id in ctx.cell.instances:
         twice = UnloadInstance(instance_id=report.instance_id)

@@ -98,6 +98,13 @@ class Offer:
     def deployment(self, name: DeploymentName) -> DeploymentEntry | None:
         return self.ctx.cell.deployments.get(name)
 
+    def deployments(self) -> Iterable[DeploymentEntry]:
+        return self.ctx.cell.deployments.values()
+
+    def waiting(self, name: DeploymentName) -> Sequence[RequestEntry]:
+        entry = self.ctx.cell.deployments.get(name)
+        return () if entry is None else entry.queue
+
     def calls_per_s(self, name: DeploymentName) -> float:
         entry = self.ctx.cell.deployments.get(name)
         return 0.0 if entry is None else entry.calls_per_s(self.ctx.now_s)

@@ -225,8 +225,9 @@ class _Search:
         verdict = ctx.policy.passes(plan, tests)
         if verdict is not Verdict.PASSES:
             if not validated and not wanted.late:
-                ctx.cell.refusals.note_start(entry.spec.name, wanted.by, node, verdict)
                 wanted.by.refusals.note(verdict)
+                why = wanted.by.refusals.verdict or Verdict.POLICY
+                ctx.cell.refusals.note_start(entry.spec.name, wanted.by, node, why)
             return False
         looked = self.looked.get(node.node_id)
         if looked is None or wanted.late:
@@ -262,8 +263,7 @@ def find_room(
     will do, where its last load failed, or where it would have to wait for others' loads and could
     hardly be in time then.
     """
-    taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
+    nodes = [n for n in among if ctx.takes_another(n, entry)]
     demand = Demand(ctx, entry, waiting)
     search = _Search(ctx, entry, demand, wanted)
     roomy = [n for n in nodes if search.has_room(n)]
@@ -276,6 +276,13 @@ def find_room(
     if isinstance(found, NoTime):
         return found
     return _placed(ctx, demand.deployment, found, wanted, search.looked.get(found.node.node_id))
+
+
+def room_on(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> Placed | None:
+    """Where an instance that nobody waits for could start on this node."""
+    demand = Demand(ctx, entry, ())
+    site = demand.site(node)
+    return None if site is None else _placed(ctx, demand.deployment, site, None, None)
 
 
 def _is_tight(

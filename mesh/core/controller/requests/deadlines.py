@@ -173,7 +173,8 @@ def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
         return False
     if said.short_of_memory:
         return bool(station.waiting() or station.running_reservations())
-    return said.in_time_as_predicted or said.verdict in (None, Verdict.DELAYS_RUNNING)
+    passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
+    return said.in_time_as_predicted or said.verdict in passing
 
 
 def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
@@ -213,11 +214,12 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> 
     deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
+    most = ctx.policy.instances_per_node
     demand = Demand(ctx, entry, entry.queue)
     for node in ctx.cell.nodes.values():
         if not looks:
             return
-        if ctx.takes(node, entry.spec) and node not in taken:
+        if ctx.takes(node, entry.spec) and taken.count(node) < most:
             looks -= 1
             # Weights that the host has may go with those who make room.
             in_host = node.tier_of(deployment) is LoadTier.HOST
@@ -286,6 +288,8 @@ def _why(
     if entry.load_failures and not entry.replicas():
         message = f"not loaded within {waited}: {entry.load_error}"
         return Lack(reason=RefusalReason.LOAD_FAILED), message
+    if request.refusals.verdict is Verdict.POLICY:
+        return Lack(reason=RefusalReason.POLICY), request.refusals.message
     if _too_long(ctx, request):
         never = ctx.cell.refusals.latest_start_s(request) == -inf
         lack = Lack(reason=RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE)

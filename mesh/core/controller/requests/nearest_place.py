@@ -100,9 +100,8 @@ def _places(ctx: EventContext, entry: DeploymentEntry) -> Iterator[Place]:
             yield instance
     if not may_start(ctx, entry):
         return
-    taken = [instance.node for instance in entry.instances.values()]
     for node in ctx.cell.nodes.values():
-        if ctx.takes(node, entry.spec) and node not in taken:
+        if ctx.takes_another(node, entry):
             yield node
 
 

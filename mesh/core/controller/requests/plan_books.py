@@ -8,8 +8,9 @@ After: `submitting`, `preemption`, `migration`, `ending`.
 """
 
 from mesh.core.controller.instances.kv_cache import park
-from mesh.core.controller.instances.lifecycle import unload
+from mesh.core.controller.instances.lifecycle import load, may_start, unload
 from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.placement import room_on
 from mesh.core.controller.requests import migration, preemption
 from mesh.core.controller.requests.ending import RETRY_AFTER_S, refuse
 from mesh.core.controller.state.context import EventContext
@@ -17,7 +18,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import PolicyFaultKind
-from mesh.policy.plans import Carry, How, Join, Move, Plan, Refuse, Release, Start
+from mesh.policy.plans import Carry, How, Join, Label, Move, Plan, Refuse, Release, Start
 from mesh.policy.views import InstanceView, RequestView
 
 UPKEEP_MAX = 16
@@ -44,6 +45,8 @@ def joined(
         _refuse(ctx, plan)
     elif isinstance(plan, Release):
         ctx.wish(plan)
+    elif isinstance(plan, Label):
+        _label(ctx, plan)
     elif not isinstance(plan, Start):
         _not_in_books(ctx, plan, f"no place for {request.request_id}")
     return None
@@ -60,6 +63,10 @@ def keep_up(ctx: EventContext) -> None:
                 release(ctx, plan)
             case Refuse():
                 _refuse(ctx, plan)
+            case Start():
+                _start(ctx, plan)
+            case Label():
+                _label(ctx, plan)
             case _:
                 _not_in_books(ctx, plan, "no request asks for it")
 
@@ -87,6 +94,26 @@ def release(ctx: EventContext, plan: Release) -> bool:
     return False
 
 
+def _start(ctx: EventContext, plan: Start) -> None:
+    """Load an instance that no request asks for, where there is room for it now."""
+    entry = None if plan.deployment is None else ctx.cell.deployments.get(plan.deployment)
+    node = ctx.cell.nodes.get(plan.node.node_id)
+    if entry is None or entry.deployment is None or node is not plan.node or node is None:
+        _not_in_books(ctx, plan, f"no {plan.deployment} to start on {plan.node.node_id}")
+    elif may_start(ctx, entry) and ctx.takes_another(node, entry):
+        placed = room_on(ctx, entry, node)
+        if placed is not None:
+            load(ctx, entry, placed).note_label(plan.label)
+
+
+def _label(ctx: EventContext, plan: Label) -> None:
+    instance = _known(ctx, plan.instance)
+    if instance is None:
+        _not_in_books(ctx, plan, f"there is no instance {_name(plan.instance)}")
+    else:
+        instance.note_label(plan.label)
+
+
 def _move(ctx: EventContext, plan: Move) -> None:
     target = _known(ctx, plan.to)
     if plan.carry is Carry.KV:
@@ -107,7 +134,7 @@ def _refuse(ctx: EventContext, plan: Refuse) -> None:
     elif request.accepted:
         _not_in_books(ctx, plan, f"{request.request_id} has been promised its deadlines")
     else:
-        message = f"policy {ctx.policy.name!r} has no place for it"
+        message = plan.message or f"policy {ctx.policy.name!r} has no place for it"
         refuse(ctx, request, plan.why, message, retry_after_s=RETRY_AFTER_S)
 
 

@@ -6,14 +6,16 @@ a node that has room. If one finds no such place, nothing moves. Before: a reque
 instance, for which there is no memory. After: it has it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.placement import Placed, Wanted, find_room
+from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
 from mesh.core.controller.requests.submitting import submit, wait_for
@@ -24,6 +26,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Join
 from mesh.policy.room import freed_bytes
 
 
@@ -131,29 +134,42 @@ def _place(
     moves: _Moves,
     away_from: NodeId,
 ) -> bool:
-    """Plan the move to a loaded instance on another node."""
-    for instance in owner.candidates:
+    """Plan the move to a loaded instance on another node, as the policy has it."""
+
+    def shadow(instance: InstanceEntry, others: Sequence[RequestEntry]) -> Verdict:
+        ctx.note_validation(instance.node)
+        now_s, limits = ctx.now_s, ctx.limits
+        return forecast_on(
+            instance, request, now_s=now_s, limits=limits, beside=others, moves=True
+        ).verdict
+
+    joins = enumerate(_open(ctx, owner, moves, away_from))
+    offer = Offer(ctx=ctx, entry=owner, joins=joins)
+    for plan in ctx.policy.places(request, offer):
+        instance = offer.last
+        if not isinstance(plan, Join) or instance is None or plan.instance is not instance:
+            continue
         others = moves.to(instance)
-        full = instance.free_places <= len(others)
-        if full or not instance.takes_now or instance.node.node_id == away_from:
-            continue
-        if not moves.takes_more(instance) or not ctx.validations_left:
-            continue
         if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
-        ctx.note_validation(instance.node)
-        forecast = forecast_on(
-            instance,
-            request,
-            now_s=ctx.now_s,
-            limits=ctx.limits,
-            beside=others,
-            moves=True,
-        )
-        if forecast.verdict is Verdict.PASSES:
+        looked = partial(shadow, instance, others)
+        tests = PlanTests(ctx, plan, owner, instance, request, looked, beside=others)
+        if ctx.policy.passes(plan, tests) is Verdict.PASSES:
             moves.placed.append((request, instance))
             return True
     return False
+
+
+def _open(
+    ctx: EventContext, owner: DeploymentEntry, moves: _Moves, away_from: NodeId
+) -> Iterator[InstanceEntry]:
+    """Loaded instances on other nodes that may take one more of those that move."""
+    for instance in owner.candidates:
+        full = instance.free_places <= len(moves.to(instance))
+        if full or not instance.takes_now or instance.node.node_id == away_from:
+            continue
+        if moves.takes_more(instance) and ctx.validations_left:
+            yield instance
 
 
 def _start(

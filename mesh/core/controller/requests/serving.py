@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
+from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
 from mesh.core.controller.requests.deadlines import has_node
@@ -135,7 +136,7 @@ def cancel(ctx: EventContext, request_id: RequestId) -> None:
 
 def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows,
-    for which smaller neighbours may have to go; if it cannot, the request with the longest headroom
+    for which smaller neighbours may have to go; if it cannot, the request that the policy evicts
     gives its own up and continues elsewhere, or later, with its tokens so far (LLM-Mesh §6.4).
     """
     missing = instance.required_blocks > instance.kv_blocks
@@ -147,7 +148,6 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         for copy in ahead:
             _lost_copy(ctx, copy)
         return
-    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.original.request_id))
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
         return
@@ -155,12 +155,14 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         lacking = missing_bytes(ctx, owner, instance)
         if preempt(ctx, instance, lacking) and grow(ctx, instance, ctx.now_s):
             return
-    longest.note_evicted()
+    chosen = ctx.policy.evict(instance, Offer(ctx=ctx, entry=owner))
+    evicted = instance.requests[chosen.request_id]
+    evicted.note_evicted()
     message = (
         f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do for "
         f"{instance.batch} requests"
     )
-    requeue(ctx, longest, RefusalReason.MEMORY_FULL, message)
+    requeue(ctx, evicted, RefusalReason.MEMORY_FULL, message)
 
 
 def give_back(ctx: EventContext, returned: RequestReturned) -> None:

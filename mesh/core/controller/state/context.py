@@ -57,6 +57,11 @@ class EventContext:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
         return node.device in self.policy.devices and node.takes(spec)
 
+    def takes_another(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
+        """Whether the node takes one more instance of this deployment."""
+        there = sum(instance.node is node for instance in entry.instances.values())
+        return there < self.policy.instances_per_node and self.takes(node, entry.spec)
+
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)
 

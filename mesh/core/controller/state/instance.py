@@ -21,6 +21,7 @@ from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier, PrefixChange
 from mesh.memory.shares import Share
+from mesh.policy.plans import LABEL_CHARS_MAX
 from mesh.policy.views import InstanceView
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class InstanceEntry:
     """Seconds that it was expected to take when it began."""
     needed_s: float = 0.0
     """When its load has to be over, for those who wait for it."""
+    label: str = ""
+    """What the policy remembers of it."""
     ahead: bool = False
     """Whether it was loaded before anybody called, and still waits for the first call."""
     tier: LoadTier | None = None
@@ -91,6 +94,10 @@ class InstanceEntry:
     @property
     def device(self) -> DeviceKind:
         return self.node.device
+
+    def note_label(self, label: str) -> None:
+        """See `mesh.policy.plans.Label`."""
+        self.label = label[:LABEL_CHARS_MAX]
 
     @property
     def profiling(self) -> bool:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import RequestState
 from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Shortage
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
@@ -41,6 +42,8 @@ class RequestRefusals:
     """Why the last node that was tried could not compute it in time, on an instance or on one to be
     loaded for it. None: none was tried.
     """
+    message: str = ""
+    """What the policy said where the verdict is its own."""
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
     in_time_as_predicted: bool = False
@@ -62,9 +65,10 @@ class RequestRefusals:
         """A node may turn out to compute it in time."""
         self.in_time_as_predicted = True
 
-    def note(self, verdict: Verdict) -> None:
-        """A node cannot compute it in time."""
-        self.verdict = verdict
+    def note(self, said: Verdict | Shortage) -> None:
+        """A node cannot compute it in time, or the policy would not have it there."""
+        self.verdict = said if isinstance(said, Verdict) else Verdict.POLICY
+        self.message = "" if isinstance(said, Verdict) else said.message
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""

@@ -1,0 +1,41 @@
+"""`warm-pair`: `llm-mesh` that keeps a spare instance ready for whoever is called most.
+
+An example of loads in `upkeep` and of labels. The deployment that is called most has one instance
+more than its calls need, on the node with the most free memory; its label says what it is for. It
+goes when another deployment is called twice as often.
+
+    mesh sim workloads/faults.toml --check --policy examples/policies/warm_pair.py
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mesh.policy.llm_mesh import LlmMesh
+from mesh.policy.plans import Plan, Release, Start
+from mesh.policy.views import CellView, InstanceView
+
+SPARE = "spare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmPair(LlmMesh):
+    name: str = "warm-pair"
+    calls_per_s_least: float = 0.01
+    """Deployments that are called more rarely get no spare instance."""
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        spares = [i for i in cell.instances() if i.label == SPARE]
+        busiest = max(cell.deployments(), key=lambda d: (cell.calls_per_s(d.name), d.name))
+        calls_per_s = cell.calls_per_s(busiest.name)
+        for spare in spares:
+            if 2 * cell.calls_per_s(spare.deployment) < calls_per_s and not spare.batch:
+                yield Release(instance=spare)
+        if not spares and calls_per_s >= self.calls_per_s_least:
+            for node in sorted(cell.nodes(), key=lambda n: (-n.free_bytes, n.node_id))[:1]:
+                yield Start(node=node, deployment=busiest.name, label=SPARE)
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        return 60.0 if instance.label == SPARE else super().idle(instance, cell)
+
+
+POLICY = WarmPair()

@@ -1,0 +1,76 @@
+"""What a policy answers unless it says otherwise: the shared answers, made of the shared parts.
+
+A policy derives from `Base` and overrides what it decides by itself. By default requests join what
+is loaded before anything new starts, whatever idles gives way, and a cache is as large as its
+requests need.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
+from mesh.domain.reasons import DeviceKind, Verdict
+from mesh.domain.slo import PACE, Pace, Slo
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
+from mesh.policy.kv_sizes import by_demand
+from mesh.policy.plans import How, Join, Plan, Release, Shortage, Start
+from mesh.policy.ranks import any_instance, fullest_node
+from mesh.policy.room import enough, roomy_first
+from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.turns import TurnRule
+from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    name: str
+    rule: TurnRule = HEADROOM
+    node_rule: NodeRule = DEFAULT_RULE
+    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+    instances_per_node: int = 1
+    promises: bool = True
+    refuses_late: bool = True
+    prefetches: bool = True
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        return any_instance(instance)
+
+    def node_rank(self, node: NodeView) -> Rank:
+        return fullest_node(node)
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        """Whatever is loaded, then what loads, then new instances."""
+        if request is not None:
+            for instance in cell.candidates():
+                yield Join(request=request, instance=instance)
+        for node in roomy_first(cell):
+            yield Start(request=request, node=node)
+
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
+        return tests.shadow(plan) if self.promises else Verdict.PASSES
+
+    def relieve(
+        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
+    ) -> Iterator[tuple[Release, ...]]:
+        yield releases(enough(cell.idle(place), missing_bytes))
+
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        """The request with the longest headroom (LLM-Mesh §6.4)."""
+        return max(cell.requests(instance), key=lambda r: (r.due_s, r.request_id))
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        return Release(instance=instance, how=How.UNLOAD if instance.is_parked else How.PARK)
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        return iter(())
+
+    def kv(self, demand: KvDemand) -> KvSize:
+        return by_demand(demand)
+
+    def pace(self, slo: Slo) -> Pace:
+        return PACE
+
+
+def releases(instances: Sequence[InstanceView]) -> tuple[Release, ...]:
+    """They are unloaded together."""
+    return tuple([Release(instance=instance) for instance in instances])
