@@ -11,7 +11,7 @@ from mesh.policy.base import Base, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import kv_of_part
-from mesh.policy.plans import Join, Plan, Release, Start
+from mesh.policy.plans import Join, Plan, Release, Shortage, Start
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
 from mesh.policy.room import enough, freed_bytes, roomy_first, victims
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
@@ -48,7 +48,7 @@ class LlmMesh(Base):
     # §5.3: shadow validation. The node's turns, which go to the least headroom (§5.1, the rule
     # HEADROOM), are rolled forward with the newcomer, and every token has to be in time.
 
-    def passes(self, plan: Plan, tests: Tests) -> Verdict:
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
         return tests.shadow(plan)
 
     # §6.2: a cache has what its requests need, by the lengths of earlier answers, and a watermark

@@ -7,10 +7,11 @@ worked out anew. Before: whoever watches a cell. After: `memory`, for the books 
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import assert_never
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import Placed, find_room
+from mesh.core.controller.instances.placement import Site, StartSearch
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -309,7 +310,10 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             now_s=now_s,
             validations_left=0,
         )
-        found = find_room(ctx, entry, full, waiting=entry.queue, wanted=None)
-        if isinstance(found, Placed):
-            node_id = found.start.node.node_id
+        search = StartSearch(
+            ctx, entry, None, waiting=partial(list, entry.queue), among=partial(list, full)
+        )
+        found = search.run()
+        if isinstance(found, Site):
+            node_id = found.node.node_id
             hold(False, "{} could hold {} by now", node_id, entry.spec.name)

@@ -1,6 +1,6 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mesh.compute.correction import Correction
@@ -8,15 +8,17 @@ from mesh.core.controller.instances.placement import (
     NoRoom,
     NoTime,
     Placed,
+    Site,
+    StartSearch,
     Wanted,
     batch_max,
-    find_room,
 )
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
@@ -45,6 +47,37 @@ def may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
     return not full and ctx.now_s >= entry.paused_until_s
 
 
+def search_start(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    *,
+    among: Callable[[], Collection[NodeEntry]] | None = None,
+    wanted: Wanted | None = None,
+) -> StartSearch:
+    """Look for where an instance for those who wait could start: on one of these nodes, and for a
+    request that is `wanted`, if they are given.
+    """
+
+    def waiting() -> list[RequestEntry]:
+        found = [request for request in entry.queue if request.waits_for is None]
+        if wanted:
+            found.sort(key=lambda request: request is not wanted.by)
+        return found
+
+    return StartSearch(ctx, entry, wanted, waiting=waiting, among=among, worth=True)
+
+
+def start_found(
+    ctx: EventContext, entry: DeploymentEntry, search: StartSearch, found: Site, label: str = ""
+) -> Started:
+    """Start loading an instance where the search has found room and time for it."""
+    placed = search.placed(found)
+    ctx.cell.refusals.note_started(entry.spec.name)
+    instance = load(ctx, entry, placed)
+    instance.note_label(label)
+    return Started(instance=instance, first_token_s=placed.first_token_s)
+
+
 def start_instance(
     ctx: EventContext,
     entry: DeploymentEntry,
@@ -59,25 +92,10 @@ def start_instance(
     A node holds no more instances of a deployment than the policy says: most say one, for a second
     would compute on the same device.
     """
-    if wanted and ctx.policy.promises and not ctx.validations_left:
-        return NoTime()
-    nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if among is None else among
-    name, known = entry.spec.name, ctx.cell.refusals
-    asked = nodes
-    if wanted and not wanted.late:
-        asked = known.worth_starting_on(
-            entry, wanted.by, nodes, lambda node: ctx.obtainable_bytes(node, entry)
-        )
-        if nodes and not asked:
-            return NoTime()
-    waiting = [request for request in entry.queue if request.waits_for is None]
-    if wanted:
-        waiting.sort(key=lambda request: request is not wanted.by)
-    placed = find_room(ctx, entry, asked, waiting=waiting, wanted=wanted)
-    if not isinstance(placed, Placed):
-        return placed if len(asked) == len(nodes) else NoTime()
-    known.note_started(name)
-    return Started(instance=load(ctx, entry, placed), first_token_s=placed.first_token_s)
+    nodes = None if among is None else lambda: among
+    search = search_start(ctx, entry, among=nodes, wanted=wanted)
+    found = search.run()
+    return start_found(ctx, entry, search, found) if isinstance(found, Site) else found
 
 
 def load(

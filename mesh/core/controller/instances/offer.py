@@ -38,7 +38,10 @@ class Offer:
     """The instance that was looked at last among those to join; `place` is its position among the
     candidates.
     """
-    on: Sequence[NodeEntry] = ()
+    on: Callable[[], Sequence[NodeEntry]] = tuple
+    """The nodes that may have an instance, worked out when they are asked for."""
+    starts_asked: bool = False
+    """Whether the policy has asked for them."""
     looks_max: int = 0
     needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
     """What the instance that would start on the node needs."""
@@ -58,12 +61,14 @@ class Offer:
             yield instance
 
     def starts(self) -> Sequence[NodeEntry]:
-        if not self.on:
+        self.starts_asked = True
+        nodes = self.on()
+        if not nodes:
             return ()
-        rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in self.on]
+        rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in nodes]
         if all(tier is tiers[0] for tier in tiers):
-            return sorted(self.on, key=lambda node: (rank(node), node.node_id))
-        found = zip(self.on, tiers, strict=True)
+            return sorted(nodes, key=lambda node: (rank(node), node.node_id))
+        found = zip(nodes, tiers, strict=True)
         keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
         return [node for _, node in sorted(keyed, key=lambda of: of[0])]
 

@@ -4,7 +4,7 @@ What each node could do for the instance is read from the cell here. Before: `in
 which starts it, or a preemption, which only asks.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -21,6 +21,7 @@ from mesh.core.controller.instances.offer import Offer, relief
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
@@ -140,20 +141,132 @@ class Demand:
         return Site(node=node, footprint=footprint, kv_blocks=least, reclaim=reclaim)
 
 
-class _Search:
-    """For one new instance, among the nodes that it is offered."""
+class StartSearch:
+    """Where one new instance may start. Whoever asks the policy for places has each of its starts
+    tried by `take`, and then, where none did, what was put last by `rest`: nodes where its last
+    load failed, and one where it would be in time by a hair, behind others' loads.
+
+    `waiting`: those whom the instance is for. `among`: the nodes, all unless given. `worth`: nodes
+    that have refused the request and have not changed are passed over.
+    """
 
     def __init__(
-        self, ctx: EventContext, entry: DeploymentEntry, demand: Demand, wanted: Wanted | None
+        self,
+        ctx: EventContext,
+        entry: DeploymentEntry,
+        wanted: Wanted | None,
+        *,
+        waiting: Callable[[], Iterable[RequestEntry]],
+        among: Callable[[], Collection[NodeEntry]] | None = None,
+        worth: bool = False,
     ) -> None:
         self._ctx, self._entry, self._wanted = ctx, entry, wanted
-        self._demand = demand
+        self._waiting, self._asked, self._worth = waiting, among, worth
+        self._demand: Demand | None = None
+        self._nodes: list[NodeEntry] = []
+        self._roomy: list[NodeEntry] = []
+        self._fresh: list[NodeEntry] = []
+        """Of those with room, the ones where no load of it has failed."""
         self._tight: list[NodeEntry] = []
-        """Where it would be in time by a hair, behind others' loads."""
+        self._passed_over = False
+        self._among: list[NodeEntry] = []
+        self._left: set[NodeId] = set()
+        self._busy = False
+        self.stopped = False
+        """No more can be looked at."""
         self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
 
-    def has_room(self, node: NodeEntry) -> bool:
-        needed_bytes = self._demand.least_bytes(node)
+    @property
+    def looks_max(self) -> int:
+        promises = self._wanted is not None and self._ctx.policy.promises
+        return self._ctx.limits.validations_max if promises else len(self._ctx.cell.nodes)
+
+    def offer(self, joins: Iterable[tuple[int, InstanceEntry]] = ()) -> Offer:
+        """What the policy is offered: the nodes, and these instances to join."""
+        return Offer(
+            ctx=self._ctx,
+            entry=self._entry,
+            joins=joins,
+            on=self._nodes_now,
+            looks_max=self.looks_max,
+            needed_bytes=self._needed_bytes,
+        )
+
+    def run(self) -> Site | NoRoom | NoTime:
+        """Ask the policy for starts alone."""
+        self._prepare()
+        return self._round(self._among) or self.rest()
+
+    def take(self, plan: Plan) -> Site | None:
+        """Try a start: the first of the policy's that has room and time."""
+        self._prepare()
+        node = None if self.stopped else _node_of(self._ctx, plan, self._among)
+        if node is None:
+            return None
+        self._left.discard(node.node_id)
+        site = self._known_demand.site(node)
+        if site is None:
+            return None
+        in_time = self._has_time(plan, site)
+        if in_time:
+            return site
+        self.stopped = in_time is None
+        self._busy = True
+        return None
+
+    def rest(self) -> Site | NoRoom | NoTime:
+        """What was put last; why there is none if that does not do either."""
+        self._prepare()
+        found = self._end_round()
+        if not isinstance(found, Site) and self._fresh and len(self._fresh) < len(self._roomy):
+            found = self._round(self._roomy) or self._end_round()
+        if isinstance(found, Site):
+            return found
+        if self._passed_over or isinstance(found, NoTime):
+            return NoTime()
+        needs = ((self._known_demand.least_bytes(n), n.capacity_bytes) for n in self._nodes)
+        return NoRoom.nearest(needs)
+
+    def placed(self, found: Site) -> Placed:
+        """The load of an instance that starts there."""
+        looked = self.looked.get(found.node.node_id)
+        return _placed(self._ctx, self._known_demand.deployment, found, self._wanted, looked)
+
+    @property
+    def _known_demand(self) -> Demand:
+        assert self._demand is not None, "prepared"
+        return self._demand
+
+    def _needed_bytes(self, node: NodeEntry) -> int:
+        return self._known_demand.least_bytes(node)
+
+    def _nodes_now(self) -> Sequence[NodeEntry]:
+        self._prepare()
+        return self._among
+
+    def _prepare(self) -> None:
+        """Find the nodes that come into question, once."""
+        if self._demand is not None:
+            return
+        ctx, entry, wanted = self._ctx, self._entry, self._wanted
+        self._demand = Demand(ctx, entry, self._waiting())
+        if self._worth and wanted and ctx.policy.promises and not ctx.validations_left:
+            self._passed_over = self.stopped = True
+            return
+        nodes = ctx.cell.nodes.values() if self._asked is None else self._asked()
+        asked: Collection[NodeEntry] = nodes
+        if self._worth and wanted and not wanted.late:
+            asked = ctx.cell.refusals.worth_starting_on(
+                entry, wanted.by, nodes, lambda node: ctx.obtainable_bytes(node, entry)
+            )
+            self._passed_over = len(asked) < len(nodes)
+        self._nodes = [n for n in asked if ctx.takes_another(n, entry)]
+        self._roomy = [n for n in self._nodes if self._has_room(n)]
+        self._fresh = [n for n in self._roomy if n.node_id not in entry.avoided]
+        self._begin(self._fresh or self._roomy)
+
+    def _has_room(self, node: NodeEntry) -> bool:
+        needed_bytes = self._known_demand.least_bytes(node)
         if needed_bytes <= self._ctx.obtainable_bytes(node, self._entry):
             return True
         if self._wanted is not None and not self._wanted.late:
@@ -161,42 +274,34 @@ class _Search:
             refusals.note_no_room(self._entry.spec.name, self._wanted.by, node, needed_bytes)
         return False
 
-    def place(self, among: list[NodeEntry]) -> Site | NoRoom | NoTime:
-        found = self._place(among)
-        if isinstance(found, NoTime) and self._tight:
-            found = self._place(self._tight[:1])
-        return found
+    def _begin(self, among: list[NodeEntry]) -> None:
+        self._among, self._left = among, {node.node_id for node in among}
+        self._busy = self.stopped = False
 
-    def _place(self, among: list[NodeEntry]) -> Site | NoRoom | NoTime:
-        """The first that the policy has start there, with room and time for it."""
-        ctx, wanted = self._ctx, self._wanted
-        promises = wanted is not None and ctx.policy.promises
-        offer = Offer(
-            ctx=ctx,
-            entry=self._entry,
-            on=among,
-            looks_max=ctx.limits.validations_max if promises else len(among),
-            needed_bytes=self._demand.least_bytes,
-        )
-        busy, left = False, {node.node_id for node in among}
-        for plan in ctx.policy.places(None if wanted is None else wanted.by, offer):
-            node = _node_of(ctx, plan, among)
-            if node is None:
-                continue
-            left.discard(node.node_id)
-            site = self._demand.site(node)
-            if site is None:
-                continue
-            in_time = self._has_time(plan, site)
-            if in_time is None:
-                return NoTime()
-            if in_time:
+    def _round(self, among: list[NodeEntry]) -> Site | None:
+        """Ask the policy for starts on these nodes."""
+        if not among:
+            return None
+        self._begin(among)
+        by = None if self._wanted is None else self._wanted.by
+        for plan in self._ctx.policy.places(by, self.offer()):
+            site = self.take(plan)
+            if site is not None:
                 return site
-            busy = True
-        if left and wanted is not None:
+            if self.stopped:
+                break
+        return None
+
+    def _end_round(self) -> Site | NoRoom | NoTime:
+        """What a round in vain says: the first node where it would be in time by a hair, if any."""
+        if self._left and self._wanted is not None and not self.stopped:
             # The policy would not have it there, now: that says nothing about their memory.
-            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
-        return NoTime() if busy else NoRoom()
+            self._ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, self._wanted.by)
+        if not self._busy:
+            return NoRoom()
+        if self._tight and self._among != self._tight[:1]:
+            return self._round(self._tight[:1]) or self._end_round()
+        return NoTime()
 
     def _has_time(self, plan: Plan, site: Site) -> bool | None:
         """Whether its node could compute for the instance too; None: no more can be looked at."""
@@ -218,7 +323,7 @@ class _Search:
                 self.looked[node.node_id] = slot, forecast
             return forecast.verdict
 
-        needed_bytes = self._demand.least_bytes(node)
+        needed_bytes = self._known_demand.least_bytes(node)
         tests = PlanTests(
             ctx, plan, entry, node, wanted.by, shadow, needed_bytes, reclaim=site.reclaim
         )
@@ -249,33 +354,6 @@ def _node_of(ctx: EventContext, plan: Plan, among: list[NodeEntry]) -> NodeEntry
         message = f"there is no node {plan.node.node_id}"
         ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Start", message)
     return node if node in among else None
-
-
-def find_room(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    among: Iterable[NodeEntry],
-    *,
-    waiting: Iterable[RequestEntry],
-    wanted: Wanted | None,
-) -> Placed | NoRoom | NoTime:
-    """Where an instance for those who wait could start. Nodes come into question only when no other
-    will do, where its last load failed, or where it would have to wait for others' loads and could
-    hardly be in time then.
-    """
-    nodes = [n for n in among if ctx.takes_another(n, entry)]
-    demand = Demand(ctx, entry, waiting)
-    search = _Search(ctx, entry, demand, wanted)
-    roomy = [n for n in nodes if search.has_room(n)]
-    fresh = [n for n in roomy if n.node_id not in entry.avoided]
-    found = search.place(fresh) if fresh else None
-    if not isinstance(found, Site) and len(fresh) < len(roomy):
-        found = search.place(roomy)
-    if found is None or isinstance(found, NoRoom):
-        return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
-    if isinstance(found, NoTime):
-        return found
-    return _placed(ctx, demand.deployment, found, wanted, search.looked.get(found.node.node_id))
 
 
 def room_on(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> Placed | None:

@@ -8,19 +8,33 @@ place. After: `submitting`, which promises, and the end of the load, when they a
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
-from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
+from mesh.core.controller.instances.lifecycle import (
+    may_start,
+    search_start,
+    start_found,
+    start_instance,
+)
 from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.instances.node_schedule import Forecast, forecast_on_loading
 from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.placement import MARGIN_SHARE, NoRoom, Wanted
+from mesh.core.controller.instances.placement import (
+    MARGIN_SHARE,
+    NoRoom,
+    Site,
+    StartSearch,
+    Wanted,
+)
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.fairness import note_overtaken
+from mesh.core.controller.requests.joining import in_time
 from mesh.core.controller.requests.plan_books import joined
-from mesh.core.controller.requests.submitting import wait_for
+from mesh.core.controller.requests.submitting import submit, wait_for
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -30,7 +44,7 @@ from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import ColdStart
 from mesh.domain.units import format_bytes
-from mesh.policy.plans import Plan
+from mesh.policy.plans import Plan, Start
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that an event tries in vain one after the other, for a place or
@@ -56,35 +70,113 @@ def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether one is promised to the request now."""
-    if _wait_for_one(ctx, entry, request) or _start_for(ctx, entry, request):
+    if _look(ctx, entry, request):
         return True
     if request.accepted or request not in entry.queue or not _may_be_late(ctx, entry, request):
         return False
-    return _wait_for_one(ctx, entry, request, late=True) or _start_late(ctx, entry, request)
+    return _look(ctx, entry, request, late=True)
 
 
-def _wait_for_one(
+def _look(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
 ) -> bool:
-    """Promise a load that is under way."""
-    offer = Offer(ctx=ctx, entry=entry, joins=enumerate(_loading(ctx, entry)))
+    """Try loads that are under way, and starts, in the order in which the policy has them; loaded
+    instances too, where it has asked for starts before them.
+    """
+    search = _search(ctx, entry, request, late=late)
+    deferred = not late and request.original.request_id in ctx.deferred
+    joins = enumerate(chain(_loaded(entry) if deferred else (), _loading(ctx, entry)))
+    offer = search.offer(joins) if search else Offer(ctx=ctx, entry=entry, joins=joins)
     for plan in ctx.policy.places(request, offer):
-        instance = joined(ctx, plan, request, offer, loaded=False)
-        if instance is None:
-            continue
-        room = room_for(ctx, entry, instance, request)
-        if room is None:
-            request.refusals.note_no_room()
-            continue
-        first_token_s = _first_token_s(ctx, entry, plan, instance, request, late=late)
-        if first_token_s is None:
-            continue
-        grace_s = _late_s(ctx, request, first_token_s) if late else 0.0
-        spare_s = max(request.due_s + grace_s - first_token_s, 0.0)
-        needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
-        wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
-        return True
+        if request.state is not RequestState.QUEUED:
+            return False
+        if isinstance(plan, Start):
+            found = search.take(plan) if search else None
+            if search and found:
+                return _start(ctx, entry, request, search, found, late=late, label=plan.label)
+            if search and search.stopped:
+                break
+        elif _join(ctx, entry, plan, request, offer, late=late):
+            return True
+    if search is None or request.state is not RequestState.QUEUED:
+        return False
+    rest = search.rest()
+    if isinstance(rest, Site):
+        return _start(ctx, entry, request, search, rest, late=late)
+    if isinstance(rest, NoRoom) and not late:
+        _refuse_in_vain(ctx, entry, rest)
     return False
+
+
+def _search(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool
+) -> StartSearch | None:
+    """Where another instance could start for the request. One for a request that will be late is
+    the first of its deployment, where memory is free, or where idle instances can go and no other
+    load is promised.
+    """
+    if not may_start(ctx, entry) or (late and entry.replicas()):
+        return None
+
+    def among() -> list[NodeEntry]:
+        nodes = ctx.cell.nodes.values()
+        return [n for n in nodes if not late or _has_free_lane_or_room(ctx, entry, request, n)]
+
+    return search_start(ctx, entry, among=among, wanted=Wanted(by=request, late=late))
+
+
+def _start(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    request: RequestEntry,
+    search: StartSearch,
+    found: Site,
+    *,
+    late: bool,
+    label: str = "",
+) -> bool:
+    started = start_found(ctx, entry, search, found, label)
+    grace_s = _late_s(ctx, request, started.first_token_s) if late else 0.0
+    wait_for(ctx, entry, request, started.instance, grace_s=grace_s)
+    return True
+
+
+def _join(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    plan: Plan,
+    request: RequestEntry,
+    offer: Offer,
+    *,
+    late: bool,
+) -> bool:
+    """Submit the request to a loaded instance, or promise it a load that is under way."""
+    instance = joined(ctx, plan, request, offer)
+    if instance is None:
+        return False
+    room = room_for(ctx, entry, instance, request)
+    if room is None:
+        request.refusals.note_no_room()
+        return False
+    if instance.is_loaded:
+        if not in_time(ctx, entry, plan, instance, request):
+            return False
+        note_overtaken(ctx, instance.node, request)
+        submit(ctx, entry, request, instance, room)
+        entry.dequeue(request)
+        return True
+    first_token_s = _first_token_s(ctx, entry, plan, instance, request, late=late)
+    if first_token_s is None:
+        return False
+    grace_s = _late_s(ctx, request, first_token_s) if late else 0.0
+    spare_s = max(request.due_s + grace_s - first_token_s, 0.0)
+    needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
+    wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
+    return True
+
+
+def _loaded(entry: DeploymentEntry) -> Iterator[InstanceEntry]:
+    return (i for i in entry.candidates if i.takes_now and not i.is_full)
 
 
 def _loading(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:
@@ -125,19 +217,6 @@ def _first_token_s(
     return None
 
 
-def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
-    """Load another instance for the request."""
-    if request.state is not RequestState.QUEUED or not may_start(ctx, entry):
-        return False
-    found = start_instance(ctx, entry, wanted=Wanted(by=request))
-    if isinstance(found, Started):
-        wait_for(ctx, entry, request, found.instance)
-        return True
-    if isinstance(found, NoRoom):
-        _refuse_in_vain(ctx, entry, found)
-    return False
-
-
 def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether nothing but a load keeps the request from being in time: none of its deployment is
     loaded, alone it would be in time, and it has just come. One that has waited for room first
@@ -148,22 +227,6 @@ def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntr
         return False
     loaded = any(instance.is_loaded for instance in entry.instances.values())
     return not loaded and latest_start_s(ctx, entry, request) >= request.arrival_s
-
-
-def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
-    """Load the first instance of a deployment though its caller will be late: where memory is free,
-    or where idle instances can go and no other load is promised.
-    """
-    if entry.replicas() or not may_start(ctx, entry):
-        return False
-    nodes = [n for n in ctx.cell.nodes.values() if _has_free_lane_or_room(ctx, entry, request, n)]
-    found = start_instance(ctx, entry, among=nodes, wanted=Wanted(by=request, late=True))
-    if not isinstance(found, Started):
-        return False
-    wait_for(
-        ctx, entry, request, found.instance, grace_s=_late_s(ctx, request, found.first_token_s)
-    )
-    return True
 
 
 def _has_free_lane_or_room(

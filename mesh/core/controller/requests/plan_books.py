@@ -26,7 +26,12 @@ UPKEEP_MAX = 16
 
 
 def joined(
-    ctx: EventContext, plan: Plan, request: RequestEntry, offer: Offer, *, loaded: bool
+    ctx: EventContext,
+    plan: Plan,
+    request: RequestEntry,
+    offer: Offer,
+    *,
+    loaded: bool | None = None,
 ) -> InstanceEntry | None:
     """The instance that a plan has the request join, which may be done as far as the books go. What
     is not up now, as a start is before all queues were tried, is passed over.
@@ -39,8 +44,8 @@ def joined(
         instance = _known(ctx, plan.instance)
         if instance is None or instance.deployment != request.deployment:
             _not_in_books(ctx, plan, f"{request.request_id} cannot join {_name(plan.instance)}")
-        elif instance.is_loaded is loaded and instance.takes_requests and not instance.is_full:
-            return instance
+        elif instance.takes_requests and not instance.is_full:
+            return instance if loaded in (None, instance.is_loaded) else None
     elif isinstance(plan, Refuse):
         _refuse(ctx, plan)
     elif isinstance(plan, Release):

@@ -14,7 +14,7 @@ from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import Placed, Wanted, find_room
+from mesh.core.controller.instances.placement import Placed, Site, StartSearch, Wanted
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
@@ -188,10 +188,11 @@ def _start(
     taken += [placed.start.node.node_id for _, placed in moves.started]
     nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
     wanted = Wanted(by=request, moves=True)
-    found = find_room(ctx, owner, nodes, waiting=(request,), wanted=wanted)
-    if not isinstance(found, Placed):
+    search = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes)
+    found = search.run()
+    if not isinstance(found, Site):
         return False
-    moves.started.append((request, found))
+    moves.started.append((request, search.placed(found)))
     return True
 
 

@@ -15,14 +15,13 @@ from math import inf
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
-from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.plan_tests import PlanTests
-from mesh.core.controller.instances.prefixes import cached_tokens, preferred
+from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
-from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
+from mesh.core.controller.requests.fairness import note_overtaken
+from mesh.core.controller.requests.joining import in_time
 from mesh.core.controller.requests.plan_books import joined
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
@@ -34,7 +33,7 @@ from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
-from mesh.policy.plans import Join, Plan
+from mesh.policy.plans import Join
 
 RETRY_SHARE_LEAST = 0.2
 """The least time between two tries, as a share of the usual one, however soon a request would have
@@ -190,6 +189,11 @@ def _place(
     before = said.try_again()
     offer = Offer(ctx=ctx, entry=entry, joins=_open(ctx, entry, request, only))
     for plan in ctx.policy.places(request, offer):
+        if offer.starts_asked and isinstance(plan, Join) and ctx.policy.promises:
+            # The policy would rather start an instance, which is looked at after all queues.
+            ctx.defer(request)
+            stopped = True
+            break
         instance = joined(ctx, plan, request, offer, loaded=True)
         if instance is None:
             continue
@@ -201,7 +205,7 @@ def _place(
             ctx.cell.refusals.note_stopped(entry.spec.name, offer.place)
             stopped = True
             break
-        if _in_time(ctx, entry, plan, instance, request):
+        if in_time(ctx, entry, plan, instance, request):
             note_overtaken(ctx, instance.node, request)
             submit(ctx, entry, request, instance, room)
             return True
@@ -221,7 +225,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
         if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
-        if not lacking or not _in_time(ctx, entry, _join(request, instance), instance, request):
+        if not lacking or not in_time(ctx, entry, _join(request, instance), instance, request):
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
@@ -270,65 +274,6 @@ def _in_order(
     return chain(
         islice(enumerate(entry.candidates), start, None), islice(enumerate(entry.candidates), start)
     )
-
-
-def _in_time(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    plan: Plan,
-    instance: InstanceEntry,
-    request: RequestEntry,
-) -> bool:
-    """Whether the policy lets the request join there; if not, the request knows why. What was
-    promised with the load was tested then, and others with it in mind, unless by an estimate that
-    the first of them is to try out.
-    """
-    promised = request.waits_for is instance
-    if promised and instance.profile and instance.profile.measured:
-        return True
-
-    def shadow() -> Verdict:
-        return _shadow(ctx, instance, request)
-
-    tests = PlanTests(ctx, plan, entry, instance, request, shadow)
-    verdict = ctx.policy.passes(plan, tests)
-    if verdict is Verdict.PASSES:
-        return True
-    request.refusals.note(verdict)
-    return False
-
-
-def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> Verdict:
-    """Whether every SLO would be kept with the request there."""
-    verdict = _known_refusal(ctx, instance, request)
-    if verdict is not None:
-        return verdict
-    ctx.note_validation(instance.node)
-    forecast = forecast_on(
-        instance, request, now_s=ctx.now_s, limits=ctx.limits, late=request.accepted
-    )
-    if forecast.verdict is not Verdict.PASSES:
-        left = request.tokens - cached_tokens(instance, request)
-        ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
-        if forecast.in_time_as_predicted(request.due_s, ctx.now_s, instance.node.rule.overestimate):
-            request.refusals.note_in_time_as_predicted()
-    return forecast.verdict
-
-
-def _known_refusal(
-    ctx: EventContext, instance: InstanceEntry, request: RequestEntry
-) -> Verdict | None:
-    """A refusal that is known without a validation: an earlier request has to be let through, or
-    the instance has refused one that was no longer; see `state.refusals`.
-    """
-    if must_give_way(ctx, instance.node, request):
-        return Verdict.DELAYS_RUNNING
-    left = request.tokens - cached_tokens(instance, request)
-    verdict = ctx.cell.refusals.why_refuses(instance, request, left)
-    if verdict is Verdict.TPOT_EXCEEDED:
-        # Counts as one all the same: an event must not go through every full instance of a cell.
-        ctx.note_validation()
-    return verdict
 
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:

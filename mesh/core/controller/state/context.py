@@ -14,7 +14,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
@@ -45,6 +45,8 @@ class EventContext:
     """
     wishes: list[Release] = field(default_factory=list)
     """Releases that the policy's `places` asked for, to be carried out before the event is over."""
+    deferred: set[RequestId] = field(default_factory=set)
+    """Requests for which the policy would rather start an instance than have them join one."""
     _wished: set[InstanceId] = field(default_factory=set)
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
@@ -100,6 +102,10 @@ class EventContext:
             self.note_released(request.waits_for)
         entry.dequeue(request)
         self.wake(entry.spec.name)
+
+    def defer(self, request: RequestEntry) -> None:
+        """See `deferred`."""
+        self.deferred.add(request.original.request_id)
 
     def wake(self, name: DeploymentName) -> None:
         """The queue of one deployment may find a place."""

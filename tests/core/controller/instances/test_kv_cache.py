@@ -36,6 +36,9 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
+from mesh.policy.interface import Policy
+from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
+from mesh.policy.views import CellView, InstanceView, RequestView
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 
 A = TypeVar("A")
@@ -48,9 +51,15 @@ class MemoryCell(CellUnderTest):
     """Patient deployments on one node with room for so many KV blocks beside weights of 100 MiB."""
 
     def __init__(
-        self, *names: str, kv_blocks: int, weights: int = 1, of: CellLimits = LIMITS
+        self,
+        *names: str,
+        kv_blocks: int,
+        weights: int = 1,
+        of: CellLimits = LIMITS,
+        rule: Policy = LLM_MESH,
     ) -> None:
-        super().__init__(*(deployment(name, slo=PATIENT) for name in names), limits=of)
+        wanted = [deployment(name, slo=PATIENT) for name in names]
+        super().__init__(*wanted, limits=of, rule=rule)
         size_bytes = (100 * weights + kv_blocks) * MIB
         self.link, _ = self.join(hello(memory_bytes=size_bytes))
 
@@ -278,6 +287,25 @@ def test_out_of_blocks_the_longest_headroom_gives_way_and_continues_with_its_tok
     assert not of_kind(late, DeliverTokens), "a token of the first attempt is nobody's"
     more = cell.tokens(cell.link, "a1", [158], first=158, attempt=2)
     assert only(more, DeliverTokens).outputs.first_index == 158
+
+
+class Latest(LlmMesh):
+    """It evicts whoever came last."""
+
+    def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
+        return max(cell.requests(instance), key=lambda request: request.arrival_s)
+
+
+def test_a_policy_says_whose_cache_goes() -> None:
+    cell = MemoryCell("a", kv_blocks=10, rule=Latest())
+    instance = cell.load("a")
+    cell.now_s += 1.0
+    cell.ask("a2", "a")
+    cell.resized(instance, 10)
+    cell.tokens(cell.link, "a2", [5, 6])
+    cell.tokens(cell.link, "a1", range(158))
+    (abort,) = commands(cell.starved(instance, "a1"), AbortRequest)
+    assert abort.request_id == "a2"
 
 
 def test_evictions_do_not_use_up_a_requests_attempts_but_have_a_bound_of_their_own() -> None:

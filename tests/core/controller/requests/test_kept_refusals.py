@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import Wanted, find_room
+from mesh.core.controller.instances.placement import StartSearch, Wanted
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -157,10 +157,15 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         now_s=cell.now_s,
         validations_left=9,
     )
-    find_room(ctx, entry, nodes, waiting=(moved,), wanted=Wanted(by=moved, moves=True))
+
+    def look(wanted: Wanted) -> None:
+        by = wanted.by
+        StartSearch(ctx, entry, wanted, waiting=lambda: (by,), among=lambda: nodes).run()
+
+    look(Wanted(by=moved, moves=True))
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
     assert known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes) == nodes
-    find_room(ctx, entry, nodes, waiting=(waiting,), wanted=Wanted(by=waiting))
+    look(Wanted(by=waiting))
     waiting.refusals.try_again()
     assert not known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

@@ -1,0 +1,184 @@
+"""What only a policy decides: the order of joins and starts, reasons of its own, labels, loads that
+nobody asked for, and whose KV cache goes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from mesh.domain.actions import RefuseRequest
+from mesh.domain.events import LeaseCheckDue
+from mesh.domain.ids import DeploymentName
+from mesh.domain.messages import LoadInstance, SubmitRequest
+from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.policy import interface
+from mesh.policy.interface import Rank
+from mesh.policy.llm_mesh import LlmMesh
+from mesh.policy.plans import LABEL_CHARS_MAX, Join, Label, Plan, Refuse, Shortage, Start
+from mesh.policy.views import CellView, NodeView, RequestView
+from tests.core.admission import instance, node, submitted
+from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+
+A = DeploymentName("a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartsFirst(LlmMesh):
+    """A new instance rather than one that is there; one that is there before a second node."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        first, *others = cell.starts() or (None,)
+        if first is not None:
+            yield Start(request=request, node=first)
+        if request is not None:
+            for there in cell.candidates():
+                yield Join(request=request, instance=there)
+        for one in others:
+            yield Start(request=request, node=one)
+
+
+@pytest.mark.parametrize(
+    ("beside", "joins", "starts"), [((), 1, 0), (("n2",), 0, 1)], ids=["nowhere else", "n2"]
+)
+def test_a_policy_may_start_an_instance_rather_than_join_one(
+    beside: tuple[str, ...], joins: int, starts: int
+) -> None:
+    cell = CellUnderTest(deployment("a"), rule=StartsFirst())
+    cell.join(node("n1", instance("i1", "a")))
+    for name in beside:
+        cell.join(node(name))
+    said = cell.invoke(request(of="a"))
+    assert len(commands(said, SubmitRequest)) == joins
+    assert len(commands(said, LoadInstance)) == starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing(StartsFirst):
+    """It orders nodes by their names and starts nothing on n2."""
+
+    def node_rank(self, node: NodeView) -> Rank:
+        return ()
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict | Shortage:
+        closed = isinstance(plan, Start) and plan.node.node_id == "n2"
+        return Shortage(message="n2 is closed") if closed else tests.shadow(plan)
+
+
+def test_joins_and_starts_are_tried_in_the_order_of_the_policy() -> None:
+    """A start on n2, which is closed, then the instance that is there, then a start on n3."""
+    cell = CellUnderTest(deployment("a"), rule=Mixing())
+    for name, there in (("n1", (instance("i1", "a"),)), ("n2", ()), ("n3", ())):
+        cell.join(node(name, *there))
+    said = cell.invoke(request(of="a"))
+    assert submitted(said) == [("r1", "i1")]
+    assert not commands(said, LoadInstance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota(LlmMesh):
+    """One request of a deployment at a time."""
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict | Shortage:
+        if isinstance(plan, Join) and not plan.instance.batch:
+            return tests.shadow(plan)
+        return Shortage(message="the quota is one request at a time")
+
+
+def test_a_reason_of_its_own_is_told_to_the_client_whose_request_waited_in_vain() -> None:
+    cell = CellUnderTest(deployment("a"), rule=Quota())
+    cell.join(node("n1", instance("i1", "a")))
+    cell.join(node("n2"))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "i1")]
+    assert not of_kind(cell.invoke(request("r2", of="a")), RefuseRequest), "it waits"
+    cell.now_s += 10.0
+    refused = only(cell.retry(), RefuseRequest)
+    assert (refused.request_id, refused.reason) == ("r2", RefusalReason.POLICY)
+    assert refused.message == "the quota is one request at a time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turning(LlmMesh):
+    """It turns whoever waits away with words of its own."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        if request is not None:
+            yield Refuse(request=request, message="closed on Wednesdays")
+
+
+def test_a_policy_refuses_in_its_own_words() -> None:
+    cell = CellUnderTest(deployment("a"), rule=Turning())
+    cell.join(node("n1", instance("i1", "a")))
+    refused = only(cell.invoke(request(of="a")), RefuseRequest)
+    assert (refused.reason, refused.message) == (RefusalReason.POLICY, "closed on Wednesdays")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles(LlmMesh):
+    """It has an instance for prompts on each node, and remembers that by its label."""
+
+    label: str = "prompts"
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        for there in cell.instances():
+            if there.label == self.label:
+                yield Label(instance=there, label=f"{there.label}, seen")
+        for place in cell.nodes():
+            if not any(True for _ in cell.instances(place)):
+                yield Start(node=place, deployment=A, label=self.label)
+
+
+def test_upkeep_loads_instances_that_nobody_asked_for_and_remembers_what_for() -> None:
+    cell = CellUnderTest(deployment("a"), rule=Roles())
+    cell.join(node("n1"))
+    load = only(commands(cell.tell(LeaseCheckDue()), LoadInstance), LoadInstance)
+    made = cell.core.cell.instances[load.instance_id]
+    assert made.label == "prompts"
+    assert not commands(cell.tell(LeaseCheckDue()), LoadInstance), "there is one"
+    assert made.label == "prompts, seen"
+    cell.tell(LeaseCheckDue())
+    assert made.label == "prompts, seen", "it is labelled no more"
+
+
+def test_a_label_has_a_bound_and_a_start_of_no_deployment_is_a_fault() -> None:
+    cell = CellUnderTest(deployment("b"), rule=Roles(label="x" * 100))
+    cell.join(node("n1"))
+    said = cell.tell(LeaseCheckDue())
+    assert not commands(said, LoadInstance)
+    assert any("no a to start" in repr(action) for action in said)
+    cell = CellUnderTest(deployment("a"), rule=Roles(label="x" * 100))
+    cell.join(node("n1"))
+    cell.tell(LeaseCheckDue())
+    (made,) = cell.core.cell.instances.values()
+    assert made.label == "x" * LABEL_CHARS_MAX
+
+
+def test_a_full_node_or_a_maximum_keeps_an_instance_from_starting_in_upkeep() -> None:
+    for replicas_max, memory_mib, loads in ((1, 1024, 1), (4, 1, 0), (4, 1024, 2)):
+        cell = CellUnderTest(deployment("a", replicas_max=replicas_max), rule=Roles())
+        for name in ("n1", "n2"):
+            cell.join(node(name, memory_bytes=memory_mib << 20))
+        assert len(commands(cell.tell(LeaseCheckDue()), LoadInstance)) == loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaThenNobody(Quota):
+    """The same, and every second whoever waits is turned away with the number of those who do."""
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        for made in cell.deployments():
+            waiting = cell.waiting(made.name)
+            for one in tuple(waiting):
+                yield Refuse(request=one, message=f"one of {len(waiting)} that wait")
+
+
+def test_a_policy_sees_the_queues() -> None:
+    cell = CellUnderTest(deployment("a"), rule=QuotaThenNobody())
+    cell.join(node("n1", instance("i1", "a")))
+    for name in ("r1", "r2", "r3"):
+        cell.invoke(request(name, of="a"))
+    refused = of_kind(cell.tell(LeaseCheckDue()), RefuseRequest)
+    assert [(r.request_id, r.message) for r in refused] == [
+        ("r2", "one of 2 that wait"),
+        ("r3", "one of 1 that wait"),
+    ]
