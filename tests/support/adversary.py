@@ -97,8 +97,9 @@ class Adversary(Base):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         turn = _turn(cell.now_s, 3)
+        busy = any(instance.batch for instance in cell.instances())
         for deployment in cell.deployments():
-            for node in cell.nodes():
+            for node in cell.nodes() if busy else ():
                 yield Start(node=node, deployment=deployment.name, label="began in upkeep")
             for waiting in cell.waiting(deployment.name):
                 yield Refuse(request=waiting, message="it waits")

@@ -166,7 +166,7 @@ class StartSearch:
         self._nodes: list[NodeEntry] = []
         self._roomy: list[NodeEntry] = []
         self._fresh: list[NodeEntry] = []
-        """Of those with room, the ones where no load of it has failed."""
+        """Those with room where no load of it has failed."""
         self._tight: list[NodeEntry] = []
         self._passed_over = False
         self._among: list[NodeEntry] = []
