@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from mesh.domain.slo import Slo
@@ -110,9 +109,7 @@ def test_ctrl_c_and_a_kill_leave_what_was_sent(
         )
         _wait_ends(cell, record, 5)
         replay.send_signal(how)
-        began_s = time.monotonic()
         out, err = replay.communicate(timeout=RUN_S_MAX)
-        assert time.monotonic() - began_s < 20.0
         kept = len(read(record).arrivals)
         assert kept >= 5
         if how is signal.SIGKILL:
