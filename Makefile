@@ -95,6 +95,18 @@ $(VENV)/.installed-load: pyproject.toml
 	npm ci --prefix .venv-clients-npm --ignore-scripts --no-audit --no-fund --loglevel error >&2
 	touch $@
 
+# $1 runs the tests. Where it fails by at most five of them, these are run once more, one at a time and with $2: on a
+# machine that others use, a process may miss any bound. A cache of its own names the failures of this run alone.
+define TESTED
+@cache=$$(mktemp -d)
+trap 'rm -rf "$$cache"' EXIT
+$1 -o cache_dir="$$cache" && exit || status=$$?
+failed=$$(sed -n 's/^ *"\(.*\)": true,\?$$/\1/p' "$$cache/v/cache/lastfailed" 2> /dev/null) || exit $$status
+[[ $$status = 1 && $$failed && $$(wc -l <<< "$$failed") -le 5 ]] || exit $$status
+printf 'needs a second run: %s\n' "$$failed" >&2
+$1 -o cache_dir="$$cache" --last-failed --last-failed-no-failures none -x $2
+endef
+
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
 	@$(HOME_HERE) $(BIN)/mesh demo
 
@@ -102,7 +114,7 @@ load: $(VENV)/.installed-load ## two minutes of calls by locust: 16 deployments,
 	@$(HOME_HERE) $(BIN)/python -m mesh_load
 
 test: $(VENV)/.installed-dev ## the tests
-	@$(PYTEST)
+	$(call TESTED,$(PYTEST),-n 0)
 
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
@@ -126,7 +138,8 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py 2> >(grep -vE "$(NANOBIND)" >&2)
+	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
+	$(call TESTED,$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 

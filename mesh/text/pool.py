@@ -58,8 +58,10 @@ BUILD_CPU_S_PER_BYTE = 5e-7
 """Five times what building takes."""
 TOKENIZER_BYTES_MAX = 64 << 20
 """The largest that is known, Gemma's, has 33 MB."""
-STRETCH_MAX = 3.0
-"""Seconds that may pass for each second of processor time, on a busy machine."""
+STRETCH_MAX = 20.0
+"""Seconds that may pass for each second of processor time, of which a machine whose cores are all
+busy gives little. What never ends uses up its processor time first.
+"""
 START_S_MAX = 30.0
 GRAMMAR_CPU_S = 0.5
 """What a node builds of it holds up the first tokens of other grammars there."""

@@ -69,9 +69,9 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
     with path.open("w") as file:
         write(generate(LLM_MESH, 5), file)
     asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
-    asked += ["--policy", "llm-mesh", "--duration", "2", "--jobs"]
+    asked += ["--policy", "llm-mesh", "--duration", "1", "--jobs"]
     single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
-    generated = ("--cells", "3B/32", "--policy", "llm-mesh", "--duration", "2", "-o", "json")
+    generated = ("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json")
     other = json.loads(paper(*generated).out)
     assert single["workload"] == "trace small.csv, costs as measured"
     for made in (single, both, other):
@@ -150,12 +150,14 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
     assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
 
 
-def test_refusals_are_checked_when_asked() -> None:
+def test_refusals_are_checked_when_asked(tmp_path: Path) -> None:
+    page = tmp_path / "paper.html"
     asked = ("--cells", "13B/128", "--policy", "llm-mesh", "--duration", "10", "--check-refusals")
-    numbers = json.loads(paper(*asked, "-o", "json").out)["cells"]["13B/128"]["llm-mesh"]
+    made = json.loads(paper(*asked, "-o", "json", "--html", str(page)).out)
+    numbers = made["cells"]["13B/128"]["llm-mesh"]
     assert 0 <= numbers["refused_beside_free_link"] <= numbers["requests"] - numbers["met"]
     assert 0 < numbers["refusal_reasons_drawn"] <= sum(numbers["refused"].values())
-    assert "Refusals, checked" in paper(*asked).out
+    assert "Refusals, checked" in page.read_text()
 
 
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(

@@ -53,7 +53,7 @@ async def test_tokens_that_come_within_the_time_go_out_together_and_the_last_tak
     assert client.tell(tokens(2, 1), 10.52)
     begun_s = asyncio.get_running_loop().time()
     assert await client.events() == [Tokens(first_index=1, token_ids=(97,) * 2, text="")]
-    assert 0.03 < asyncio.get_running_loop().time() - begun_s < 0.5
+    assert 0.03 < asyncio.get_running_loop().time() - begun_s < 5.0
     assert client.tell(tokens(3, 1), 10.551)
     assert client.tell(tokens(4, 1, FinishReason.LENGTH), 10.552)
     events = await asyncio.wait_for(client.events(), 0.02)

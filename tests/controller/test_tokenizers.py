@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,14 +28,6 @@ HI = TextPrompt(text="hi")
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ON_BOMB = "{{% if messages[0].content == 'bomb' %}}{}{{% endif %}}{{{{ messages[0].content }}}}"
 """A template that is harmless when it is tried."""
-
-
-@pytest.fixture(autouse=True)
-def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits that the tests below reach are of processor time, of which a busy machine gives a
-    process little in a second.
-    """
-    monkeypatch.setattr(pools, "STRETCH_MAX", WAIT_S_MAX)
 
 
 def chat(text: str) -> ChatPrompt:
@@ -169,9 +160,8 @@ async def test_a_model_whose_trial_fails_is_refused_with_the_limit(
         first = await shelf.error(ONE, chat("hi"))
         assert isinstance(first, UnsupportedModel)
         assert limit in first.message
-        begun_s = time.monotonic()
         assert (await shelf.error(ONE, chat("hi"))).message == first.message
-        assert time.monotonic() - begun_s < 0.5, "it is not tried again at once"
+        assert shelf.found == [ONE], "it is not tried again at once"
         assert await shelf.tokenizers.tokens(TWO, chat("hi"))
 
 
@@ -188,8 +178,11 @@ async def test_warming_ends_nothing_and_logs_the_deployment_whose_texts_fail(
         assert "1.0 s of processor time" in caplog.text
 
 
-async def test_eight_endless_calls_hold_up_nobody_and_put_their_model_on_hold() -> None:
+async def test_eight_endless_calls_hold_up_nobody_and_put_their_model_on_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not the event loop, not the long prompts of others, and not longer than two kills take."""
+    monkeypatch.setattr(pools, "WAIT_S_MAX", WAIT_S_MAX)
     bad = templated(ON_BOMB.format(LOOP))
     async with opened(one=bad, two=tiny_assets()) as shelf:
         ask = shelf.tokenizers

@@ -26,7 +26,7 @@ from mesh.domain.views import DeploymentSnapshot, NodeSnapshot
 from mesh.wire.client import MeshClient
 from tests.e2e.forked import Forked
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 60.0
 """For any single condition. Processes start in about a second on an idle machine."""
 POLL_S = 0.02
 LOG_TAIL_BYTES = 3000

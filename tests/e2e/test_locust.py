@@ -157,13 +157,11 @@ def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
     assert "<svg" in (tmp_path / "r.html").read_text()
 
 
-def test_seconds_on_the_demo_model(
-    cell: LiveCell, smollm2_model_path: Path, tmp_path: Path
-) -> None:
+def test_seconds_on_a_real_engine(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
     cell.start_controller()
-    cell.start_real_node("cpu0", "--memory", "2GiB")
+    cell.start_real_node("cpu0")
     for name in ("one", "two", "three"):
-        cell.deploy(name, smollm2_model_path, slo=SLO)
+        cell.deploy(name, tiny_model, slo=SLO)
     generated = ("--generate", "2.4", "--duration", "5", "--tokens-scale", "0.02")
     locust = Locust(tmp_path, cell.address, "--headless", "--processes", "2", *generated)
     assert locust.wait() == 0, locust.said

@@ -25,7 +25,8 @@ from tests.e2e.live_cell import LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
 CLIENTS = 4
-BLOB_S_MAX = 60.0
+BLOB_S_MAX = 100.0
+SOON = "tests.support.soon_node"
 
 
 def uneven_model(folder: Path) -> Path:
@@ -87,7 +88,7 @@ def test_what_a_load_is_expected_to_take_follows_what_spares_its_compile(
     """
     home = tmp_path / "own"
     cell.start_controller()
-    cell.start_real_node("cpu0", "--home", str(home))
+    cell.start_real_node("cpu0", "--home", str(home), module=SOON)
     cell.deploy("chat", uneven_model(tmp_path / "tiny"), keep_alive_s=0.2)
 
     def loaded() -> InstanceSnapshot:
@@ -120,7 +121,7 @@ def test_a_model_that_was_called_is_loaded_again_before_it_is_called_next(
     cell.journals = True
     home = tmp_path / "own"
     controller = cell.start_controller("--parked-s", "600")
-    cell.start_real_node("cpu0", "--home", str(home))
+    cell.start_real_node("cpu0", "--home", str(home), module=SOON)
     cell.deploy("chat", uneven_model(tmp_path / "tiny"))
     first = cell.invoke("chat", "hello", max_tokens=8)
     first.finished()

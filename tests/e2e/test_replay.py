@@ -1,13 +1,11 @@
-"""`mesh replay` as users run it: on the demo model, and on a cell that goes away and comes back."""
+"""`mesh replay` as users run it: on a real engine, and on a cell that goes away and comes back."""
 
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from mesh.domain.slo import Slo
-from mesh_loader.store import StoredModel
 from mesh_workloads.reading import read
 from tests.cli.running import MESH
 from tests.e2e.live_cell import ROOT, LiveCell
@@ -30,13 +28,11 @@ def begin(cell: LiveCell, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_seconds_on_the_demo_model(
-    cell: LiveCell, smollm2_model: StoredModel, tmp_path: Path
-) -> None:
+def test_seconds_on_a_real_engine(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
     cell.start_controller()
     cell.start_real_node("cpu0")
     for name in ("chat-a", "chat-b", "chat-c"):
-        cell.deploy(name, smollm2_model.path, slo=PATIENT)
+        cell.deploy(name, tiny_model, slo=PATIENT)
     record, report = tmp_path / "record.csv", tmp_path / "report.html"
     replay = begin(
         cell,
@@ -110,9 +106,7 @@ def test_ctrl_c_and_a_kill_leave_what_was_sent(
         )
         _wait_ends(cell, record, 5)
         replay.send_signal(how)
-        began_s = time.monotonic()
         out, err = replay.communicate(timeout=RUN_S_MAX)
-        assert time.monotonic() - began_s < 20.0
         kept = len(read(record).arrivals)
         assert kept >= 5
         if how is signal.SIGKILL:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -19,15 +20,23 @@ from mesh.sim.scenario import arrivals, plan
 from tests.sim.scenarios import SMALL, scenario
 
 
-def journalled(folder: Path) -> tuple[Path, Summary]:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     """The journal of a run in which some requests are refused, and what its callers saw."""
+    folder = tmp_path_factory.mktemp("run")
     read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
     made = plan(read)
     path = folder / "journal"
-    written = open_journal(path, made.start())
-    outcomes = VirtualCell(made, recorders=(written,)).run(arrivals(read))
-    written.close()
+    journal = open_journal(path, made.start())
+    outcomes = VirtualCell(made, recorders=(journal,)).run(arrivals(read))
+    journal.close()
     return path, summarize(outcomes)
+
+
+@pytest.fixture
+def journalled(written: tuple[Path, Summary], tmp_path: Path) -> tuple[Path, Summary]:
+    """The same, with a journal that the test may change."""
+    return Path(copy(written[0], tmp_path)), written[1]
 
 
 def change(path: Path, changed: Callable[[dict[str, Any]], bool]) -> int:
@@ -42,8 +51,10 @@ def change(path: Path, changed: Callable[[dict[str, Any]], bool]) -> int:
     raise AssertionError("nothing was changed")
 
 
-def test_a_replay_says_of_the_requests_what_their_callers_saw(tmp_path: Path) -> None:
-    path, summary = journalled(tmp_path)
+def test_a_replay_says_of_the_requests_what_their_callers_saw(
+    journalled: tuple[Path, Summary],
+) -> None:
+    path, summary = journalled
     heard: list[int] = []
     report = replay_journal(path, heard.append)
     assert report.other is None
@@ -56,8 +67,10 @@ def test_a_replay_says_of_the_requests_what_their_callers_saw(tmp_path: Path) ->
     assert 10 < report.span_s < 120
 
 
-def test_the_first_changed_decision_is_named_and_the_rest_is_still_counted(tmp_path: Path) -> None:
-    path, summary = journalled(tmp_path)
+def test_the_first_changed_decision_is_named_and_the_rest_is_still_counted(
+    journalled: tuple[Path, Summary],
+) -> None:
+    path, summary = journalled
 
     def one_more_block(line: dict[str, Any]) -> bool:
         for action in line["actions"]:
@@ -78,8 +91,8 @@ def test_the_first_changed_decision_is_named_and_the_rest_is_still_counted(tmp_p
     assert report.requests == summary
 
 
-def test_a_decision_that_was_left_out_is_a_difference(tmp_path: Path) -> None:
-    path, _ = journalled(tmp_path)
+def test_a_decision_that_was_left_out_is_a_difference(journalled: tuple[Path, Summary]) -> None:
+    path, _ = journalled
 
     def forgotten(line: dict[str, Any]) -> bool:
         was = len(line["actions"])
@@ -93,8 +106,8 @@ def test_a_decision_that_was_left_out_is_a_difference(tmp_path: Path) -> None:
     assert report.other.differences[0].recorded == "nothing"
 
 
-def test_requests_without_an_end_are_counted_as_open(tmp_path: Path) -> None:
-    path, summary = journalled(tmp_path)
+def test_requests_without_an_end_are_counted_as_open(journalled: tuple[Path, Summary]) -> None:
+    path, summary = journalled
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[: len(lines) // 2]))
     report = replay_journal(path)

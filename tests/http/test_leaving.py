@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,8 @@ async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, to
     order = (await node.told(SubmitRequest)).order
     await node.answer(order, 0, tokens, last=False)
     await asyncio.sleep(0.05)
-    left_s = time.monotonic()
     client.close()
     abort = await node.told(AbortRequest)
-    assert time.monotonic() - left_s < 1.0
     assert abort.request_id == order.request.request_id
     await http.cell.idle()
 
@@ -42,10 +39,8 @@ async def test_a_client_that_leaves_behind_a_long_body_is_seen(http: Edge) -> No
     await asyncio.sleep(0.1)
     client.sendall(rest)
     order = (await node.told(SubmitRequest)).order
-    left_s = time.monotonic()
     client.close()
     assert (await node.told(AbortRequest)).request_id == order.request.request_id
-    assert time.monotonic() - left_s < 1.0
     await http.cell.idle()
 
 

@@ -14,7 +14,7 @@ from tests.load.speaking import ScriptedSender, as_sent, planned
 
 def asked(deployment: str, tokens: int) -> tuple[Answer, Outcome]:
     call = as_sent(planned((0.0, deployment, tokens))[0])
-    answer = ask(ScriptedSender(), call, due_s=time.monotonic() - 0.25, timeout_s=5.0)
+    answer = ask(ScriptedSender(), call, due_s=time.monotonic() - 0.25, timeout_s=60.0)
     return answer, outcome_of(call, answer, answer.sent_s)
 
 
@@ -23,7 +23,7 @@ def test_tokens_are_noted_as_they_come_and_how_late_the_call_was_sent() -> None:
     steps = [b - a for a, b in zip(answer.tokens_s, answer.tokens_s[1:], strict=False)]
     assert len(answer.tokens_s) == 4
     assert all(step >= 0.045 for step in steps)
-    assert 0.25 <= answer.lag_s < 2.0
+    assert 0.25 <= answer.lag_s < 30.0
     assert (answer.finishes, answer.grace_s, answer.in_order) == (1, 0.5, True)
     assert outcome.end is FinishReason.LENGTH
     assert outcome.met

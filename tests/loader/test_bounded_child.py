@@ -8,7 +8,7 @@ import pytest
 
 from mesh_loader.bounded_child import OOM_SCORE, OUTPUT_BYTES_MAX, run_bounded
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SPEAKS = """
 import sys, time
 print("one", flush=True)

@@ -15,7 +15,7 @@ from mesh_nodes import imports as imports_module
 from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports, TriedImports
 from tests.text.conftest import tiny_assets
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 

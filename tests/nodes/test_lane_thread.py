@@ -5,7 +5,7 @@ import time
 
 from mesh_nodes.lane_thread import LaneThread
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 def _ended(lane: LaneThread) -> bool:

@@ -13,6 +13,8 @@ from mesh.runtime.node_actions import Lane
 from mesh_nodes import lanes as lanes_module
 from mesh_nodes.lanes import LOADING_NICE, ThreadLanes
 
+WAIT_S = 60.0
+
 
 class Posted:
     """The events that a ThreadLanes posted, and a bounded wait for the n-th."""
@@ -30,7 +32,7 @@ class Posted:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def wait_for(self, count: int) -> list[str]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while len(self.texts) < count:
                 await self._changed.wait()
                 self._changed.clear()
@@ -65,7 +67,7 @@ async def test_calls_of_a_lane_run_in_order_and_steps_post_from_their_own_thread
     lanes.run(Lane.LOADING, lambda: "loaded", _say)
     assert (await posted.wait_for(501))[-1] == "loaded"
     assert posted.threads == {"mesh-compute", threading.current_thread().name}
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_it_is_known_for_how_long_a_call_has_been_computing() -> None:
@@ -75,31 +77,31 @@ async def test_it_is_known_for_how_long_a_call_has_been_computing() -> None:
 
     def call() -> str:
         began.set()
-        release.wait(5)
+        release.wait(WAIT_S)
         return "step"
 
     assert lanes.computing_s() == 0.0
     lanes.run(Lane.COMPUTE, call, _say)
-    assert await asyncio.to_thread(began.wait, 5)
+    assert await asyncio.to_thread(began.wait, WAIT_S)
     first_s = lanes.computing_s()
     await asyncio.sleep(0.01)
     assert lanes.computing_s() >= first_s + 0.01
     release.set()
     assert await posted.wait_for(1) == ["step"]
     assert lanes.computing_s() == 0.0
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_a_long_load_does_not_hold_up_computing() -> None:
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
     release = threading.Event()
-    lanes.run(Lane.LOADING, lambda: release.wait(5), lambda _: LinkClosed(reason="loaded"))
+    lanes.run(Lane.LOADING, lambda: release.wait(WAIT_S), lambda _: LinkClosed(reason="loaded"))
     lanes.run(Lane.COMPUTE, lambda: "step", _say)
     assert await posted.wait_for(1) == ["step"]
     release.set()
     assert await posted.wait_for(2) == ["step", "loaded"]
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_expected_errors_pass_and_others_become_engine_errors(
@@ -118,7 +120,7 @@ async def test_expected_errors_pass_and_others_become_engine_errors(
         "still there",
     ]
     assert "Traceback" in caplog.text
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_a_call_whose_outcome_makes_no_event_posts_none() -> None:
@@ -127,7 +129,7 @@ async def test_a_call_whose_outcome_makes_no_event_posts_none() -> None:
     lanes.run(Lane.COMPUTE, lambda: "dropped", lambda _: None)
     lanes.run(Lane.COMPUTE, lambda: "kept", _say)
     assert await posted.wait_for(1) == ["kept"]
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_a_full_lane_fails_further_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,7 @@ async def test_a_full_lane_fails_further_calls_at_once(monkeypatch: pytest.Monke
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
     release = threading.Event()
-    lanes.run(Lane.COMPUTE, lambda: release.wait(5), lambda _: LinkClosed(reason="first"))
+    lanes.run(Lane.COMPUTE, lambda: release.wait(WAIT_S), lambda _: LinkClosed(reason="first"))
     lanes.run(Lane.COMPUTE, lambda: "second", _say)
     lanes.run(Lane.COMPUTE, lambda: "third", _say)
     (refused,) = await posted.wait_for(1)
@@ -144,7 +146,7 @@ async def test_a_full_lane_fails_further_calls_at_once(monkeypatch: pytest.Monke
     await posted.wait_for(3)
     lanes.run(Lane.COMPUTE, lambda: "fourth", _say)
     assert (await posted.wait_for(4))[1:] == ["first", "second", "fourth"]
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_close_drops_what_waits_and_posts_nothing_more() -> None:
@@ -154,14 +156,14 @@ async def test_close_drops_what_waits_and_posts_nothing_more() -> None:
 
     def first() -> None:
         started.set()
-        release.wait(5)
+        release.wait(WAIT_S)
 
     lanes.run(Lane.COMPUTE, first, _say)
     lanes.run(Lane.COMPUTE, ran.set, _say)
-    assert await asyncio.to_thread(started.wait, 5)
+    assert await asyncio.to_thread(started.wait, WAIT_S)
     assert not lanes.close(timeout_s=0.01, last=_nothing), "a call outlasts a short bound"
     release.set()
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
     await asyncio.sleep(0)
     assert not ran.is_set()
     assert posted.texts == []
@@ -174,7 +176,7 @@ async def test_the_last_call_comes_after_all_others_on_the_compute_thread() -> N
     lanes.run(Lane.COMPUTE, lambda: threads.append(threading.current_thread().name), _say)
     await posted.wait_for(1)
     assert lanes.close(
-        timeout_s=5, last=lambda: threads.append(threading.current_thread().name + " last")
+        timeout_s=WAIT_S, last=lambda: threads.append(threading.current_thread().name + " last")
     )
     assert threads == ["mesh-compute", "mesh-compute last"]
 
@@ -185,10 +187,10 @@ async def test_the_last_call_is_left_out_while_a_load_is_under_way() -> None:
 
     def load() -> None:
         started.set()
-        release.wait(5)
+        release.wait(WAIT_S)
 
     lanes.run(Lane.LOADING, load, lambda _: None)
-    assert await asyncio.to_thread(started.wait, 5)
+    assert await asyncio.to_thread(started.wait, WAIT_S)
     assert not lanes.close(timeout_s=0.01, last=closed.set)
     assert not closed.is_set()
     release.set()
@@ -204,7 +206,7 @@ async def test_progress_from_within_a_call_is_posted_before_its_outcome() -> Non
 
     lanes.run(Lane.LOADING, call, _say)
     assert await posted.wait_for(2) == ["half", "done"]
-    assert lanes.close(timeout_s=5, last=_nothing)
+    assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
 async def test_an_unload_beside_holds_up_neither_steps_nor_loads_and_the_last_call_ends_it() -> (
@@ -216,14 +218,14 @@ async def test_an_unload_beside_holds_up_neither_steps_nor_loads_and_the_last_ca
 
     def unload() -> None:
         unloading.set()
-        closed.wait(5)
+        closed.wait(WAIT_S)
 
     lanes.run(Lane.COMPUTE, _nothing, lambda _: lanes.run(Lane.UNLOADING, unload, _say))
-    assert await asyncio.to_thread(unloading.wait, 5)
+    assert await asyncio.to_thread(unloading.wait, WAIT_S)
     lanes.run(Lane.LOADING, lambda: "loaded", _say)
     lanes.run(Lane.COMPUTE, lambda: "step", _say)
     assert sorted(await posted.wait_for(2)) == ["loaded", "step"]
-    assert await asyncio.to_thread(lanes.close, 5, closed.set)
+    assert await asyncio.to_thread(lanes.close, WAIT_S, closed.set)
     assert len(posted.texts) == 2
 
 
@@ -234,7 +236,7 @@ async def test_loads_that_compute_here_yield_to_iterations_and_wakes_do_not() ->
         lanes.run(lane, _nice, _say)
         await posted.wait_for(count)
     assert posted.texts == [str(own + LOADING_NICE * (lane is Lane.LOADING)) for lane in Lane]
-    assert await asyncio.to_thread(lanes.close, 5.0, _nothing)
+    assert await asyncio.to_thread(lanes.close, WAIT_S, _nothing)
 
 
 async def test_a_sandbox_that_refuses_priorities_has_lanes_all_the_same(
@@ -247,8 +249,8 @@ async def test_a_sandbox_that_refuses_priorities_has_lanes_all_the_same(
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post, loads_in_process=True)
     lanes.run(Lane.LOADING, lambda: "loaded", _say)
-    await asyncio.wait_for(posted.wait_for(1), 5.0)
-    assert await asyncio.to_thread(lanes.close, 5.0, _nothing)
+    await posted.wait_for(1)
+    assert await asyncio.to_thread(lanes.close, WAIT_S, _nothing)
 
 
 def _nice() -> int:

@@ -31,7 +31,7 @@ from mesh_nodes.models import NodeModels
 from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
 from tests.support.profiles import PROFILE
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 FOOTPRINT = Footprint(weights_bytes=5000, kv_block_bytes=64, block_tokens=32)
 MODEL = model_info(source="file:///m")
 

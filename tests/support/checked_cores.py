@@ -13,7 +13,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.core.node.core import NodeCore
 from mesh.sim.invariants import RuleBroken, check_cell, check_node_core
 
-ALL = 2000
+ALL = 500
 """Events of a core after each of which it is checked; of those that follow, after one in EVERY."""
 EVERY = 50
 

@@ -8,7 +8,7 @@ import psutil
 POLL_S = 0.01
 
 
-def until(condition: Callable[[], bool], for_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], for_s: float = 60.0) -> None:
     give_up_s = time.monotonic() + for_s
     while not condition():
         assert time.monotonic() < give_up_s, f"it did not happen within {for_s:g} s"
