@@ -17,7 +17,7 @@ from mesh.core.controller.instances.placement import Demand
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
+from mesh.core.controller.requests.nearest_place import NO_PLACE, Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -42,8 +42,6 @@ GUESSED_SHARE_MOST = 0.5
 due, and no more: an estimate may be off by a multiple, and a request that was never tried is not
 refused by one alone.
 """
-NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
-"""Where every instance is full, and no further one may start."""
 
 
 class LaneEnds:

@@ -41,6 +41,8 @@ class RequestRefusals:
     """Why the last node that was tried could not compute it in time, on an instance or on one to be
     loaded for it. None: none was tried.
     """
+    last: Verdict | None = None
+    """The latest `verdict` that there was: it stays when the request is tried again."""
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
     in_time_as_predicted: bool = False
@@ -64,7 +66,7 @@ class RequestRefusals:
 
     def note(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
-        self.verdict = verdict
+        self.verdict = self.last = verdict
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""
