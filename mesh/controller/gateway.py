@@ -20,6 +20,7 @@ from mesh.controller.invocation_checks import (
     sampling_of,
 )
 from mesh.controller.lookup import no_deployment, no_request, seen_by
+from mesh.controller.snapshots import with_failed
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers, chars_of
@@ -146,7 +147,8 @@ class Gateway:
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""
-        return seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+        seen = seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+        return with_failed(seen, self._tokenizers.failure)
 
     def payer(self, request_id: RequestId) -> Caller:
         """Who has made an open call."""
