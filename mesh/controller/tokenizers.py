@@ -9,7 +9,7 @@ import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -308,27 +308,18 @@ class Tokenizers:
         if is_harmless_tokenizer(assets.tokenizer_json):
             inline = assets if renders else replace(assets, chat_template=None, tool_template=None)
             codec = await loop.run_in_executor(self._builder, TextCodec, inline)
-        if codec is not None and renders:
-            return _Texts(
-                name=model_id,
-                key=key,
-                tokenizer_bytes=len(assets.tokenizer_json),
-                sampling=assets.sampling,
-                codec=codec,
-                renders=True,
-                tool_format=codec.tool_format,
-                calls_by_tokens=codec.calls_by_tokens,
-                last_mark_id=codec.last_mark_id,
-                thinks=codec.thinks,
-            )
         size = len(assets.tokenizer_json)
-        owner = Owner(tenant="", name=model_id, key=key, tokenizer_bytes=size)
-        known = await self._pool.tried(owner, assets)
-        await self._pool.call(owner, lambda: assets, "ready")
+        known: Mapping[str, Any]
+        if codec is not None and renders:
+            known = await loop.run_in_executor(self._builder, codec.known)
+        else:
+            owner = Owner(tenant="", name=model_id, key=key, tokenizer_bytes=size)
+            known = await self._pool.tried(owner, assets)
+            await self._pool.call(owner, lambda: assets, "ready")
         return _Texts(
             name=model_id,
             key=key,
-            tokenizer_bytes=len(assets.tokenizer_json),
+            tokenizer_bytes=size,
             sampling=assets.sampling,
             codec=codec,
             renders=renders,

@@ -314,7 +314,7 @@ async def test_a_call_that_only_a_starting_node_could_take_is_told_what_that_one
 ) -> None:
     await (await cell.deployed()).leave()
     await cell.until(lambda: not cell.client.nodes())
-    with pytest.raises(Refused, match="no cpu or gpu node is up$"):
+    with pytest.raises(Refused, match=r"no cpu or gpu node is up$"):
         await cell.answer()
     announcer = Announcer(cell.address, STARTING)
     announcer.say("measures precisions", 0.25)
