@@ -16,9 +16,9 @@ from mesh_loader.config_keys import shown
 from mesh_loader.model_files import opened
 from mesh_loader.model_info import companions, read_json
 from mesh_loader.placement import place
+from mesh_loader.source_file import IR_XML
 from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
-IR_XML = "openvino_model.xml"
 IR_BIN = "openvino_model.bin"
 NEEDED_FILES = (IR_XML, IR_BIN, "config.json", "tokenizer.json")
 COUNT_MAX = 2**63 - 1

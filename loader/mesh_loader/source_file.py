@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 from urllib.parse import unquote
 
-from mesh.domain.errors import InvalidInput, NotFound, StorageError
+from mesh.domain.errors import InvalidInput, NotFound, StorageError, UnsupportedModel
+from mesh.domain.model import WeightPrecision
+
+IR_XML = "openvino_model.xml"
 
 
 def path_of_file(source: str) -> Path:
@@ -36,3 +39,21 @@ def require_present(source: str, path: Path) -> None:
         raise StorageError(
             f"{source} cannot be read", hint=f"give this user the right to read {path}"
         )
+
+
+def check_weights(source: str, weights: WeightPrecision | None) -> None:
+    """Raises UnsupportedModel where the model is to be held otherwise than it can be, and it shows
+    before anything is read: an OpenVINO IR on this machine.
+    """
+    if weights is not None and source.startswith("file://"):
+        path = path_of_file(source)
+        if (path / IR_XML).is_file():
+            raise not_held_as(path.name, weights)
+
+
+def not_held_as(name: str, weights: WeightPrecision) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} is an OpenVINO IR, whose weights are what they were exported as and cannot be "
+        f"held as {weights}",
+        hint="leave spec.weights out, or deploy the model that it was exported from",
+    )

@@ -26,7 +26,9 @@ class Pulse:
         self._channel = dial_blocking(address)
         self._check = health_pb2_grpc.HealthStub(self._channel).Check
         self._tell = tell
-        self._answered_s = self._asked_s = now_s
+        self._asked_s = now_s
+        self._silent_since_s: float | None = None
+        """When it was first asked without an answer so far; silence between looks is nobody's."""
         self._answer: grpc.Future[health_pb2.HealthCheckResponse] | None = None
         self._is_told = False
 
@@ -39,11 +41,14 @@ class Pulse:
             self._answer = None
         if self._answer is None and now_s >= self._asked_s + ASK_EVERY_S:
             self._asked_s = now_s
+            if self._silent_since_s is None:
+                self._silent_since_s = now_s
             self._answer = self._check.future(health_pb2.HealthCheckRequest())
-        if not self._is_told and now_s - self._answered_s >= STILL_S_MAX:
+        silent_s = 0.0 if self._silent_since_s is None else now_s - self._silent_since_s
+        if not self._is_told and silent_s >= STILL_S_MAX:
             self._is_told = True
             self._tell(
-                f"the controller has not answered for {now_s - self._answered_s:.0f} s: its "
+                f"the controller has not answered for {silent_s:.0f} s: its "
                 "process runs, and its event loop stands still; no call is served meanwhile"
             )
 
@@ -51,6 +56,6 @@ class Pulse:
         self._channel.close()
 
     def _note_answer(self, now_s: float) -> None:
-        if self._is_told:
-            self._tell(f"the controller answers again, after {now_s - self._answered_s:.0f} s")
-        self._is_told, self._answered_s = False, now_s
+        if self._is_told and self._silent_since_s is not None:
+            self._tell(f"the controller answers again, after {now_s - self._silent_since_s:.0f} s")
+        self._is_told, self._silent_since_s = False, None

@@ -7,7 +7,7 @@ come through here, they carry the views themselves.
 from collections.abc import Sequence
 
 from mesh.cli.output import Column, number, word
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.model import ModelInfo
 from mesh.domain.views import (
     DeploymentSnapshot,
@@ -114,6 +114,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
     pairs = [
         ("name", str(spec.name)),
         ("state", str(deployment.state)),
+        *([("failure", deployment.phase)] if deployment.state is DeploymentState.FAILED else []),
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
         ("tensor_parallel", str(spec.tensor_parallel)),
@@ -180,7 +181,11 @@ def mebibytes(size_bytes: float) -> str:
 
 
 def under_way(deployment: DeploymentSnapshot) -> str:
-    """What its import is at, or the first of its loads; empty where there is none."""
+    """What its import is at, or the first of its loads, or why it has failed; empty where there is
+    none of that.
+    """
+    if deployment.state is DeploymentState.FAILED:
+        return deployment.phase
     if deployment.phase:
         return _done(deployment.phase, deployment.share)
     return next(filter(None, map(_phase, deployment.instances)), "")

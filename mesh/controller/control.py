@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
-from mesh.controller.lookup import find_deployment, no_deployment, no_request, seen_by
+from mesh.controller.lookup import find_deployment, no_deployment, no_request
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
 from mesh.controller.tenants import check_deployments
@@ -69,6 +69,10 @@ class OperatedCell(Cell, Protocol):
 
 class OpenCalls(Protocol):
     """What operators ask the gateway."""
+
+    def snapshot(self) -> CellSnapshot:
+        """The cell as the caller may see it."""
+        ...
 
     def requests(self) -> tuple[RequestSnapshot, ...]: ...
 
@@ -280,8 +284,7 @@ class Control(ControlServicer):
             await asyncio.sleep(STARTING_POLL_S)
 
     def _snapshot(self) -> CellSnapshot:
-        """As the caller may see it."""
-        return seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+        return self._calls.snapshot()
 
     def _owned(self, spec: DeploymentSpec) -> DeploymentSpec:
         """The spec as its caller's; what an operator changes stays whose it was. Raises

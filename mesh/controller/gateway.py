@@ -8,9 +8,9 @@ slowly becomes CancelRequested, so that its place is free within an iteration.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mesh.controller.invocation_checks import (
@@ -20,6 +20,7 @@ from mesh.controller.invocation_checks import (
     sampling_of,
 )
 from mesh.controller.lookup import no_deployment, no_request, seen_by
+from mesh.controller.snapshots import with_failed
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers, chars_of
@@ -31,6 +32,7 @@ from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
+from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults, ToolFormat
@@ -43,6 +45,10 @@ from mesh.wire.access import caller
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
 REVISIONS_TRIED_MAX = 4
+STARTING_RETRY_S = 5.0
+"""Who is refused while the only nodes for it are starting is told to come again then: a trial of
+precisions takes 24 s on two cores.
+"""
 Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 """The headers of a call, by whichever protocol, with their names in lower case."""
 
@@ -114,7 +120,9 @@ class Gateway:
         limits: GatewayLimits,
         tenants: TenantMeter | None = None,
         traces: Tracing | None = None,
+        starting: Callable[[], Sequence[NodeStarting]] = tuple,
     ) -> None:
+        self._starting = starting
         self._traces = traces
         self._cell = cell
         self._post = post
@@ -146,7 +154,8 @@ class Gateway:
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""
-        return seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+        seen = seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+        return with_failed(seen, self._tokenizers.failure)
 
     def payer(self, request_id: RequestId) -> Caller:
         """Who has made an open call."""
@@ -233,7 +242,27 @@ class Gateway:
         self._tell(tokens.outputs.request_id, tokens)
 
     def refuse(self, refusal: RefuseRequest) -> None:
+        if refusal.reason is RefusalReason.NO_NODE:
+            refusal = self._unless_one_starts(refusal)
         self._tell(refusal.request_id, refusal)
+
+    def _unless_one_starts(self, refusal: RefuseRequest) -> RefuseRequest:
+        """What its client is told where a node is starting, of which the core knows nothing. Nodes
+        are not named: tenants are told this, too.
+        """
+        stream = self._streams.get(refusal.request_id)
+        deployment = stream and self._cell.deployment(stream.request.deployment)
+        wanted = deployment.spec.devices if deployment else ()
+        node = next((node for node in self._starting() if node.device in wanted), None)
+        if node is None:
+            return refusal
+        return replace(
+            refusal,
+            message=f"no {' or '.join(wanted)} node is up yet: one {node.phase}, "
+            f"{node.share:.0%} done",
+            hint=f"try again in {STARTING_RETRY_S:.1f} s; `mesh nodes` shows how far it is",
+            retry_after_s=STARTING_RETRY_S,
+        )
 
     def _tell(self, request_id: RequestId, told: Told) -> None:
         stream = self._streams.get(request_id)

@@ -279,6 +279,7 @@ class Controller:
             limits=config.gateway,
             tenants=TenantMeter(access.limits, clock),
             traces=next(iter(traces), None),
+            starting=self._links.starting,
         )
         self._control = Control(
             cell=self._core,

@@ -1,11 +1,15 @@
-"""The cell in a few numbers, from a snapshot of it, and its nodes with those that are starting."""
+"""What is shown of a snapshot of the cell: a few numbers, and what its core does not know, which
+nodes are starting and which deployments' texts cannot be used.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from mesh import __version__
-from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.ids import ModelId
+from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import NodeStarting
-from mesh.domain.views import CellSnapshot, CellStatus, NodeSnapshot
+from mesh.domain.views import CellSnapshot, CellStatus, DeploymentSnapshot, NodeSnapshot
 
 _LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
@@ -27,6 +31,18 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         state_path=state_path,
         prefetches=snapshot.prefetches,
     )
+
+
+def with_failed(snapshot: CellSnapshot, failure: Callable[[ModelId], str]) -> CellSnapshot:
+    """The cell with those deployments as failed whose models' texts cannot be used, and why."""
+
+    def shown(one: DeploymentSnapshot) -> DeploymentSnapshot:
+        if one.model is None or one.state is not DeploymentState.READY:
+            return one
+        why = failure(one.model.model_id)
+        return replace(one, state=DeploymentState.FAILED, phase=why) if why else one
+
+    return replace(snapshot, deployments=tuple(map(shown, snapshot.deployments)))
 
 
 def with_starting(

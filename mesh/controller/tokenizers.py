@@ -9,7 +9,7 @@ import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,7 +105,7 @@ class Tokenizers:
         self._codecs_max = codecs_max
         self._building: OrderedDict[ModelId, asyncio.Task[_Texts]] = OrderedDict()
         self._failed: OrderedDict[ModelId, tuple[float, ModelError]] = OrderedDict()
-        """Models that cannot be served, until when that holds, and why."""
+        """Models whose last trial failed: until when none is made again, and why it did."""
         self._grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
 
@@ -160,6 +160,13 @@ class Tokenizers:
         except (TimeoutError, MeshError):
             return ""
         return f"its chats are refused: {fault}" if fault else ""
+
+    def failure(self, model_id: ModelId) -> str:
+        """Why the model takes no texts, as its last trial found; empty where it takes them, or
+        where that is not known yet.
+        """
+        _, failure = self._failed.get(model_id, (0.0, None))
+        return f"it takes no texts: {failure.message}" if failure is not None else ""
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._texts(model_id)).sampling
@@ -275,7 +282,9 @@ class Tokenizers:
         if failure is not None and until_s > asyncio.get_running_loop().time():
             raise failure.with_traceback(None)
         try:
-            return await self._made(model_id)
+            made = await self._made(model_id)
+            self._failed.pop(model_id, None)
+            return made
         except ModelError as error:
             self._failed[model_id] = (asyncio.get_running_loop().time() + FAILED_S, error)
             while len(self._failed) > self._codecs_max:
@@ -299,27 +308,18 @@ class Tokenizers:
         if is_harmless_tokenizer(assets.tokenizer_json):
             inline = assets if renders else replace(assets, chat_template=None, tool_template=None)
             codec = await loop.run_in_executor(self._builder, TextCodec, inline)
-        if codec is not None and renders:
-            return _Texts(
-                name=model_id,
-                key=key,
-                tokenizer_bytes=len(assets.tokenizer_json),
-                sampling=assets.sampling,
-                codec=codec,
-                renders=True,
-                tool_format=codec.tool_format,
-                calls_by_tokens=codec.calls_by_tokens,
-                last_mark_id=codec.last_mark_id,
-                thinks=codec.thinks,
-            )
         size = len(assets.tokenizer_json)
-        owner = Owner(tenant="", name=model_id, key=key, tokenizer_bytes=size)
-        known = await self._pool.tried(owner, assets)
-        await self._pool.call(owner, lambda: assets, "ready")
+        known: Mapping[str, Any]
+        if codec is not None and renders:
+            known = await loop.run_in_executor(self._builder, codec.known)
+        else:
+            owner = Owner(tenant="", name=model_id, key=key, tokenizer_bytes=size)
+            known = await self._pool.tried(owner, assets)
+            await self._pool.call(owner, lambda: assets, "ready")
         return _Texts(
             name=model_id,
             key=key,
-            tokenizer_bytes=len(assets.tokenizer_json),
+            tokenizer_bytes=size,
             sampling=assets.sampling,
             codec=codec,
             renders=renders,

@@ -14,13 +14,14 @@ S = TypeVar("S", bound=StrEnum)
 class DeploymentState(StrEnum):
     """IMPORTING until a node has the model; only a READY deployment takes requests. A further
     revision is STARTING until its instances are ready; the one before it is RETIRING then, until
-    its last request has ended.
+    its last request has ended. A READY one whose texts cannot be used is shown as FAILED.
     """
 
     IMPORTING = "importing"
     SAVING = "saving"
     STARTING = "starting"
     READY = "ready"
+    FAILED = "failed"
     RETIRING = "retiring"
     DELETING = "deleting"
     GONE = "gone"
@@ -82,7 +83,12 @@ DEPLOYMENT: Table = {
         DeploymentState.GONE,
     ),
     DeploymentState.STARTING: (DeploymentState.READY, DeploymentState.GONE),
-    DeploymentState.READY: (DeploymentState.DELETING, DeploymentState.RETIRING),
+    DeploymentState.READY: (
+        DeploymentState.FAILED,
+        DeploymentState.DELETING,
+        DeploymentState.RETIRING,
+    ),
+    DeploymentState.FAILED: (DeploymentState.READY, DeploymentState.DELETING),
     DeploymentState.RETIRING: (DeploymentState.GONE,),
     DeploymentState.DELETING: (DeploymentState.READY, DeploymentState.GONE),
     DeploymentState.GONE: (),

@@ -42,4 +42,9 @@ _REMEDIES: Mapping[RefusalReason, str] = {
 def hint_for(reason: RefusalReason, retry_after_s: float = 0.0) -> str:
     """One line. `retry_after_s` above 0: a retry may help after so many seconds."""
     remedy = _REMEDIES[reason]
-    return f"try again in {retry_after_s:.1f} s; {remedy}" if retry_after_s > 0 else remedy
+    if retry_after_s <= 0:
+        return remedy
+    if reason is RefusalReason.LOAD_FAILED:
+        # The next load may well fail as the last ones did: what mends it comes first.
+        return f"{remedy}; mesh loads it again in {retry_after_s:.1f} s"
+    return f"try again in {retry_after_s:.1f} s; {remedy}"

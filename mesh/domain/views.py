@@ -121,7 +121,7 @@ class DeploymentSnapshot:
     footprints: tuple[tuple[str, Footprint], ...] = ()
     """What an instance takes, by the name of the engine that said so."""
     phase: str = ""
-    """While it is imported: what is being done."""
+    """While it is imported: what is being done; why, where it has failed."""
     share: float = 0.0
     revision: int = 1
     """The revision that serves."""

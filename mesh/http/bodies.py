@@ -73,6 +73,8 @@ class Message(Strict):
     reasoning: str | None = Field(default=None, description="The same by another name.")
     annotations: Any = Field(default=None, description="Ignored, as are the next ones.")
     cache_control: CacheControl = None
+    citations: Any = None
+    id: Any = None
     reasoning_details: Any = None
     thinking_blocks: Any = None
     parsed: Any = Field(default=None, description="Ignored: the content, read by a client.")

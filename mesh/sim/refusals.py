@@ -190,26 +190,28 @@ def _reasons(
     cell: VirtualCell, request: Request, arrival_s: float, now_s: float
 ) -> frozenset[RefusalReason]:
     """Why no place takes the request. Nearest to it is one that would, were it to come now: it has
-    waited there for too long. Then one that lacks memory alone, then one that lacks time alone, by
-    the cases of `Verdict` in their order. Without any place all are full.
+    waited there for too long; where it would be in time even so, its last try was late. Then one
+    that lacks memory alone, then one that lacks time alone, by the cases of `Verdict` in their
+    order. Without any place all are full.
     """
     entry = cell.core.cell.deployments[request.deployment]
     places = list(_places(cell, entry, _entry(cell, entry, request, now_s), now_s))
     if _TAKES in places:
         waited = _places(cell, entry, _entry(cell, entry, request, arrival_s), now_s)
         late = (v for new, (_, v) in zip(places, waited, strict=True) if new == _TAKES)
-        return frozenset(_of(verdict) for verdict in late)
+        return frozenset(reason for verdict in late for reason in _waited(verdict))
     if (False, Verdict.PASSES) in places:
         return frozenset({RefusalReason.MEMORY_FULL})
     said = [verdict for room, verdict in places if room]
     if said:
-        return frozenset({_of(min(said, key=list(Verdict).index))})
+        return frozenset({RefusalReason(min(said, key=list(Verdict).index))})
     return frozenset({RefusalReason.MEMORY_FULL if places else RefusalReason.QUEUE_TIMEOUT})
 
 
-def _of(verdict: Verdict) -> RefusalReason:
-    passes = verdict is Verdict.PASSES
-    return RefusalReason.QUEUE_TIMEOUT if passes else RefusalReason(verdict)
+def _waited(verdict: Verdict) -> tuple[RefusalReason, ...]:
+    if verdict is not Verdict.PASSES:
+        return (RefusalReason(verdict),)
+    return RefusalReason.FIRST_TOKEN_LATE, RefusalReason.QUEUE_TIMEOUT
 
 
 def _places(

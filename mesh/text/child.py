@@ -9,18 +9,15 @@ both directions are described at `read_frame`.
 import json
 import os
 import pickle
-import re
 import resource
 import signal
 import struct
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.domain.errors import InvalidInput, MeshError, ModelError, UnsupportedModel
 from mesh.domain.grammar import Grammar
@@ -32,9 +29,6 @@ TOKENS_MAX = 1 << 21
 """In the answer to one request: above every context that there is."""
 TOKEN_CHARS_MAX = 16 << 10
 """The longest text of one token in a vocabulary: nodes decode some twenty at a time."""
-END = "<|end|>"
-_MARK = re.compile(r"<[^<>\s]{1,64}>")
-"""What may be a special token's name in a grammar."""
 TRIAL_TEXTS = ("Hello, world!\n\n  12345 (é中🙂)", "a" * 2000, " " * 2000, "\n" * 500)
 """What a tokenizer is tried on: words, and the runs on which patterns backtrack."""
 HEAD = struct.Struct("<Icd")
@@ -152,15 +146,7 @@ def _tried(codec: TextCodec, assets: TextAssets) -> dict[str, Any]:
         _unless_refused(
             codec.encode_chat, [ChatMessage(role="system", content="Be brief."), *hello] * 4
         )
-    thinking = codec.thinking("")
-    return {
-        "template_fault": codec.template_fault(),
-        "tool_format": codec.tool_format,
-        "calls_by_tokens": codec.calls_by_tokens,
-        "last_mark_id": codec.last_mark_id,
-        "thinks": codec.thinks,
-        "thinking": None if thinking is None else [thinking.amid, thinking.by_tokens],
-    }
+    return codec.known()
 
 
 def _unless_refused(call: Any, *arguments: Any) -> None:
@@ -189,33 +175,9 @@ def _check_parts(tokenizer_json: bytes) -> None:
 
 
 def _check_grammar(grammar: Grammar) -> None:
-    """Checks a grammar, also by following it over a vocabulary of bytes: what is valid may still
-    take hours to build, as the multiples of a large number do, on a node whose thread cannot be
-    stopped then.
-    """
-    from llguidance import LLMatcher
-
-    from mesh.text.grammars import check_grammar, compiled
+    from mesh.text.grammars import check_grammar  # a child that tokenises needs none
 
     check_grammar(grammar)
-    matcher = LLMatcher(_bytes_and(_MARK.findall(grammar.text)), compiled(grammar), log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        why = next(iter(matcher.get_error().splitlines()), "")
-        raise InvalidInput(f"the {grammar.kind} cannot be kept to: {why}", field="grammar")
-
-
-def _bytes_and(marks: Iterable[str]) -> Any:
-    """A vocabulary for llguidance: bytes, and the special tokens that a grammar may name."""
-    from llguidance import LLTokenizer
-
-    alphabet = {char: n for n, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END, *dict.fromkeys(marks)])
-    return LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(END))
 
 
 _FUNCTIONS: Mapping[str, Any] = {"check_grammar": _check_grammar}

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from mesh.domain.errors import InvalidInput
@@ -38,6 +38,9 @@ _RULE = re.compile(r"^[ \t]*[?!]?([a-zA-Z_]\w*)(?:\.-?\d+)?(?:\[[^\]]*\])?[ \t]*
 _LEFT_OUT = re.compile(r"(?:\[[^][]*\]|(?:\([^()]*\)|[\w\"]+)\s*(?:[?*]|\{\s*0?\s*,[^}]*\}|\{0\}))")
 """What an alternative may do without."""
 _NEVER = "never_"
+_MARK = re.compile(r"<[^<>\s]{1,64}>")
+"""What may be a special token's name."""
+_END = "<|end|>"
 log = logging.getLogger(__name__)
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
@@ -129,7 +132,8 @@ def check_grammar(grammar: Grammar) -> None:
 @lru_cache(maxsize=CHECKED_MAX)
 def _wrong(grammar: Grammar) -> str:
     """What is wrong with it, empty if nothing is. Some faults show only when an answer is begun, so
-    one is: by bytes, and with half of the work allowed that an engine allows for it.
+    one is: by bytes and the special tokens that it may name, and with half of the work allowed that
+    an engine allows for it.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -145,9 +149,9 @@ def _wrong(grammar: Grammar) -> str:
     limits = LLParserLimits(
         initial_lexer_fuel=FUEL_INITIAL, step_lexer_fuel=FUEL_STEP, verbose_errors=False
     )
-    matcher = LLMatcher(_bytes(), text, log_level=0, limits=limits)
-    if "special token" in matcher.get_error():
-        return ""  # which of them there are, only the model's vocabulary knows
+    named = _QUOTED.sub(" ", grammar.text) if grammar.kind is GrammarKind.LARK else ""
+    marks = tuple(dict.fromkeys(_MARK.findall(named)))
+    matcher = LLMatcher(_bytes_and(marks), text, log_level=0, limits=limits)
     for _ in range(BYTES_TRIED):
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or matcher.is_stopped() or not allowed:
@@ -161,11 +165,18 @@ def _wrong(grammar: Grammar) -> str:
     return f"it is too large to be kept to ({said_first or matcher.stop_reason()})"
 
 
-@cache
-def _bytes() -> Any:
+@lru_cache(maxsize=4)
+def _bytes_and(marks: tuple[str, ...]) -> Any:
+    """A vocabulary for llguidance: each byte, and these special tokens."""
     from llguidance import LLTokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    return LLTokenizer("byte")
+    alphabet = {char: n for n, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_END, *marks])
+    return LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(_END))
 
 
 def _can_end(grammar: Grammar) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -149,6 +149,18 @@ class TextCodec:
             except InvalidInput as error:
                 return error.message
         return ""
+
+    def known(self) -> dict[str, Any]:
+        """What a controller keeps of it, as JSON has it."""
+        thinking = self.thinking("")
+        return {
+            "template_fault": self.template_fault(),
+            "tool_format": self.tool_format,
+            "calls_by_tokens": self.calls_by_tokens,
+            "last_mark_id": self.last_mark_id,
+            "thinks": self.thinks,
+            "thinking": None if thinking is None else [thinking.amid, thinking.by_tokens],
+        }
 
     def may_forge(
         self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""

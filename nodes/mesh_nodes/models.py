@@ -26,6 +26,7 @@ from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Lane, Lanes
+from mesh_loader.source_file import check_weights
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
 from mesh_nodes.messenger import call_on
 
@@ -85,6 +86,7 @@ class NodeModels:
         operation = _Operation(operation_id, source, weights)
         self._operations[operation_id] = operation
         try:
+            check_weights(source, weights)
             ticket = operation.ticket = self._imports.join(source, partial(self._tell, operation))
         except MeshError as error:
             self._break(operation, error)

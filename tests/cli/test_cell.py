@@ -126,6 +126,21 @@ def test_a_controller_that_stands_still_is_told_of_once_and_when_it_is_back(
         cell.stop(lambda: True)
 
 
+def test_silence_is_counted_from_the_first_question_that_found_no_answer() -> None:
+    """Nobody looks for 200 s, and then somebody does."""
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        felt = pulse.Pulse(f"127.0.0.1:{hangs.getsockname()[1]}", 0.0, told.append)
+        try:
+            for now_s in (200.0, 209.9):
+                felt.look(now_s)
+            assert told == []
+            felt.look(210.0)
+            assert told[0].startswith("the controller has not answered for 10 s: ")
+        finally:
+            felt.close()
+
+
 def _look_until(cell: LocalCell, look_s: float) -> None:
     while time.monotonic() < look_s:
         cell.check_alive()

@@ -1,6 +1,8 @@
 """Administrative calls over a real server: deploy, get, scale, delete, drain, status, watch."""
 
 import asyncio
+import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from mesh import __version__
-from mesh.domain.deployment import Scaling
+from mesh.controller.registry import SqliteRegistry
+from mesh.domain.deployment import Deployment, Scaling
 from mesh.domain.errors import (
     Cancelled,
     InvalidInput,
@@ -38,6 +41,7 @@ from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import dial
 from mesh.wire.codec import to_wire
+from tests.cli.running import mesh
 from tests.controller.live import (
     ASSETS,
     HELLO,
@@ -66,6 +70,32 @@ async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell)
     assert (await cell.ask(cell.client.get, SPEC.name)).spec == changed
     assert await cell.ask(cell.client.undo, SPEC.name) == "revision 3 serves"
     assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+async def test_a_stored_deployment_whose_chat_template_cannot_be_tried_is_shown_as_failed(
+    tmp_path: Path,
+) -> None:
+    stored = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
+    with closing(SqliteRegistry(tmp_path / "controller")) as registry:
+        registry.store(stored, replace(ASSETS, chat_template=LOOP))
+    async with live_cell(tmp_path) as cell:
+        failed = DeploymentState.FAILED
+        await cell.until(lambda: cell.client.get(SPEC.name).state is failed)
+        why = (await cell.ask(cell.client.get, SPEC.name)).phase
+        assert why.startswith("it takes no texts: the tokenizer and the chat template of ")
+
+        def told(*verb: str) -> str:
+            return mesh(*verb, environ={"MESH_CONTROLLER": cell.address}).out
+
+        assert f"failed       {SPEC.name}: {why}" in await cell.ask(told, "status")
+        as_json = json.loads(await cell.ask(told, "status", "-o", "json"))
+        assert as_json["failed"] == {SPEC.name: why}
+        described = (await cell.ask(told, "describe", SPEC.name)).splitlines()
+        assert ["failure", why] in [line.split(maxsplit=1) for line in described]
+        assert why in await cell.ask(told, "get")
 
 
 BAD: tuple[tuple[dict[str, Any], str], ...] = (

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mesh.controller.node_link import NodeLinks
-from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, Unavailable
+from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.invocation import Finished, Tokens
@@ -28,7 +28,7 @@ from mesh.domain.messages import (
     SubmitRequest,
     UnloadInstance,
 )
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
@@ -307,6 +307,23 @@ async def test_a_deploy_waits_for_no_node_of_another_device(cell: LiveCell) -> N
     with pytest.raises(Unavailable, match="no cpu node is up"):
         await cell.ask(cell.client.deploy, replace(SPEC, devices=(DeviceKind.CPU,)))
     announcer.close()
+
+
+async def test_a_call_that_only_a_starting_node_could_take_is_told_what_that_one_does(
+    cell: LiveCell,
+) -> None:
+    await (await cell.deployed()).leave()
+    await cell.until(lambda: not cell.client.nodes())
+    with pytest.raises(Refused, match=r"no cpu or gpu node is up$"):
+        await cell.answer()
+    announcer = Announcer(cell.address, STARTING)
+    announcer.say("measures precisions", 0.25)
+    await cell.until(lambda: bool(cell.client.nodes()))
+    with pytest.raises(Refused, match="is up yet: one measures precisions, 25% done") as refused:
+        await cell.answer()
+    announcer.close()
+    assert (refused.value.reason, refused.value.retry_after_s) == (RefusalReason.NO_NODE, 5.0)
+    assert refused.value.hint.startswith("try again in 5.0 s; ")
 
 
 async def test_a_node_whose_controller_knows_no_such_call_or_is_not_there_goes_on() -> None:

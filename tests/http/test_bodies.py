@@ -74,6 +74,8 @@ def test_what_a_client_has_read_of_an_answer_comes_back_with_it() -> None:
         "parsed": {},
         "provider_specific_fields": None,
         "annotations": [{"type": "url_citation"}],
+        "citations": ["https://example.org"],
+        "id": "msg_1",
         "audio": None,
         "function_call": None,
         "refusal": None,

@@ -19,7 +19,7 @@ from mesh.domain.errors import (
 )
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
 from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
@@ -169,6 +169,16 @@ async def test_a_failed_import_says_why_with_its_hint(node: Node) -> None:
     broke = await node.event(ImportFailed)
     assert (broke.operation_id, broke.error, broke.hint) == ("op-1", "TornModel", "fetch it again")
     assert "12 of 40" in broke.message
+
+
+async def test_weights_that_an_openvino_ir_cannot_have_are_refused_before_it_is_imported(
+    node: Node, tmp_path: Path
+) -> None:
+    (tmp_path / "openvino_model.xml").touch()
+    node.models.start_import(OperationId("op-1"), f"file://{tmp_path}", WeightPrecision.I8)
+    broke = await node.event(ImportFailed)
+    assert (broke.error, node.importer.begun) == ("UnsupportedModel", [])
+    assert "is an OpenVINO IR" in broke.message
 
 
 async def test_a_failed_preparation_fails_the_import(node: Node) -> None:

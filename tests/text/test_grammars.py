@@ -71,6 +71,7 @@ def test_these_can_be_kept_to(grammar: Grammar) -> None:
         (Grammar(kind=GrammarKind.LARK, text='start: "a" b\nb: (c | b) "b"\nc: b'), "ever end"),
         (Grammar(kind=GrammarKind.LARK, text='start: "x" %json {"$ref": "#"}'), "can ever end"),
         (Grammar(kind=GrammarKind.LARK, text="start: X\nX: /a/ & /b/"), "no answer fits"),
+        (Grammar(kind=GrammarKind.LARK, text="start: <|im_end|> /a{1000000}/"), "too large"),
         (Grammar(kind=GrammarKind.REGEX, text=r"[^\s\S]"), "no answer fits"),
         (Grammar(kind=GrammarKind.REGEX, text="a{1000000}"), "too large"),
         (Grammar(kind=GrammarKind.REGEX, text="(a{1000}){1000}"), "too large"),

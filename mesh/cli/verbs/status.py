@@ -6,6 +6,7 @@ from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain_fields
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.views import CellStatus, PrefetchView
 from mesh.wire.client import MeshClient
 
@@ -17,15 +18,18 @@ def status(form: Format, address: str) -> None:
     """Show whether the cell serves, what it refused, and how its instances keep up."""
     with MeshClient(address) as client:
         found = client.status()
+        failed = [one for one in client.list() if one.state is DeploymentState.FAILED]
         instances = [instance for node in client.nodes() for instance in node.instances]
     if form is not Format.TABLE:
         # `instances` is their number; those that are still loading stand in `by_instance` alone.
         ahead = found.prefetches
         prefetches = {**plain_fields(ahead), "hit_rate": ahead.hit_rate}
         shown = {**plain_fields(found), "prefetches": prefetches, "by_instance": instances}
+        shown["failed"] = {one.spec.name: one.phase for one in failed}
         output.structured(shown, form)
         return
-    output.fields(_fields(address, found))
+    reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
+    output.fields([*_fields(address, found), *reasons])
     if instances:
         output.text("")
         output.table(tables.PACE, instances)

@@ -159,8 +159,8 @@ def _check_state(cell: Cell, entry: DeploymentEntry) -> None:
             hold(known_so, "{} retires, and nobody follows", name)
         case DeploymentState.DELETING:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
-        case DeploymentState.GONE:
-            hold(False, "{} is gone, and in the books", name)
+        case DeploymentState.GONE | DeploymentState.FAILED:
+            hold(False, "{} is {}, and in the books", name, entry.state)
         case _:
             assert_never(entry.state)
 

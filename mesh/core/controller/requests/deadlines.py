@@ -17,7 +17,7 @@ from mesh.core.controller.instances.placement import Demand
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
+from mesh.core.controller.requests.nearest_place import NO_PLACE, Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -42,8 +42,6 @@ GUESSED_SHARE_MOST = 0.5
 due, and no more: an estimate may be off by a multiple, and a request that was never tried is not
 refused by one alone.
 """
-NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
-"""Where every instance is full, and no further one may start."""
 
 
 class LaneEnds:
@@ -288,7 +286,7 @@ def _why(
     if entry.load_failures and not entry.replicas():
         message = f"not loaded within {waited}: {entry.load_error}"
         return Lack(reason=RefusalReason.LOAD_FAILED), message
-    if request.refusals.verdict is Verdict.POLICY:
+    if request.refusals.last is Verdict.POLICY:
         return Lack(reason=RefusalReason.POLICY), request.refusals.message
     if _too_long(ctx, request):
         never = ctx.cell.refusals.latest_start_s(request) == -inf

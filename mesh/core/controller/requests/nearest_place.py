@@ -4,7 +4,8 @@ A place is an instance of its deployment that is not full, loading ones too, or 
 another. Each is asked as if the request came this moment, for what it lacks has nothing to do with
 how long this one has waited. Nearest is, in this order, a place that
 
-1. would take it, late if need be: this one has waited for too long;
+1. would take it, late if need be: this one has waited for too long. One that would be in time even
+   so is refused for what its last try found: it was tried again too late, or not at all;
 2. lacks memory alone, were all that idles there to go;
 3. lacks time alone: for its own first token, else for others', else for all further ones;
 4. lacks both.
@@ -42,11 +43,15 @@ class Lack:
     """The place is an instance that is there."""
 
 
+NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
+"""Where every instance is full and no further one may start, or none was tried."""
+
+
 def lack_of_nearest(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
 ) -> Lack | None:
-    """What the nearest place lacks, or `None` when no place was looked at. Only some of many places
-    are: see `EventContext.looks_left`.
+    """What the nearest place lacks, or `None` when every place is full. Only some of many places
+    are looked at (see `EventContext.looks_left`): without a look, what the last try found holds.
     """
     as_new = RequestEntry(
         original=request.original,
@@ -76,8 +81,7 @@ def lack_of_nearest(
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
             late = _verdict(ctx, entry, place, request, without=reclaim)
-            in_time = late is Verdict.PASSES
-            return Lack(reason=RefusalReason.QUEUE_TIMEOUT if in_time else RefusalReason(late))
+            return _by_last_try(request) if late is Verdict.PASSES else _of_time(late)
         said.append(verdict)
     for place in full:
         if not ctx.looks_left:
@@ -85,8 +89,22 @@ def lack_of_nearest(
         if _verdict(ctx, entry, place, as_new, late=may_be_late) is Verdict.PASSES:
             return _memory_of(place)
     if said:
-        return Lack(reason=RefusalReason(min(said, key=_NEAREST_FIRST.index)))
+        return _of_time(min(said, key=_NEAREST_FIRST.index))
+    if roomy:
+        return _by_last_try(request)
     return _memory_of(full[0]) if full else None
+
+
+def _of_time(verdict: Verdict) -> Lack:
+    return Lack(reason=RefusalReason(verdict))
+
+
+def _by_last_try(request: RequestEntry) -> Lack:
+    """Why it has no place, by the last node that it was tried on; it waited in vain for a try if
+    there was none.
+    """
+    last = request.refusals.last
+    return NO_PLACE if last is None else _of_time(last)
 
 
 def _memory_of(place: Place) -> Lack:

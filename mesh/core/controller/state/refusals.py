@@ -42,8 +42,10 @@ class RequestRefusals:
     """Why the last node that was tried could not compute it in time, on an instance or on one to be
     loaded for it. None: none was tried.
     """
+    last: Verdict | None = None
+    """The latest `verdict` that there was: it stays when the request is tried again."""
     message: str = ""
-    """What the policy said where the verdict is its own."""
+    """What the policy said where that is a reason of its own."""
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
     in_time_as_predicted: bool = False
@@ -67,7 +69,7 @@ class RequestRefusals:
 
     def note(self, said: Verdict | Shortage) -> None:
         """A node cannot compute it in time, or the policy would not have it there."""
-        self.verdict = said if isinstance(said, Verdict) else Verdict.POLICY
+        self.verdict = self.last = said if isinstance(said, Verdict) else Verdict.POLICY
         self.message = "" if isinstance(said, Verdict) else said.message
 
     def keep(self, before: Verdict | None) -> None:

@@ -19,11 +19,12 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel, UnsupportedModel
+from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
 from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
+from mesh_loader.source_file import not_held_as
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
@@ -176,11 +177,7 @@ class Compiler:
             self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
             read_architecture(model_path)
         elif model.weights is not None:
-            raise UnsupportedModel(
-                f"{model_path.name} is an OpenVINO IR, whose weights are what they were exported "
-                f"as and cannot be held as {model.weights}",
-                hint="leave spec.weights out, or deploy the model that it was exported from",
-            )
+            raise not_held_as(model_path.name, model.weights)
         if not self.is_prepared(model, model_path):
             self._check_originals(model_path)
             precision = self._precision(model)

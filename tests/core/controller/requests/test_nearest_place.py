@@ -68,6 +68,17 @@ def test_who_is_not_looked_into_any_more_is_refused_for_the_same_as_the_one_befo
     assert [r.reason for r in refused] == [RefusalReason.TPOT_EXCEEDED] * 2
 
 
+def test_who_is_not_looked_into_and_has_none_before_it_is_refused_for_what_its_last_try_found() -> (
+    None
+):
+    limits = CellLimits(validations_max=1)
+    cell = BusyCell(*(deployment(name) for name in "abcd"), limits=limits)
+    for name, of, tokens in (("r1", "a", 4), ("r2", "b", 4), ("r3", "c", 256), ("r4", "d", 256)):
+        cell.ask(name, of, max_tokens=tokens)
+    refused = refused_later(cell)
+    assert [r.reason for r in refused] == [RefusalReason.TPOT_EXCEEDED] * 2
+
+
 def cell_where_the_weights_go(ttft_s: float) -> CellUnderTest:
     """A node from whose disk a load takes 1 s, and 0.25 s with weights that are there: those of
     `a`, which has to go for `b` as soon as it idles.
