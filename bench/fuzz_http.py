@@ -19,18 +19,26 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from bench.fuzz_protocols import CALL_S_MAX, Findings
 
-_SHARES = {"/v1/chat/completions": 0.5, "/v1/completions": 0.4, "/v1/models/{model}": 0.1}
+_SHARES = {
+    "/v1/chat/completions": 0.4,
+    "/v1/completions": 0.3,
+    "/v1/models/{model}": 0.1,
+    "/tokenize": 0.1,
+    "/detokenize": 0.1,
+}
 """The shares of the cases; paths without anything to vary get a few."""
 _FEW = 2
 _SAID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1, 2]},
 }
 _MEANT = (
     *("messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     *("stream", "stream_options", "response_format", "structured_outputs", "chat_template_kwargs"),
-    *("ignore_eos", "max_completion_tokens", "user", "metadata"),
+    *("ignore_eos", "max_completion_tokens", "user", "metadata", "tokens", "add_special_tokens"),
 )
 _OTHERS_MAX = 3
 """What is drawn of a body that would else be answered: at most so many of these."""

@@ -27,6 +27,7 @@ from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
+from mesh.http.tokens import Detokenize, Tokenize
 from mesh.wire.access import Gate
 
 ABOUT = {
@@ -62,6 +63,12 @@ def application(
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
 
+    async def ping(request: Request) -> Response:
+        return Response()
+
+    async def release(request: Request) -> Response:
+        return Response(encoded({"version": __version__}), media_type="application/json")
+
     async def live(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
@@ -90,7 +97,11 @@ def application(
             methods=["POST"],
         ),
         Route("/v1/models", models.list),
-        Route("/v1/models/{model}", models.get),
+        Route("/v1/models/{model:path}", models.get),
+        Route("/tokenize", Tokenize(gateway, bodies), methods=["POST"]),
+        Route("/detokenize", Detokenize(gateway, bodies), methods=["POST"]),
+        Route("/ping", ping, methods=["GET", "POST"]),
+        Route("/version", release),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

@@ -14,7 +14,7 @@ from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.http.tools import CacheControl, Strict, ToolCall, ToolChoice, Tools
 
-T = TypeVar("T", bound="Body")
+T = TypeVar("T", bound=Strict)
 CONTAINERS_MAX = 16_384
 """Lists and objects of a body. Each takes some 25 µs of the controller's loop to be checked; a
 conversation of a thousand turns with calls of tools has some 6,000.

@@ -10,6 +10,7 @@ from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import GRACE_HEADER
 from mesh.http.models import ModelCard, ModelList
+from mesh.http.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from mesh.wire.own_slo import SLO_HEADERS
 
 _REFUSED = {
@@ -25,16 +26,19 @@ _REFUSED = {
     "500": "A load or an engine failed, or mesh did.",
     "503": "No node, or the controller is stopping.",
 }
+_ALIVE = {"description": "The controller answers."}
 _WHERE = "#/components/schemas/"
 
 
 def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
-    asked = [(model, "validation") for model in (ChatBody, CompletionBody)]
-    answered = [
-        (model, "serialization")
-        for model in (ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList)
-    ]
+    bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    answers = (
+        *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
+        *(Tokenized, Detokenized),
+    )
+    asked = [(model, "validation") for model in bodies]
+    answered = [(model, "serialization") for model in answers]
     _, schemas = models_json_schema([*asked, *answered], ref_template=_WHERE + "{model}")  # type: ignore[list-item]
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
@@ -52,6 +56,10 @@ def document() -> dict[str, Any]:
                     "parameters": [name],
                 }
             },
+            "/tokenize": {"post": _posted(TokenizeBody, Tokenized)},
+            "/detokenize": {"post": _posted(DetokenizeBody, Detokenized)},
+            "/ping": {verb: {"responses": {"200": _ALIVE}} for verb in ("get", "post")},
+            "/version": {"get": _plain("The version of mesh.")},
             "/healthz": {"get": _plain("The controller answers.")},
             "/readyz": {"get": _plain("Calls are taken.", "503")},
             "/metrics": {"get": _metrics()},
@@ -93,6 +101,12 @@ def _generation(
         "requestBody": {"required": True, "content": _json(asked)},
         "responses": {"200": told, **_errors(*_REFUSED)},
     }
+
+
+def _posted(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+    summary = (asked.__doc__ or "").partition("\n")[0]
+    body = {"required": True, "content": _json(asked)}
+    return {**_read(summary, answer, *_REFUSED), "requestBody": body}
 
 
 def _read(summary: str, answer: type[BaseModel], *errors: str) -> dict[str, Any]:
