@@ -50,6 +50,8 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "documents": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "container": (),
+    "mcp_servers": ([],),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
 _SEEDS = 1 << 63

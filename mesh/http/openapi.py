@@ -9,8 +9,10 @@ from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import GRACE_HEADER
+from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
+from mesh.http.messages import Conversation, MessagesBody
 from mesh.http.models import ModelCard, ModelList
-from mesh.http.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
+from mesh.http.tokens import DetokenizeBody, Detokenized, TokenCount, TokenizeBody, Tokenized
 from mesh.wire.own_slo import SLO_HEADERS
 
 _REFUSED = {
@@ -32,10 +34,13 @@ _WHERE = "#/components/schemas/"
 
 def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
-    bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    bodies = (
+        *(ChatBody, CompletionBody, MessagesBody, Conversation),
+        *(TokenizeBody, DetokenizeBody),
+    )
     answers = (
         *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
-        *(Tokenized, Detokenized),
+        *(MessageAnswer, MessageEvent, MessageErrorBody, TokenCount, Tokenized, Detokenized),
     )
     asked = [(model, "validation") for model in bodies]
     answered = [(model, "serialization") for model in answers]
@@ -49,6 +54,10 @@ def document() -> dict[str, Any]:
             "/v1": {"get": _plain("The same.")},
             "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
+            "/v1/messages": {"post": _messages()},
+            "/v1/messages/count_tokens": {
+                "post": _in_messages(_posted(Conversation, TokenCount)),
+            },
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},
             "/v1/models/{model}": {
                 "get": {
@@ -65,10 +74,13 @@ def document() -> dict[str, Any]:
             "/metrics": {"get": _metrics()},
             "/openapi.json": {"get": _plain("This document.")},
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
         "components": {
             "schemas": schemas["$defs"],
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -101,6 +113,19 @@ def _generation(
         "requestBody": {"required": True, "content": _json(asked)},
         "responses": {"200": told, **_errors(*_REFUSED)},
     }
+
+
+def _messages() -> dict[str, Any]:
+    return _in_messages(_generation(MessagesBody, MessageAnswer, MessageEvent))
+
+
+def _in_messages(operation: dict[str, Any]) -> dict[str, Any]:
+    """The same with Anthropic's errors: 529 where OpenAI's protocol has 503."""
+    told = {"200": operation["responses"]["200"]}
+    for status, said in _REFUSED.items():
+        answer = {"description": said, "content": _json(MessageErrorBody)}
+        told["529" if status == "503" else status] = answer
+    return {**operation, "responses": told}
 
 
 def _posted(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:

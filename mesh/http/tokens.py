@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` as vLLM has them: texts and conversations into tokens, and back.
+"""`/tokenize` and `/detokenize` as vLLM has them, `/v1/messages/count_tokens` as Anthropic has it.
 
 Before: the routes. After: the gateway, which counts such a call like any other and tokenises it as
 it does a prompt that is to be answered.
@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, Prompt, TextPrompt
-from mesh.http.asking import chat_prompt, check_built
+from mesh.http.asking import chat_prompt, check_built, invocations
 from mesh.http.bodies import Message, T, read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.logprobs import token_name
+from mesh.http.messages import Conversation, chat_of
 from mesh.http.refusals import encoded
 from mesh.http.together import Gateway
-from mesh.http.tools import Strict, Tools, check_tools, with_tools
+from mesh.http.tools import Strict, Tools, check_tools, offers_tools, with_tools
 
 
 class TokenizeBody(Strict):
@@ -110,6 +111,23 @@ class Detokenize(Answered[DetokenizeBody]):
     async def answer(self, body: DetokenizeBody) -> Detokenized:
         deployment = self._gateway.deployment(DeploymentName(body.model))
         return Detokenized(prompt=await self._gateway.text(deployment, tuple(body.tokens)))
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class CountTokens(Answered[Conversation]):
+    kind = Conversation
+
+    async def answer(self, body: Conversation) -> TokenCount:
+        chat = chat_of(body)
+        (asked,) = invocations(chat)
+        deployment = self._gateway.deployment(asked.deployment)
+        if offers_tools(chat.tools, chat.tool_choice):
+            form = await self._gateway.tool_format(deployment)
+            asked = with_tools(asked, chat.tools or (), None, form, several=True, by_tokens=False)
+        return TokenCount(input_tokens=len(await self._gateway.tokens(asked)))
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

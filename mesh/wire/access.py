@@ -56,6 +56,8 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1": None,
     "/v1/chat/completions": _USERS,
     "/v1/completions": _USERS,
+    "/v1/messages": _USERS,
+    "/v1/messages/count_tokens": _USERS,
     "/v1/models": _USERS,
     "/v1/models/{model:path}": _USERS,
     "/tokenize": _USERS,
