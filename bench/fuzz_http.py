@@ -19,23 +19,39 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from bench.fuzz_protocols import CALL_S_MAX, Findings
 
-_SHARES = {"/v1/chat/completions": 0.5, "/v1/completions": 0.4, "/v1/models/{model}": 0.1}
+_SHARES = {
+    "/v1/chat/completions": 0.3,
+    "/v1/completions": 0.2,
+    "/v1/messages": 0.2,
+    "/v1/messages/count_tokens": 0.1,
+    "/v1/models/{model}": 0.1,
+    "/tokenize": 0.05,
+    "/detokenize": 0.05,
+}
 """The shares of the cases; paths without anything to vary get a few."""
 _FEW = 2
 _SAID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1, 2]},
 }
 _MEANT = (
     *("messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     *("stream", "stream_options", "response_format", "structured_outputs", "chat_template_kwargs"),
-    *("ignore_eos", "max_completion_tokens", "user", "metadata"),
+    *("ignore_eos", "max_completion_tokens", "user", "metadata", "tokens", "add_special_tokens"),
+    *("system", "thinking", "tool_choice", "stop_sequences", "output_config"),
 )
 _OTHERS_MAX = 3
 """What is drawn of a body that would else be answered: at most so many of these."""
-_REFUSALS = frozenset({"no_node", "node_lost", "shutting_down", "unavailable", "load_failed"})
+_REFUSALS = frozenset(
+    {"no_node", "node_lost", "shutting_down", "unavailable", "load_failed", "overloaded_error"}
+)
 """The codes of documented refusals from 500 on; a cell whose node is well has no others."""
+_FAULTS = frozenset({"internal_error", "engine_failed", "api_error"})
 
 
 def fuzz_http(url: str, name: str, *, cases: int, seeded: int) -> Findings:
@@ -112,15 +128,16 @@ def _wrong(case: Any, response: Any) -> list[str]:
     if response.status_code >= 500 and (code := _code(response.text)) not in _REFUSALS:
         wrong.append(f"{code} is no refusal")
     for line in response.text.splitlines():
-        if line.startswith('data: {"error"'):
+        if line.startswith(('data: {"error"', 'data: {"type":"error"')):
             code = _code(line.removeprefix("data: "))
-            if code in ("internal_error", "engine_failed"):
+            if code in _FAULTS:
                 wrong.append(f"{code} in a stream")
     return wrong
 
 
 def _code(text: str) -> str:
     try:
-        return str(json.loads(text)["error"]["code"])
+        error = json.loads(text)["error"]
+        return str(error["code"] if "code" in error else error["type"])
     except (ValueError, KeyError, TypeError):
         return "no error body"

@@ -22,7 +22,7 @@ from mesh.controller.invocation_checks import (
 from mesh.controller.lookup import no_deployment, no_request, seen_by
 from mesh.controller.snapshots import with_failed
 from mesh.controller.stream import ClientStream, Told
-from mesh.controller.tenants import TenantMeter
+from mesh.controller.tenants import Taken, TenantMeter
 from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
@@ -188,6 +188,30 @@ class Gateway:
         """What each of its model's tokens adds to a text."""
         return await self._tokenizers.token_bytes(deployment.model.model_id)
 
+    async def tokens(self, asked: Invocation, *, is_part: bool = False) -> tuple[int, ...]:
+        """The tokens of its prompt, which nobody is asked to continue; a text's with the model's
+        own beginning unless `is_part`. It counts as a call. Raises what `call` does.
+        """
+        with self._open():
+            check_invocation(asked)
+            _, tokens = await self._tokenised(asked, is_part=is_part)
+            return tokens
+
+    async def text(self, deployment: Deployment, token_ids: tuple[int, ...]) -> str:
+        """What so many tokens of its model say as the context holds, special ones by their names.
+        It counts as a call. Raises InvalidInput or Refused.
+        """
+        with self._open():
+            most = deployment.context_tokens_max
+            if len(token_ids) > most:
+                raise Refused(
+                    f"there are {len(token_ids)} tokens; the context of "
+                    f"{deployment.spec.name!r} holds {most}",
+                    reason=RefusalReason.PROMPT_TOO_LONG,
+                )
+            check_token_ids(token_ids, deployment.model.vocabulary_tokens)
+            return await self._tokenizers.text(deployment.model.model_id, token_ids)
+
     async def check_grammar(self, grammar: Grammar) -> None:
         """Raises InvalidInput, with what of it cannot be kept to."""
         await self._tokenizers.check_grammar(grammar)
@@ -204,21 +228,15 @@ class Gateway:
         traced = _UNTRACED
         if self._traces is not None:
             traced = self._traces.call(asked, headers, arrived_s)
-        with traced as trace:
-            self._check_open()
-            self._calls += 1
+        with traced as trace, self._open() as taken:
+            stream = await self._stream(asked, arrived_s)
+            if trace is not None:
+                trace(stream.request)
             try:
-                with self._tenants.call(caller().tenant) as taken:
-                    stream = await self._stream(asked, arrived_s)
-                    if trace is not None:
-                        trace(stream.request)
-                    try:
-                        with self._asked(stream):
-                            yield Call(stream)
-                    finally:
-                        taken.tokens = stream.tokens
+                with self._asked(stream):
+                    yield Call(stream)
             finally:
-                self._calls -= 1
+                taken.tokens = stream.tokens
 
     def requests(self) -> tuple[RequestSnapshot, ...]:
         """Those whose clients wait, the oldest first."""
@@ -302,6 +320,17 @@ class Gateway:
             stream.ended = True
             self._leave(request_id)
 
+    @contextmanager
+    def _open(self) -> Iterator[Taken]:
+        """A call of the caller's, within the limits. Raises Refused."""
+        self._check_open()
+        self._calls += 1
+        try:
+            with self._tenants.call(caller().tenant) as taken:
+                yield taken
+        finally:
+            self._calls -= 1
+
     def _check_open(self) -> None:
         if self.stopping:
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
@@ -342,13 +371,15 @@ class Gateway:
             caller=caller(),
         )
 
-    async def _tokenised(self, asked: Invocation) -> tuple[Deployment, tuple[int, ...]]:
+    async def _tokenised(
+        self, asked: Invocation, *, is_part: bool = False
+    ) -> tuple[Deployment, tuple[int, ...]]:
         """The prompt's tokens, and the revision that they are for: another one may take over while
         they are made.
         """
         for _ in range(REVISIONS_TRIED_MAX):
             deployment = self.deployment(asked.deployment)
-            prompt_tokens = await self._tokens(asked, deployment)
+            prompt_tokens = await self._tokens(asked, deployment, is_part=is_part)
             if self.deployment(asked.deployment).model == deployment.model:
                 return deployment, prompt_tokens
         raise Unavailable(
@@ -356,7 +387,9 @@ class Gateway:
             hint="try again",
         )
 
-    async def _tokens(self, asked: Invocation, deployment: Deployment) -> tuple[int, ...]:
+    async def _tokens(
+        self, asked: Invocation, deployment: Deployment, *, is_part: bool
+    ) -> tuple[int, ...]:
         """The prompt's tokens. One that cannot fit is refused before it is tokenised; one that
         does not fit, by the core.
         """
@@ -376,6 +409,7 @@ class Gateway:
             model.model_id,
             prompt,
             special_tokens_in_content=deployment.spec.special_tokens_in_content,
+            is_part=is_part,
         )
         if max(prompt_tokens) >= model.vocabulary_tokens:
             named = await self._tokenizers.token_bytes(model.model_id)

@@ -34,6 +34,10 @@ FAILED_S = 60.0
 """For so long a model is refused that has failed its trial; then it is tried again."""
 INLINE_CHARS_MAX = 2_000
 """About a millisecond of tokenising."""
+INLINE_TOKENS_MAX = 64
+"""So many are decoded in a few milliseconds, of the longest tokens that there may be, too."""
+CHARS_PER_TOKEN = 32
+"""For the limits of decoding: several times the mean of any vocabulary."""
 TURN_CHARS = 32
 """What a template puts around a turn, in the mean."""
 THINKINGS_MAX = 64
@@ -115,20 +119,22 @@ class Tokenizers:
         prompt: TextPrompt | ChatPrompt,
         *,
         special_tokens_in_content: bool = False,
+        is_part: bool = False,
     ) -> tuple[int, ...]:
-        """The prompt's tokens; those of a chat as `TextCodec.encode_chat` has it. Raises
-        InvalidInput where the chat template does, or for none; Refused where it has to wait for too
-        long, or the model is on hold.
+        """The prompt's tokens; those of a chat as `TextCodec.encode_chat` has it, those of a text
+        with the model's own beginning unless `is_part`. Raises InvalidInput where the chat template
+        does, or for none; Refused where it has to wait for too long, or the model is on hold.
         """
         texts = await self._texts(model_id)
         chars = chars_of(prompt)
         tokens: Any
         match prompt:
             case TextPrompt(text=text):
+                method = "encode_part" if is_part else "encode"
                 if texts.codec is not None and chars <= INLINE_CHARS_MAX:
-                    tokens = texts.codec.encode(text)
+                    tokens = getattr(texts.codec, method)(text)
                 else:
-                    tokens = await self._called(texts, "encode", text, chars=chars)
+                    tokens = await self._called(texts, method, text, chars=chars)
             case ChatPrompt(messages=messages, template_kwargs=kwargs, tools=tools):
                 short = chars + TURN_CHARS * len(messages) <= INLINE_CHARS_MAX
                 asked = (tuple(messages), kwargs, tools)
@@ -147,6 +153,14 @@ class Tokenizers:
         if not tokens:
             raise InvalidInput("the prompt comes to no tokens", hint="give it some text")
         return tuple(tokens)
+
+    async def text(self, model_id: ModelId, token_ids: tuple[int, ...]) -> str:
+        """What the tokens say, special ones by their names. Raises as `tokens` does."""
+        texts = await self._texts(model_id)
+        if texts.codec is not None and len(token_ids) <= INLINE_TOKENS_MAX:
+            return texts.codec.decode(token_ids, special_tokens=True)
+        chars = CHARS_PER_TOKEN * len(token_ids)
+        return str(await self._called(texts, "decode", token_ids, chars=chars))
 
     async def fault(self, model_id: ModelId) -> str:
         """What of the model's texts is refused, and why; empty where nothing is, or where that is

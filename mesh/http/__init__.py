@@ -1,1 +1,1 @@
-"""The edge where clients of OpenAI's protocol come in: HTTP, JSON and its schemas."""
+"""The edge where clients of OpenAI and Anthropic come in: HTTP, JSON and their schemas."""

@@ -64,13 +64,19 @@ class Keys:
             return
         roles = self._roles(request.scope)
         if roles is not None:
-            self._gate.admit(request.headers.get("authorization"), roles)
+            self._gate.admit(_authorization(request), roles)
 
     def _roles(self, scope: Scope) -> frozenset[Role] | None:
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return ROUTES.get(route.path, frozenset({Role.ADMIN}))
         return frozenset({Role.ADMIN})
+
+
+def _authorization(request: Request) -> str | None:
+    """The header, or a key by the header that Anthropic's clients have for it."""
+    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    return f"Bearer {key}" if given is None and key is not None else given
 
 
 def _check_names(request: Request, hosts_allowed: frozenset[str], origins: frozenset[str]) -> None:

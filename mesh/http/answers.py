@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from mesh.domain.invocation import Accepted, Finished, Tokens
+from mesh.domain.invocation import Accepted, Finished, Invocation, Tokens
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ToolFormat
 from mesh.http.logprobs import (
@@ -190,18 +190,20 @@ def _usage(prompt: int, output: int) -> Usage:
 
 
 class Writer:
-    """The chunks of one call's answers, and all of it in one piece. `id_` names the call;
-    `bytes_of` reads tokens whose log-probabilities were asked for.
+    """The chunks of one call's answers, and all of it in one piece. `id_` names the call, `asked`
+    is its first invocation; `bytes_of` reads tokens whose log-probabilities were asked for.
     """
 
     ids: str
     chunk: str
     whole_object: str
+    tells_stops = False
+    """It names the stop string that an answer ended at, which takes `bytes_of`."""
 
     def __init__(
         self,
         id_: str,
-        model: str,
+        asked: Invocation,
         *,
         usage: UsageTold = UsageTold.LAST,
         bytes_of: TokenBytes | None = None,
@@ -211,7 +213,8 @@ class Writer:
         self._prompt_tokens: dict[int, int] = {}
         self._output_tokens: dict[int, int] = {}
         """The output tokens so far, by the answer's number."""
-        self._head = {"id": f"{self.ids}-{id_}", "created": int(time.time()), "model": model}
+        self._head: dict[str, object] = {"id": f"{self.ids}-{id_}", "created": int(time.time())}
+        self._head["model"] = asked.deployment
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
         self._after = b"}\n\n" if usage is UsageTold.NEVER else b',"usage":null}\n\n'
@@ -240,9 +243,12 @@ class Writer:
         left = b"".join([self._chunk(index, delta) for delta in self._last_deltas(index)])
         return left + self._chunk(index, self._delta(None), _quoted(self._finish(index, end)))
 
-    def usage(self, ends: Sequence[Finished]) -> bytes:
+    def closing(self, ends: Sequence[Finished]) -> bytes:
+        """What comes after all answers."""
+        if self._told is UsageTold.NEVER:
+            return DONE
         told = usage_of(ends, self._thought_tokens())
-        return self._last + encoded(told.told()) + b"}\n\n"
+        return self._last + encoded(told.told()) + b"}\n\n" + DONE
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
         """All tokens and `ends` of the answers, in their order."""
@@ -315,12 +321,12 @@ class CompletionWriter(Writer):
     def __init__(
         self,
         id_: str,
-        model: str,
+        asked: Invocation,
         *,
         usage: UsageTold = UsageTold.LAST,
         bytes_of: TokenBytes | None = None,
     ) -> None:
-        super().__init__(id_, model, usage=usage, bytes_of=bytes_of)
+        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
         self._characters: defaultdict[int, Characters] = defaultdict(Characters)
         """By the answer's number."""
 
@@ -342,13 +348,13 @@ class ChatWriter(Writer):
     def __init__(
         self,
         id_: str,
-        model: str,
+        asked: Invocation,
         *,
         usage: UsageTold = UsageTold.LAST,
         bytes_of: TokenBytes | None = None,
         reading: Reading = NOTHING_ELSE,
     ) -> None:
-        super().__init__(id_, model, usage=usage, bytes_of=bytes_of)
+        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
         self._reading = reading
         self._readers: dict[int, AnswerReader] = {}
         """By the answer's number."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,23 +20,34 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
-from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.generation import Generation
 from mesh.http.lingering import Lingering
+from mesh.http.message_answers import MessageWriter
+from mesh.http.messages import read_messages
 from mesh.http.models import Models
 from mesh.http.openapi import document
-from mesh.http.refusals import body_of, encoded, status_and_code
+from mesh.http.refusals import dialect_of, encoded, status_and_code
 from mesh.http.together import Gateway
+from mesh.http.tokens import CountTokens, Detokenize, Tokenize
 from mesh.wire.access import Gate
 
 ABOUT = {
     "name": "mesh",
     "version": __version__,
-    "description": "LLM inference by OpenAI's protocol: clients take the path /v1 as their base.",
+    "description": "LLM inference by the protocols of OpenAI, whose clients take the path /v1 as "
+    "their base, and of Anthropic.",
     "documentation": "/openapi.json",
 }
-EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "x-slo-grace-ms")
+EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-slo-grace-ms",
+)
 """Headers of answers that pages of other origins may read."""
 
 
@@ -62,6 +74,12 @@ def application(
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
 
+    async def ping(request: Request) -> Response:
+        return Response()
+
+    async def release(request: Request) -> Response:
+        return Response(encoded({"version": __version__}), media_type="application/json")
+
     async def live(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
@@ -81,16 +99,26 @@ def application(
         Route("/v1", what),
         Route(
             "/v1/chat/completions",
-            Generation(gateway, ChatBody, ChatWriter, bodies),
+            Generation(gateway, partial(read, ChatBody), ChatWriter, bodies),
             methods=["POST"],
         ),
         Route(
             "/v1/completions",
-            Generation(gateway, CompletionBody, CompletionWriter, bodies),
+            Generation(gateway, partial(read, CompletionBody), CompletionWriter, bodies),
             methods=["POST"],
         ),
+        Route(
+            "/v1/messages",
+            Generation(gateway, read_messages, MessageWriter, bodies),
+            methods=["POST"],
+        ),
+        Route("/v1/messages/count_tokens", CountTokens(gateway, bodies), methods=["POST"]),
         Route("/v1/models", models.list),
-        Route("/v1/models/{model}", models.get),
+        Route("/v1/models/{model:path}", models.get),
+        Route("/tokenize", Tokenize(gateway, bodies), methods=["POST"]),
+        Route("/detokenize", Detokenize(gateway, bodies), methods=["POST"]),
+        Route("/ping", ping, methods=["GET", "POST"]),
+        Route("/version", release),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),
@@ -132,8 +160,10 @@ def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:
 async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _told(NotFound(f"there is no {request.url.path}"), 404, "not_found")
+        missing = NotFound(f"there is no {request.url.path}")
+        return _told(request, missing, 404, "not_found")
     response = _told(
+        request,
         InvalidInput(f"{request.method} {request.url.path}: {error.detail}"),
         error.status_code,
         "method_not_allowed" if error.status_code == 405 else "invalid_request",
@@ -148,14 +178,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 def _keyless(request: Request, error: Exception) -> Response:
     assert isinstance(error, MeshError)
-    return _told(error, *status_and_code(error))
+    return _told(request, error, *status_and_code(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     fault = MeshError(f"unexpected {type(error).__name__}: {error}")
-    return _told(fault, *status_and_code(fault))
+    return _told(request, fault, *status_and_code(fault))
 
 
-def _told(error: MeshError, status: int, code: str) -> Response:
-    body = encoded(body_of(error, status=status, code=code))
-    return Response(body, status, media_type="application/json")
+def _told(request: Request, error: MeshError, status: int, code: str) -> Response:
+    status, body = dialect_of(request.url.path).refusal(error, status, code)
+    return Response(encoded(body), status, media_type="application/json")

@@ -18,7 +18,7 @@ from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, T
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, TextPart
-from mesh.http.tools import calls_of, check_tools, requires_call
+from mesh.http.tools import Strict, calls_of, check_tools, requires_call
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 from mesh.wire.own_slo import own_limits_s
 
@@ -50,6 +50,8 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "documents": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "container": (),
+    "mcp_servers": ([],),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
 _SEEDS = 1 << 63
@@ -58,7 +60,7 @@ _OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
 
 def invocations(body: Body) -> tuple[Invocation, ...]:
     """One for each prompt of the body. Raises InvalidInput."""
-    _check_built(body)
+    check_built(body)
     asked = Invocation(
         deployment=DeploymentName(body.model),
         prompt=TextPrompt(text=""),
@@ -150,7 +152,8 @@ def _grammar(body: Body) -> Grammar | None:
     return json_grammar(wanted.json_schema.schema_)
 
 
-def _check_built(body: Body) -> None:
+def check_built(body: Strict) -> None:
+    """Raises InvalidInput for a member that would change the answer, and is not built."""
     for field, nothing in NOT_BUILT.items():
         value = getattr(body, field, None)
         if value is not None and value not in nothing:
@@ -192,15 +195,17 @@ def _prompts(body: Body) -> Sequence[Prompt]:
     match body:
         case ChatBody():
             check_tools(body.tools, body.tool_choice)
-            messages = tuple(map(_message, body.messages))
-            kwargs = body.chat_template_kwargs
-            return (
-                ChatPrompt(messages=messages, template_kwargs=json.dumps(kwargs) if kwargs else ""),
-            )
+            return (chat_prompt(body.messages, body.chat_template_kwargs),)
         case CompletionBody():
             return _continued(body.prompt)
         case _:
             raise TypeError(type(body))
+
+
+def chat_prompt(messages: Sequence[Message], kwargs: Mapping[str, Any] | None) -> ChatPrompt:
+    """A conversation; `kwargs` are those of the chat template."""
+    told = json.dumps(kwargs) if kwargs else ""
+    return ChatPrompt(messages=tuple(map(_message, messages)), template_kwargs=told)
 
 
 def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:

@@ -14,7 +14,8 @@ from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.http.tools import CacheControl, Strict, ToolCall, ToolChoice, Tools
 
-T = TypeVar("T", bound="Body")
+T = TypeVar("T", bound=Strict)
+_SHOWN_CHARS = 100
 CONTAINERS_MAX = 16_384
 """Lists and objects of a body. Each takes some 25 µs of the controller's loop to be checked; a
 conversation of a thousand turns with calls of tools has some 6,000.
@@ -264,6 +265,8 @@ def _invalid(wrong: ErrorDetails, data: Any) -> InvalidInput:
     if wrong["type"] == "missing":
         return InvalidInput(f"the body lacks {field}", field=field)
     said = wrong["msg"]
+    if wrong["type"] == "literal_error" and isinstance(wrong["input"], str):
+        said += f", not {wrong['input'][:_SHOWN_CHARS]!r}"
     return InvalidInput(f"{field}: {said[:1].lower()}{said[1:]}", field=field)
 
 

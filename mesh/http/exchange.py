@@ -1,7 +1,7 @@
 """One HTTP request: its body read within bounds, its client watched, its answer written.
 
 Before: the server, by ASGI. After: an endpoint, which asks for the body and writes what comes.
-An error before the answer has begun is a status; later it is an event, and there is no [DONE].
+An error before the answer has begun is a status; later it is an event, the last one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refuse
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
 from mesh.domain.reasons import RefusalReason
-from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, status_and_code
+from mesh.http.refusals import JSON, Header, dialect_of, encoded, retry_headers, status_and_code
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
@@ -74,6 +74,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, bodies: Bodies) -> None:
         self._bodies = bodies
         self._scope = scope
+        self._dialect = dialect_of(scope["path"])
         self._receive = receive
         self._send = send
         self._left = False
@@ -233,7 +234,10 @@ class Exchange:
     async def _fail(self, error: MeshError, status: int, code: str) -> None:
         if self._left:
             return
-        told = encoded(body_of(error, status=status, code=code, context_tokens=self.context_tokens))
+        status, body = self._dialect.refusal(
+            error, status, code, context_tokens=self.context_tokens, request_id=self.request_id
+        )
+        told = encoded(body)
         try:
             async with asyncio.timeout(END_S_MAX):
                 if self.begun:
@@ -262,4 +266,5 @@ class Exchange:
         return (*self._id_header(), *grace)
 
     def _id_header(self) -> tuple[Header, ...]:
-        return ((b"x-request-id", self.request_id.encode()),) if self.request_id else ()
+        names = self._dialect.id_headers if self.request_id else ()
+        return tuple((name, self.request_id.encode()) for name in names)

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: one endpoint, with two schemas and two writers.
+"""`/v1/completions`, `/v1/chat/completions`, `/v1/messages`: one endpoint, several writers.
 
 The status waits for the first token, so that a refusal is one. Before: the routes. After: the
 gateway is asked, and what it yields is written as a stream or whole.
@@ -22,9 +22,9 @@ from mesh.domain.invocation import (
     check_complete,
 )
 from mesh.domain.text import ToolFormat
-from mesh.http.answers import DONE, UsageTold, Writer
+from mesh.http.answers import UsageTold, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
-from mesh.http.bodies import Body, ChatBody, read
+from mesh.http.bodies import Body, ChatBody
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools, requires_call
@@ -39,27 +39,27 @@ class Generation:
     """An ASGI application."""
 
     def __init__(
-        self, gateway: Gateway, body: type[Body], writer: type[Writer], bodies: Bodies
+        self, gateway: Gateway, body: Callable[[bytes], Body], writer: type[Writer], bodies: Bodies
     ) -> None:
         self._gateway = gateway
         self._bodies = bodies
-        self._body = body
+        self._read = body
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
             async with exchange.body() as raw:
-                body = read(self._body, raw)
+                body = self._read(raw)
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
             bytes_of = None
-            if asked[0].logprobs is not None:
+            if asked[0].logprobs is not None or (self._writer.tells_stops and asked[0].stop):
                 bytes_of = await self._gateway.token_bytes(deployment)
-            write = partial(self._writer, model=body.model, bytes_of=bytes_of)
+            write = partial(self._writer, asked=asked[0], bytes_of=bytes_of)
             try:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
@@ -68,9 +68,8 @@ class Generation:
                     gateway, named, headers = self._gateway, exchange.named, exchange.headers
                     async with together(gateway, asked, named, headers) as events:
                         if body.stream:
-                            usage = _usage_told(body)
-                            told = partial(write, usage=usage)
-                            await self._stream(told, usage, events, exchange)
+                            told = partial(write, usage=_usage_told(body))
+                            await self._stream(told, events, exchange)
                         else:
                             await self._whole(write, len(asked), events, exchange)
             except InvalidInput as error:
@@ -95,9 +94,7 @@ class Generation:
         alone = form is not ToolFormat.NONE and requires_call(body.tool_choice)
         return Reading(thinking, form, calls_alone=alone), asked
 
-    async def _stream(
-        self, write: NewWriter, usage: UsageTold, events: Numbered, exchange: Exchange
-    ) -> None:
+    async def _stream(self, write: NewWriter, events: Numbered, exchange: Exchange) -> None:
         writer: Writer | None = None
         opened: set[int] = set()
         ends: list[Finished] = []
@@ -123,8 +120,8 @@ class Generation:
                 await exchange.stream(chunk)
             elif chunk:
                 await exchange.write(chunk)
-        last = writer.usage(ends) if writer and usage is not UsageTold.NEVER else b""
-        await exchange.end(last + DONE)
+        assert writer is not None, "an answer has at least one event"
+        await exchange.end(writer.closing(ends))
 
     async def _whole(
         self, write: NewWriter, answers: int, events: Numbered, exchange: Exchange

@@ -71,9 +71,9 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """`characters`: those of the answer's earlier tokens are counted."""
     parts = [bytes_of(token_id) for token_id in tokens.token_ids]
-    texts = [_name(part) for part in parts]
+    texts = [token_name(part) for part in parts]
     tops = [
-        {_name(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
+        {token_name(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
         | {text: _finite(told.logprob)}
         for text, told in zip(texts, tokens.logprobs, strict=True)
     ]
@@ -89,7 +89,8 @@ def _told(token: bytes, logprob: float) -> TopLogprob:
     return TopLogprob(token=_text(token), logprob=_finite(logprob), bytes=list(token))
 
 
-def _name(token: bytes) -> str:
+def token_name(token: bytes) -> str:
+    """Its text; of one that is a part of a character, its bytes."""
     try:
         return token.decode()
     except UnicodeDecodeError:

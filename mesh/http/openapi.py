@@ -9,7 +9,10 @@ from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import GRACE_HEADER
+from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
+from mesh.http.messages import Conversation, MessagesBody
 from mesh.http.models import ModelCard, ModelList
+from mesh.http.tokens import DetokenizeBody, Detokenized, TokenCount, TokenizeBody, Tokenized
 from mesh.wire.own_slo import SLO_HEADERS
 
 _REFUSED = {
@@ -25,16 +28,22 @@ _REFUSED = {
     "500": "A load or an engine failed, or mesh did.",
     "503": "No node, or the controller is stopping.",
 }
+_ALIVE = {"description": "The controller answers."}
 _WHERE = "#/components/schemas/"
 
 
 def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
-    asked = [(model, "validation") for model in (ChatBody, CompletionBody)]
-    answered = [
-        (model, "serialization")
-        for model in (ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList)
-    ]
+    bodies = (
+        *(ChatBody, CompletionBody, MessagesBody, Conversation),
+        *(TokenizeBody, DetokenizeBody),
+    )
+    answers = (
+        *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
+        *(MessageAnswer, MessageEvent, MessageErrorBody, TokenCount, Tokenized, Detokenized),
+    )
+    asked = [(model, "validation") for model in bodies]
+    answered = [(model, "serialization") for model in answers]
     _, schemas = models_json_schema([*asked, *answered], ref_template=_WHERE + "{model}")  # type: ignore[list-item]
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
@@ -45,6 +54,10 @@ def document() -> dict[str, Any]:
             "/v1": {"get": _plain("The same.")},
             "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
+            "/v1/messages": {"post": _messages()},
+            "/v1/messages/count_tokens": {
+                "post": _in_messages(_posted(Conversation, TokenCount)),
+            },
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},
             "/v1/models/{model}": {
                 "get": {
@@ -52,15 +65,22 @@ def document() -> dict[str, Any]:
                     "parameters": [name],
                 }
             },
+            "/tokenize": {"post": _posted(TokenizeBody, Tokenized)},
+            "/detokenize": {"post": _posted(DetokenizeBody, Detokenized)},
+            "/ping": {verb: {"responses": {"200": _ALIVE}} for verb in ("get", "post")},
+            "/version": {"get": _plain("The version of mesh.")},
             "/healthz": {"get": _plain("The controller answers.")},
             "/readyz": {"get": _plain("Calls are taken.", "503")},
             "/metrics": {"get": _metrics()},
             "/openapi.json": {"get": _plain("This document.")},
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
         "components": {
             "schemas": schemas["$defs"],
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -93,6 +113,25 @@ def _generation(
         "requestBody": {"required": True, "content": _json(asked)},
         "responses": {"200": told, **_errors(*_REFUSED)},
     }
+
+
+def _messages() -> dict[str, Any]:
+    return _in_messages(_generation(MessagesBody, MessageAnswer, MessageEvent))
+
+
+def _in_messages(operation: dict[str, Any]) -> dict[str, Any]:
+    """The same with Anthropic's errors: 529 where OpenAI's protocol has 503."""
+    told = {"200": operation["responses"]["200"]}
+    for status, said in _REFUSED.items():
+        answer = {"description": said, "content": _json(MessageErrorBody)}
+        told["529" if status == "503" else status] = answer
+    return {**operation, "responses": told}
+
+
+def _posted(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+    summary = (asked.__doc__ or "").partition("\n")[0]
+    body = {"required": True, "content": _json(asked)}
+    return {**_read(summary, answer, *_REFUSED), "requestBody": body}
 
 
 def _read(summary: str, answer: type[BaseModel], *errors: str) -> dict[str, Any]:

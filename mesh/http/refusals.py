@@ -1,12 +1,13 @@
-"""An error of the tree as HTTP clients of OpenAI's protocol understand it: status, headers, body.
+"""An error of the tree as HTTP clients understand it, each in its protocol: status, headers, body.
 
-Official clients obey `x-should-retry`, `retry-after-ms` and `Retry-After`, in this order; LiteLLM
-tells a prompt that is too long by the message.
+Official clients of both obey `x-should-retry`, `retry-after-ms` and `Retry-After`, in this order;
+LiteLLM tells a prompt that is too long by the message.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from mesh.domain.errors import InvalidInput, MeshError, Refused
@@ -17,6 +18,20 @@ Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
 _TYPES = {429: "rate_limit_error"}
 """By status; of the others, those below 500 are the caller's, the rest are ours."""
+
+
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""Anthropic's, likewise."""
 
 
 def status_and_code(error: MeshError) -> tuple[int, str]:
@@ -39,6 +54,54 @@ def body_of(
         "code": code,
     }
     return {"error": {**told, "hint": error.hint} if error.hint else told}
+
+
+def _openai(
+    error: MeshError,
+    status: int,
+    code: str,
+    *,
+    context_tokens: int | None = None,
+    request_id: str = "",
+) -> tuple[int, dict[str, Any]]:
+    return status, body_of(error, status=status, code=code, context_tokens=context_tokens)
+
+
+def _anthropic(
+    error: MeshError,
+    status: int,
+    code: str,
+    *,
+    context_tokens: int | None = None,
+    request_id: str = "",
+) -> tuple[int, dict[str, Any]]:
+    """Clients tell a prompt that is too long by the message, which alone has room for a hint."""
+    status = 529 if status == 503 else status
+    long = code == "context_length_exceeded"
+    message = f"prompt is too long: {error.message}" if long else error.message
+    other = "invalid_request_error" if status < 500 else "api_error"
+    told = {
+        "type": _MESSAGES_TYPES.get(status, other),
+        "message": f"{message} ({error.hint})" if error.hint else message,
+    }
+    return status, {"type": "error", "error": told, "request_id": request_id or None}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a protocol tells of errors, and the headers in which it tells a request's id."""
+
+    refusal: Callable[..., tuple[int, dict[str, Any]]]
+    id_headers: tuple[bytes, ...]
+
+
+_OPENAI = Dialect(_openai, (b"x-request-id",))
+_ANTHROPIC = Dialect(_anthropic, (b"x-request-id", b"request-id"))
+
+
+def dialect_of(path: str) -> Dialect:
+    """Anthropic's for its own paths, OpenAI's for all others."""
+    return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI
 
 
 def encoded(value: Any) -> bytes:

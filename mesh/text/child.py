@@ -119,6 +119,8 @@ def _called(codecs: dict[bytes, TextCodec], request: Request) -> Any:
     if request.method == "thinking":
         thinking = codec.thinking(*request.arguments)
         return None if thinking is None else [thinking.amid, thinking.by_tokens]
+    if request.method == "decode":
+        return codec.decode(*request.arguments, special_tokens=True)
     if request.method == "vocabulary":
         return [codec.token_bytes(token).hex() for token in range(codec.vocabulary_tokens)]
     tokens = getattr(codec, request.method)(*request.arguments)

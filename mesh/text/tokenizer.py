@@ -188,13 +188,15 @@ class TextCodec:
             return None  # whoever asks with these is told why
         return thoughts.thinking_after(prompt, by_tokens=self._has_marks)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD.
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        """The text of the tokens, with special ones by their names or without them. Incomplete
+        characters become U+FFFD.
 
         Raises ModelError where the tokenizer's decoder fails.
         """
         try:
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+            skipped = not special_tokens
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=skipped))
         except BaseException as error:
             _raise_unless_of_library(error)
             raise ModelError(f"the tokenizer cannot decode tokens: {error}") from None

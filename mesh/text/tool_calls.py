@@ -298,7 +298,7 @@ def with_objects(calls: Sequence[Any]) -> list[Any]:
     to where it was cut.
     """
     return [
-        {**call, "function": {**call["function"], "arguments": _begun(arguments)}}
+        {**call, "function": {**call["function"], "arguments": begun_object(arguments)}}
         if isinstance(arguments := _arguments_in(call), str)
         else call
         for call in calls
@@ -310,7 +310,7 @@ def _arguments_in(call: Any) -> Any:
     return function.get("arguments") if isinstance(function, dict) else None
 
 
-def _begun(text: str) -> dict[str, Any]:
+def begun_object(text: str) -> dict[str, Any]:
     """An object of which this is the beginning; an empty one where it is that of none. The library
     is imported here alone: a command's start would have it, too.
     """

@@ -56,11 +56,17 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1": None,
     "/v1/chat/completions": _USERS,
     "/v1/completions": _USERS,
+    "/v1/messages": _USERS,
+    "/v1/messages/count_tokens": _USERS,
     "/v1/models": _USERS,
-    "/v1/models/{model}": _USERS,
+    "/v1/models/{model:path}": _USERS,
+    "/tokenize": _USERS,
+    "/detokenize": _USERS,
     "/metrics": _OPERATORS,
     "/healthz": None,
     "/readyz": None,
+    "/ping": None,
+    "/version": None,
     "/openapi.json": None,
 }
 """The roles that may call each route; `None` lets anyone call it, without a key."""

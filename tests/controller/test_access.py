@@ -180,7 +180,10 @@ async def test_every_route_is_closed_to_whoever_may_not_ask_it(
         told = requests.request(verb, url, headers=headers, json={}, timeout=WAIT_S_MAX)
         if told.status_code == 401:
             assert told.headers["www-authenticate"] == "Bearer"
-            assert told.json()["error"]["code"] == "invalid_api_key"
+            error = told.json()["error"]
+            anthropic = path.startswith("/v1/messages")
+            assert anthropic or error["code"] == "invalid_api_key"
+            assert not anthropic or error["type"] == "authentication_error"
         return told.status_code
 
     for path in (*ROUTES, "/nowhere"):
@@ -192,6 +195,20 @@ async def test_every_route_is_closed_to_whoever_may_not_ask_it(
             found = await asyncio.to_thread(status, path, key)
             assert (found == 403) == (roles is not None and role not in roles), (path, role)
         assert await asyncio.to_thread(status, path, keys.admin) not in (401, 403)
+
+
+async def test_a_key_may_come_as_anthropics_clients_send_it(cell: tuple[LiveCell, Keys]) -> None:
+    live, keys = cell
+    body = {"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    for key, status in ((keys.a, 404), (keys.revoked, 401), (keys.node, 403)):
+        told = await asyncio.to_thread(
+            requests.post,
+            f"http://{live.http}/v1/messages",
+            json=body,
+            headers={"x-api-key": key},
+            timeout=WAIT_S_MAX,
+        )
+        assert told.status_code == status, told.text
 
 
 async def test_nothing_of_another_tenant_is_seen_called_cancelled_or_deleted(

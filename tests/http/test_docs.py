@@ -1,4 +1,4 @@
-"""The commands of docs/openai.md do what it says they do."""
+"""The commands of docs/openai.md and docs/anthropic.md do what it says they do."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ from mesh.domain.ids import DeploymentName
 from tests.controller.live import SPEC
 from tests.http.edge import Edge
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "openai.md"
-SHOWN = re.compile(r"^\$ (curl .*?)\n(?=[{\[d])(.*?)$", re.M | re.S)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SHOWN = re.compile(r"^\$ (curl .*?)\n(?=[{\[de])(.*?)$", re.M | re.S)
 
 
 def members(value: Any) -> Any:
@@ -27,17 +27,19 @@ def members(value: Any) -> Any:
 
 
 def first(output: str) -> Any:
-    """The first JSON value, whole or an event's."""
-    return json.loads(output.splitlines()[0].removeprefix("data: "))
+    """The first JSON value, whole or an event's; else its name."""
+    line = output.splitlines()[0]
+    return line if line.startswith("event: ") else json.loads(line.removeprefix("data: "))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-async def test_the_commands_answer_what_is_shown(http: Edge) -> None:
+@pytest.mark.parametrize(("page", "commands"), [("openai.md", 4), ("anthropic.md", 3)])
+async def test_the_commands_answer_what_is_shown(http: Edge, page: str, commands: int) -> None:
     await http.cell.node()
     spec = replace(SPEC, name=DeploymentName("chat-small"))
     await http.cell.ask(http.cell.client.deploy, spec)
-    shown = SHOWN.findall(DOC.read_text())
-    assert len(shown) == 4
+    shown = SHOWN.findall((DOCS / page).read_text())
+    assert len(shown) == commands
     for command, output in shown:
         ours = command.replace("http://127.0.0.1:8070", http.url)
         ran = await asyncio.to_thread(
