@@ -27,7 +27,6 @@ Run = Callable[..., "Report"]
 
 HELP = {
     "beside": "another checkout, which is measured as well",
-    "clients": "clients that leave at once",
     "deployments": "deployments",
     "join_ms": "how long the controller joins tokens, as --join-ms of mesh controller",
     "journal": "keep the controller's journal in this file",
