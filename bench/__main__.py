@@ -13,6 +13,8 @@ from pathlib import Path
 
 from bench.cells import MESH
 from bench.harness import all_of, performed
+from bench.live import perform
+from bench.scenario import read_scenario
 
 COMMANDS = {
     "fidelity": "How true the simulator is: a live cell beside a simulation of it.",
@@ -24,10 +26,15 @@ COMMANDS = {
 def sentences() -> dict[str, str]:
     """What each benchmark measures, by its name: the first sentence of its module's docstring."""
     found = {
-        name: (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-        for name, path in all_of(Path(__file__).parent).items()
+        name: _about(path).splitlines()[0] for name, path in all_of(Path(__file__).parent).items()
     }
     return dict(sorted((found | COMMANDS).items()))
+
+
+def _about(path: Path) -> str:
+    if path.suffix == ".toml":
+        return read_scenario(path).about
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: there is no benchmark {name}", file=sys.stderr)
         print("hint: python -m bench lists them", file=sys.stderr)
         return 2
+    if path.suffix == ".toml":
+        return performed(name, perform, _about(path), rest, path)
     try:
         module = import_module(f"bench.{path.stem}")
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from bench.demo_model import demo_gguf
-from bench.fleet_workload import Kind, Scene, Span
+from bench.spans import Kind, Span
 from mesh.cli import children
 from mesh.cli.cell_plan import free_address
 from mesh.domain.errors import Unavailable
@@ -21,24 +21,27 @@ POLL_S = 0.1
 
 
 def swapped(
-    scene: Scene, calls: Sequence[Call], folder: Path, call_s_max: float
+    calls: Sequence[Call],
+    folder: Path,
+    *,
+    resident_max: int,
+    preloaded: Sequence[str],
+    call_s_max: float,
 ) -> tuple[list[Answer], list[Span]]:
-    """Offer a fresh swapper these calls. Where all are resident, they are so before the first, and
-    computed side by side; else one call at a time has all cores.
+    """Offer a fresh swapper these calls. Those that are loaded before the first one are computed
+    side by side; where there are none, one call at a time has all cores.
 
     Raises Unavailable when it ends or does not start.
     """
     address, spans = free_address("127.0.0.1:0"), folder / "spans.json"
-    at_once = CALLS_AT_ONCE_MAX if scene.resident else 1
     arguments = {
         "--gguf": demo_gguf(),
         "--listen": address,
-        "--resident-max": scene.resident_max,
-        "--at-once": at_once,
+        "--resident-max": resident_max,
+        "--at-once": CALLS_AT_ONCE_MAX if preloaded else 1,
         "--spans": spans,
     }
     words = [str(word) for pair in arguments.items() for word in pair]
-    preloaded = scene.names() if scene.resident else []
     child = children.start(
         "the swapper", "bench.fleet_swapper", [*words, *preloaded], folder / "swapper.log"
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc.aio
 
-from bench.fleet_workload import Kind, Span
+from bench.spans import Kind, Span
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1 import inference_pb2_grpc
 from mesh.wire.channel import bind, server_options

@@ -55,6 +55,14 @@ class Resident:
     high_water_bytes: int = 0
     """The most at any time, by the system's own account."""
 
+    @property
+    def rss_share_max(self) -> float:
+        return self.rss_bytes_max / max(self.limit_bytes, 1)
+
+    @property
+    def high_water_share(self) -> float:
+        return self.high_water_bytes / max(self.limit_bytes, 1)
+
     def note(self, status: str) -> None:
         """One reading of /proc/PID/status. One without memory, of a process that ends, is none."""
         found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
