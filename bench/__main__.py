@@ -7,14 +7,13 @@ A benchmark's last line is one JSON object, and its exit code is 1 when a target
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from bench.cells import MESH
 from bench.harness import all_of, performed
-from bench.live import perform
-from bench.scenario import read_scenario
 
 COMMANDS = {
     "fidelity": "How true the simulator is: a live cell beside a simulation of it.",
@@ -33,7 +32,7 @@ def sentences() -> dict[str, str]:
 
 def _about(path: Path) -> str:
     if path.suffix == ".toml":
-        return read_scenario(path).about
+        return str(tomllib.loads(path.read_text())["about"])
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
@@ -51,15 +50,15 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: there is no benchmark {name}", file=sys.stderr)
         print("hint: python -m bench lists them", file=sys.stderr)
         return 2
-    if path.suffix == ".toml":
-        return performed(name, perform, _about(path), rest, path)
+    scenario = path.suffix == ".toml"
     try:
-        module = import_module(f"bench.{path.stem}")
+        module = import_module("bench.live" if scenario else f"bench.{path.stem}")
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed here", file=sys.stderr)
         print(f"hint: make bench-{name} installs what the benchmark needs", file=sys.stderr)
         return 2
-    return performed(name, module.run, module.__doc__ or "", rest)
+    run, given = (module.perform, [path]) if scenario else (module.run, [])
+    return performed(name, run, _about(path), rest, *given)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from bench.audit import audit
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
 from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
-from bench.fleet_peer import swapped
+from bench.fleet_swapper import swapped
 from bench.harness import Report, Table, rounded, show_status
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
@@ -33,7 +33,6 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.core.controller.core import ControllerCore
-from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
 from mesh.domain.ids import DeploymentName
@@ -213,14 +212,12 @@ class Stage:
         for (calls, _), load in zip(sent, loads, strict=True):
             show_status(f"{scene.name}, {load.name}: {len(calls)} calls to its peer")
             names = [spec.name for spec in scene.specs()]
-            with tempfile.TemporaryDirectory() as folder:
-                answers, spans = swapped(
-                    calls,
-                    Path(folder),
-                    resident_max=scene.cell.memory_for or len(names),
-                    preloaded=names if scene.resident else (),
-                    call_s_max=scene.call_s_max,
-                )
+            answers, spans = swapped(
+                calls,
+                resident_max=scene.cell.memory_for or len(names),
+                preloaded=names if scene.resident else (),
+                call_s_max=scene.call_s_max,
+            )
             made = _about(load, Played(judged=judge(calls, answers), spans=spans))
             found.append((calls, made))
         return found
@@ -256,13 +253,12 @@ class Stage:
             return home
         home.mkdir()
         specs, store = scene.specs(cell), self._store(scene)
-        if scene.surveyed:
-            profiled = self._folder / f"profiled-{cell.weights or 'default'}"
-            if not profiled.exists():
-                profiled.mkdir()
-                self._survey(profiled, replace(specs[0], name=PROFILED), store)
-            _copy(profiled, home)
         with local_cell(home=home, store=store) as local, MeshClient(local.address) as client:
+            if scene.surveyed:
+                model = replace(specs[0], name=PROFILED, source=own_source(PROFILED))
+                client.deploy(model)
+                measured_profile(local.address, PROFILED, show_status)
+                client.delete(PROFILED)
             for spec in specs:
                 show_status(f"{scene.name}: deploy {spec.name}")
                 client.deploy(spec)
@@ -273,12 +269,6 @@ class Stage:
                     model_id = deployment.model.model_id
                     registry.store_profile(replace(profile, model_id=model_id))
         return home
-
-    def _survey(self, home: Path, spec: DeploymentSpec, store: Path) -> None:
-        with local_cell(home=home, store=store) as local, MeshClient(local.address) as client:
-            client.deploy(replace(spec, source=own_source(PROFILED)))
-            measured_profile(local.address, PROFILED, show_status)
-            client.delete(PROFILED)
 
     def _simulated(self, scene: Scene, ours: dict[str, Played]) -> dict[str, Played]:
         """What virtual nodes meet when they get the same calls. They have the costs that all runs
