@@ -163,7 +163,7 @@ format: $(VENV)/.installed-dev ## format the code
 	$(BIN)/ruff check --fix .
 
 # Environments of benchmarks that need more than the tests do.
-BENCH_PEERS := chat cold-start engine fleet structured
+BENCH_PEERS := cold-start engine fleet structured
 BENCH_VLLM := mixed vllm-step vllm-switch
 bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(VENV)/.installed-dev))))
 

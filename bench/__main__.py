@@ -7,6 +7,7 @@ A benchmark's last line is one JSON object, and its exit code is 1 when a target
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -24,10 +25,15 @@ COMMANDS = {
 def sentences() -> dict[str, str]:
     """What each benchmark measures, by its name: the first sentence of its module's docstring."""
     found = {
-        name: (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-        for name, path in all_of(Path(__file__).parent).items()
+        name: _about(path).splitlines()[0] for name, path in all_of(Path(__file__).parent).items()
     }
     return dict(sorted((found | COMMANDS).items()))
+
+
+def _about(path: Path) -> str:
+    if path.suffix == ".toml":
+        return str(tomllib.loads(path.read_text())["about"])
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,13 +50,15 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: there is no benchmark {name}", file=sys.stderr)
         print("hint: python -m bench lists them", file=sys.stderr)
         return 2
+    scenario = path.suffix == ".toml"
     try:
-        module = import_module(f"bench.{path.stem}")
+        module = import_module("bench.live" if scenario else f"bench.{path.stem}")
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed here", file=sys.stderr)
         print(f"hint: make bench-{name} installs what the benchmark needs", file=sys.stderr)
         return 2
-    return performed(name, module.run, module.__doc__ or "", rest)
+    run, given = (module.perform, [path]) if scenario else (module.run, [])
+    return performed(name, run, _about(path), rest, *given)
 
 
 if __name__ == "__main__":

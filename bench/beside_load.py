@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Annotated
 
-from bench.cells import local_cell, wait_calm
+from bench.cells import local_cell, wait_calm, wait_until
 from bench.harness import Report, Table, rounded, show_status
 from bench.own_models import own_source, plant_models
 from mesh.cli.cell import LocalCell
@@ -186,7 +186,11 @@ def play(store: Path, loads: int, told: Callable[[str], None]) -> tuple[list[Loa
                 scene.deploy(twin, SHARED)
             told("the shape is compiled")
             scene.offered(call(first[0]))
-            _wait_for_blob(store)
+            wait_until(
+                lambda: bool(list(store.glob("compiled/*.blob"))),
+                "the shape has no blob",
+                BLOB_S_MAX,
+            )
             scene.offered(call(NEIGHBOUR))
             scene.offered(call(SHARED))
             wait_calm(cell)
@@ -207,14 +211,6 @@ def play(store: Path, loads: int, told: Callable[[str], None]) -> tuple[list[Loa
         decisions = [d for d in read_journal(journal)[1] if d.now_s >= since_s]
     found = loads_of(decisions)
     return found, iterations_of(decisions, neighbour, CALLERS, found)
-
-
-def _wait_for_blob(store: Path) -> None:
-    until_s = time.monotonic() + BLOB_S_MAX
-    while not list(store.glob("compiled/*.blob")):
-        if time.monotonic() > until_s:
-            raise MeshError(f"the shape has no blob after {BLOB_S_MAX:.0f} s")
-        time.sleep(0.1)
 
 
 def _row(what: str, seconds: Sequence[float]) -> tuple[str, ...]:

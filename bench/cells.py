@@ -20,8 +20,8 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError
-from mesh.domain.ids import DeploymentName
+from mesh.domain.errors import MeshError, Unavailable
+from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.profile import Profile
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import KEY_VARIABLE, Credentials, credentials, show
@@ -120,20 +120,46 @@ def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
             wait_for(client, spec.name, Goal.READY, LOADED_S_MAX)
 
 
-def measured_profile(address: str, name: DeploymentName, told: Callable[[str], None]) -> Profile:
-    """Measure a deployment's model, for the cell to use from now on. Raises MeshError."""
+def measured_profile(
+    address: str, name: DeploymentName, told: Callable[[str], None], node_id: NodeId | None = None
+) -> Profile:
+    """Measure a deployment's model, on this node or on any, for the cell to use from now on. Raises
+    MeshError.
+    """
     with MeshClient(address) as client:
-        client.profile(name, progress=lambda phase, share: told(f"{phase}: {100 * share:.0f} %"))
-        found = [view.profile for view in client.profiles(name) if view.profile.measured]
-    if not found:
-        raise MeshError("the cell has no measured profile after measuring one")
-    return found[0]
+        client.profile(
+            name, node_id, progress=lambda phase, share: told(f"{phase}: {100 * share:.0f} %")
+        )
+        for view in client.profiles(name):
+            if view.profile.measured and (node_id is None or node_id in view.nodes):
+                return view.profile
+    raise MeshError("the cell has no measured profile after measuring one")
+
+
+def wait_until(
+    done: Callable[[], bool],
+    what: str,
+    s_max: float = LOADED_S_MAX,
+    *,
+    cell: LocalCell | None = None,
+    poll_s: float = 0.05,
+) -> float:
+    """Seconds until something is so, of which `what` says that it is not. Raises Unavailable when
+    it takes longer, and when a part of the cell ends.
+    """
+    begun_s = time.monotonic()
+    while not done():
+        if cell is not None:
+            cell.check_alive()
+        if time.monotonic() - begun_s > s_max:
+            raise Unavailable(f"{what} after {s_max:.0f} s")
+        time.sleep(poll_s)
+    return time.monotonic() - begun_s
 
 
 def wait_calm(cell: LocalCell) -> None:
     """Until its only node is idle: new instances compute many sizes once. Raises MeshError."""
     node = psutil.Process(cell.children[1].process.pid)
-    until_s = time.monotonic() + LOADED_S_MAX
-    while node.cpu_percent(CALM_S) > 100 * CALM_SHARE:
-        if time.monotonic() > until_s:
-            raise MeshError(f"the node was not idle within {LOADED_S_MAX:.0f} s")
+    wait_until(
+        lambda: node.cpu_percent(CALM_S) <= 100 * CALM_SHARE, "the node is not idle", poll_s=0.0
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from bench.cells import local_cell, wait_calm
+from bench.cells import local_cell, wait_calm, wait_until
 from bench.cold_start_shapes import Forms
 from bench.reading import DIRECT_THREADS, direct, memcpy_s
 from mesh.cli.cell import LocalCell
@@ -198,7 +198,6 @@ KEEP_ALIVE_S = 600.0
 PARKED_AFTER_S = 0.2
 """Instead, once there have been warm calls: a parked instance leaves sizes uncomputed."""
 WAIT_S_MAX = 600.0
-POLL_S = 0.05
 CALL_S_MAX = 300.0
 _COMPILED = "compiled"
 """The store's folder of what loads without a compile are made from."""
@@ -311,12 +310,7 @@ class Starts:
         return instance
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + WAIT_S_MAX
-        while not done():
-            self._cell.check_alive()
-            if time.monotonic() > until_s:
-                raise MeshError(f"{what} after {WAIT_S_MAX:.0f} s")
-            time.sleep(POLL_S)
+        wait_until(done, what, WAIT_S_MAX, cell=self._cell)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from bench.cold_start_cell import (
     Tier,
 )
 from bench.cold_start_shapes import Forms
-from bench.peer import Peer
+from bench.peer import Peer, llama_server
 
 PACKAGES = {Engine.GENAI: "openvino_genai", Engine.LLAMA_CPP: "xllamacpp"}
 
@@ -87,15 +87,6 @@ def _genai(forms: Forms) -> Callable[[], Call]:
 
 
 def _llama_cpp(forms: Forms) -> Callable[[], Call]:
-    import xllamacpp
-
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(forms.gguf)
-    parameters.n_parallel = 1
-    parameters.n_ctx = CONTEXT_TOKENS
-    parameters.cpuparams.n_threads = THREADS
-    parameters.cpuparams_batch.n_threads = THREADS
-    parameters.cache_ram_mib = 0
     asked = {
         "prompt": list(PROMPT),
         "n_predict": 1,
@@ -105,7 +96,7 @@ def _llama_cpp(forms: Forms) -> Callable[[], Call]:
     }
 
     def load() -> Call:
-        server = xllamacpp.Server(parameters)
+        server = llama_server(forms.gguf, slots=1, context_tokens=CONTEXT_TOKENS, threads=THREADS)
         return lambda: server.handle_completions(asked)
 
     return load

@@ -4,13 +4,11 @@ All come from one 8-bit GGUF: the demo model's, or one with random weights and t
 vocabulary. llama.cpp loads that; OpenVINO GenAI the graph that it exports itself from it; mesh a
 store that has imported it, with its prepared weights and without the originals.
 
-`python -m bench.cold_start_shapes NAME FOLDER` makes one: it takes memory that the measurements
-want.
+They are made in a process of their own, which takes memory that the measurements want.
 """
 
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ import gguf
 
 from bench.demo_model import demo_gguf
 from bench.gguf_files import requantise, write_random
-from mesh.domain.errors import MeshError, Unavailable
-from mesh_loader.bounded_child import run_bounded
+from bench.peer import in_own_process
 from mesh_loader.disk import require_free
 from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect
@@ -83,14 +80,9 @@ class Forms:
 def made(name: str, folder: Path) -> Forms:
     """Make the model in this empty folder. Raises StorageError, or Unavailable when it cannot."""
     require_free(folder, int(PARAMETERS[name] * FILES_BYTES), f"the model of {name}")
-    command = [sys.executable, "-m", __name__, name, str(folder)]
-    ended = run_bounded(command, timeout_s=MAKE_S_MAX, environment={}, on_wait=lambda: None)
-    if ended.exit_code:
-        reason = (ended.output.strip().splitlines() or ["no message"])[-1]
-        raise Unavailable(f"the model of {name} could not be made: {reason}")
-    if ended.exit_code is None:
-        raise Unavailable(f"the model of {name} was not made within {MAKE_S_MAX:.0f} s")
-    return Forms(name=name, folder=folder)
+    forms = Forms(name=name, folder=folder)
+    in_own_process(f"the making of {name}", _make, forms, s_max=MAKE_S_MAX)
+    return forms
 
 
 def _make(forms: Forms) -> None:
@@ -115,10 +107,3 @@ def _export(forms: Forms) -> None:
     os.link(forms.gguf, linked)
     library.LLMPipeline(str(linked), "CPU", enable_save_ov_model=True)
     linked.unlink()
-
-
-if __name__ == "__main__":
-    try:
-        _make(Forms(name=sys.argv[1], folder=Path(sys.argv[2])))
-    except MeshError as error:
-        sys.exit(f"error: {error}")

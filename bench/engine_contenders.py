@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bench.driving import GREEDY as PLAIN_SAMPLING
 from bench.driving import LoadedModel
 from bench.engine_models import I4, I8, Models
+from bench.peer import llama_server
 from mesh.domain.limits import NodeLimits
 from mesh.domain.model import WeightPrecision
 from mesh.domain.request import SamplingParams
@@ -158,16 +159,9 @@ class LlamaCpp:
     """llama.cpp's server without its HTTP: slots that batch continuously."""
 
     def __init__(self, models: Models) -> None:
-        import xllamacpp
-
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(models.gguf)
-        parameters.n_parallel = BATCH_MAX
-        parameters.n_ctx = BATCH_MAX * CONTEXT_TOKENS
-        parameters.cpuparams.n_threads = THREADS
-        parameters.cpuparams_batch.n_threads = THREADS
-        parameters.cache_ram_mib = 0
-        self._server = xllamacpp.Server(parameters)
+        self._server = llama_server(
+            models.gguf, slots=BATCH_MAX, context_tokens=CONTEXT_TOKENS, threads=THREADS
+        )
         self._threads = ThreadPoolExecutor(BATCH_MAX)
 
     def generate(self, prompts: Prompts, work: Work) -> int:

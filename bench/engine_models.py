@@ -7,12 +7,11 @@ zero points, which is what its makers export by default: left to itself, GenAI t
 weights into groups of 32 with zero points, which is other work. All but the demo model have random
 weights.
 
-`python -m bench.engine_models NAME` makes what is not there yet, and keeps it beside the store.
+What is not there yet is made in a process of its own, and kept beside the store.
 """
 
 import importlib.util
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ import numpy.typing as npt
 from bench.cold_start_shapes import DEMO, PARAMETERS, SHAPES
 from bench.demo_model import demo_gguf, store_path, stored_model
 from bench.gguf_files import Kind, requantise, write_random
-from mesh.domain.errors import MeshError, Unavailable
+from bench.peer import in_own_process
+from mesh.domain.errors import EngineError
 from mesh.domain.model import WeightPrecision
-from mesh_loader.bounded_child import run_bounded
 from mesh_loader.disk import require_free
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import collect
@@ -67,13 +66,7 @@ def prepared_models(name: str = DEMO, weights: WeightPrecision = I8) -> Models:
     """Fetch, make and convert whatever is not there yet, in another process: exporting takes memory
     that the measurements want. Peers that are not installed are left out. Raises Unavailable.
     """
-    command = [sys.executable, "-m", "bench.engine_models", name]
-    finished = run_bounded(command, timeout_s=PREPARE_S_MAX, environment={}, on_wait=lambda: None)
-    if finished.exit_code is None:
-        raise Unavailable(f"{name} was not prepared within {PREPARE_S_MAX:.0f} s")
-    if finished.exit_code:
-        reason = (finished.output.strip().splitlines() or ["no message"])[-1]
-        raise Unavailable(f"{name} could not be prepared: {reason}")
+    in_own_process(f"the making of {name}", prepare, name, s_max=PREPARE_S_MAX)
     folder = _folder(name)
     return Models(
         stored=_stored(name),
@@ -155,7 +148,7 @@ def _compressed(exported: Path, compress: Callable[[str, Any], Any], made: Path)
 
     model = openvino.Core().read_model(exported / "openvino_model.xml")
     if not _compress_matrices(model, compress):
-        raise SystemExit("error: OpenVINO GenAI's export holds no f16 matrices to compress")
+        raise EngineError("OpenVINO GenAI's export holds no f16 matrices to compress")
     made.mkdir()
     openvino.save_model(model, made / "openvino_model.xml", compress_to_fp16=False)
     for stem in IR_FILES[1:]:
@@ -216,10 +209,3 @@ def _in_four_bits(name: str, values: npt.NDArray[np.float32]) -> Any:
         ops.subtract(packed(steps), packed(zero)), ops.constant(scale.astype(np.float16))
     )
     return ops.reshape(matrix, ops.constant(np.array([rows, columns], np.int64)), False)
-
-
-if __name__ == "__main__":
-    try:
-        prepare(sys.argv[1])
-    except MeshError as error:
-        sys.exit(f"error: {error}")

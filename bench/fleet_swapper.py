@@ -2,14 +2,11 @@
 
 First come, first served, so many calls at once; a model that is not there is loaded, one after the
 other, and the least recently used that is idle goes for it. It answers mesh's own `Invoke`, so that
-one client measures both. On SIGTERM it writes what it did when, as JSON. Before: `peer`, which
-starts it. After: `seconds`.
+one client measures both. It runs in a process of its own, and tells what it did when.
 """
 
-import argparse
 import asyncio
-import json
-import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +16,12 @@ from typing import Any
 
 import grpc.aio
 
-from bench.fleet_workload import Kind, Span
+from bench.demo_model import demo_gguf
+from bench.peer import Peer, llama_server
+from bench.spans import Kind, Span
+from mesh.cli.cell_plan import free_address
+from mesh.domain.errors import Unavailable
+from mesh.evaluation.load_client import Answer, Call, offer
 from mesh.v1 import inference_pb2 as pb
 from mesh.v1 import inference_pb2_grpc
 from mesh.wire.channel import bind, server_options
@@ -28,19 +30,9 @@ SERVER_CONTEXT_TOKENS = 256
 SERVER_SLOTS = 4
 """Calls that a server computes together; further ones wait in its queue."""
 SERVER_THREADS = 2
-
-
-def llama_server(gguf: Path) -> Any:
-    import xllamacpp  # which the tests do without
-
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(gguf)
-    parameters.n_parallel = SERVER_SLOTS
-    parameters.n_ctx = SERVER_SLOTS * SERVER_CONTEXT_TOKENS
-    parameters.cpuparams.n_threads = SERVER_THREADS
-    parameters.cpuparams_batch.n_threads = SERVER_THREADS
-    parameters.cache_ram_mib = 0
-    return xllamacpp.Server(parameters)
+CALLS_AT_ONCE_MAX = 1024
+"""The most calls that wait for servers side by side: more than ever do."""
+READY_S_MAX = 170.0
 
 
 class Swapper(inference_pb2_grpc.InferenceServicer):
@@ -129,47 +121,56 @@ class Swapper(inference_pb2_grpc.InferenceServicer):
         self.spans.append(Span(kind, began_s, time.monotonic()))
 
 
-async def serve(swapper: Swapper, *, listen: str, preloaded: Sequence[str], threads: int) -> None:
-    """Until SIGTERM; it listens once these are loaded. A call takes a thread while it is served."""
-    loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, ending.set)
-    loop.set_default_executor(ThreadPoolExecutor(threads))
+async def serve(
+    swapper: Swapper, address: str, preloaded: Sequence[str], at_once: int, serves: threading.Event
+) -> None:
+    """It listens once these are loaded, for as long as its process runs. A call takes a thread
+    while it is served.
+    """
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once + 1))
     for name in preloaded:
         await swapper.resident(name)
     server = grpc.aio.server(options=server_options())
     inference_pb2_grpc.add_InferenceServicer_to_server(swapper, server)
-    bind(server, listen)
+    bind(server, address)
     await server.start()
-    await ending.wait()
-    await server.stop(None)
+    serves.set()
+    await server.wait_for_termination()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--listen", required=True)
-    parser.add_argument("--resident-max", type=int, required=True)
-    parser.add_argument("--at-once", type=int, required=True)
-    parser.add_argument("--spans", type=Path, required=True, help="written at the end")
-    parser.add_argument("preloaded", nargs="*")
-    options = parser.parse_args()
+def swapping(
+    gguf: Path, resident_max: int, preloaded: Sequence[str]
+) -> Callable[[object], tuple[str, list[Span]]]:
+    """As a `Peer` has it: it serves from now on; asked, it tells its address, and what it has done.
 
-    async def run() -> None:
-        swapper = Swapper(
-            lambda: llama_server(options.gguf),
-            resident_max=options.resident_max,
-            at_once=options.at_once,
-        )
-        await serve(
-            swapper,
-            listen=options.listen,
-            preloaded=options.preloaded,
-            threads=options.at_once + 1,
-        )
-        options.spans.write_text(json.dumps(swapper.spans), encoding="utf-8")
+    What is loaded before the first call is computed side by side; where nothing is, one call at a
+    time has all cores. Raises Unavailable.
+    """
+    address, serves = free_address("127.0.0.1:0"), threading.Event()
+    at_once = CALLS_AT_ONCE_MAX if preloaded else 1
+    swapper = Swapper(
+        lambda: llama_server(
+            gguf,
+            slots=SERVER_SLOTS,
+            context_tokens=SERVER_CONTEXT_TOKENS,
+            threads=SERVER_THREADS,
+        ),
+        resident_max=resident_max,
+        at_once=at_once,
+    )
+    serving = serve(swapper, address, preloaded, at_once, serves)
+    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
+    if not serves.wait(READY_S_MAX):
+        raise Unavailable(f"the swapper does not serve after {READY_S_MAX:.0f} s")
+    return lambda _: (address, list(swapper.spans))
 
-    asyncio.run(run())
 
-
-if __name__ == "__main__":
-    main()
+def swapped(
+    calls: Sequence[Call], *, resident_max: int, preloaded: Sequence[str], call_s_max: float
+) -> tuple[list[Answer], list[Span]]:
+    """Offer a fresh swapper these calls. Raises Unavailable when it ends or does not start."""
+    with Peer("the swapper", swapping, demo_gguf(), resident_max, preloaded) as peer:
+        peer.wait_ready()
+        address, _ = peer.ask()
+        answers = offer(address, calls, call_s_max=call_s_max)
+        return answers, peer.ask()[1]

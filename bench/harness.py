@@ -27,7 +27,6 @@ Run = Callable[..., "Report"]
 
 HELP = {
     "beside": "another checkout, which is measured as well",
-    "clients": "clients that leave at once",
     "deployments": "deployments",
     "join_ms": "how long the controller joins tokens, as --join-ms of mesh controller",
     "journal": "keep the controller's journal in this file",
@@ -49,7 +48,9 @@ _COMPARISONS: Mapping[str, Callable[[Any, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "==": operator.eq,
+    ">": operator.gt,
 }
+IF_ANY = " if any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,11 @@ class Report:
     """The JSON object of the last line."""
     shown: Sequence[Table | str] = ()
     """Tables and lines for people, in their order."""
-    targets: Mapping[str, str | bool] = field(default_factory=dict)
-    """By figure what it has to be, such as `<= 2`, or by any name whether it is reached. A figure
-    that is a list has to reach it everywhere; one that is None has missed it.
+    targets: Mapping[str, str | bool | Sequence[str]] = field(default_factory=dict)
+    """By figure what it has to be, or by any name whether it is reached: `<= 2`, `>= 1 and <= 2`,
+    `== calls`, which is another figure. A figure that is a list or a mapping has to reach it
+    everywhere, or each its own where there are several. One that is None has missed it, unless the
+    target ends in ` if any`.
     """
     surveyed: bool = False
     """Whether `mesh profile` has measured a model of a cell of the benchmark."""
@@ -87,9 +90,29 @@ class Report:
         for name, target in self.targets.items():
             if isinstance(target, bool):
                 found += [] if target else [name]
-            elif not _reached(self.figures[name], target):
-                found.append(f"{name} is {self.figures[name]}, not {target}")
+            elif not self._reached(self.figures[name], target):
+                said = target if isinstance(target, str) else ", ".join(target)
+                found.append(f"{name} is {self.figures[name]}, not {said}")
         return found
+
+    def _reached(self, value: Any, target: str | Sequence[str]) -> bool:
+        values = list(value.values()) if isinstance(value, Mapping) else value
+        values = values if isinstance(values, list) else [values]
+        each = [target] * len(values) if isinstance(target, str) else target
+        return all(self._meets(*pair, n) for n, pair in enumerate(zip(values, each, strict=False)))
+
+    def _meets(self, value: Any, target: str, number: int) -> bool:
+        """`number` is its place in a list."""
+        wanted = target.removesuffix(IF_ANY)
+        if value is None:
+            return wanted != target
+        for clause in wanted.split(" and "):
+            sign, limit = clause.split()
+            least: Any = self.figures.get(limit, limit)
+            least = least[number] if isinstance(least, list) else least
+            if not _COMPARISONS[sign](value, float(least)):
+                return False
+        return True
 
     def end(self, *, markdown: bool = False) -> int:
         """Print the report; the exit code is 1 when a target was missed."""
@@ -107,12 +130,6 @@ class Report:
             output.message(f"missed: {'; '.join(missed)}" if missed else "all targets reached")
         print(json.dumps({**self.figures, "surveyed": self.surveyed}))
         return 1 if missed else 0
-
-
-def _reached(value: Any, target: str) -> bool:
-    sign, limit = target.split()
-    values = value if isinstance(value, list) else [value]
-    return all(each is not None and _COMPARISONS[sign](each, float(limit)) for each in values)
 
 
 def rounded(figure: float | None, digits: int = 4) -> float | None:
@@ -157,8 +174,10 @@ def errors_told() -> Iterator[None]:
         show_status("")
 
 
-def performed(name: str, run: Run, about: str, arguments: Sequence[str]) -> int:
-    """Run a benchmark with these arguments, print its report and return its exit code."""
+def performed(name: str, run: Run, about: str, arguments: Sequence[str], *given: object) -> int:
+    """Run a benchmark with these arguments, print its report and return its exit code. Its first
+    parameters are `given`, and no options.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench {name}",
         description=about,
@@ -166,21 +185,21 @@ def performed(name: str, run: Run, about: str, arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--markdown", action="store_true", help="tables as the documents have them")
-    several = _add_options(parser, run)
+    several = _add_options(parser, run, len(given))
     options = vars(parser.parse_args(arguments))
     markdown: bool = options.pop("markdown")
     values = options.pop(several) if several else ()
     with errors_told():
-        report = run(*values, **options)
+        report = run(*given, *values, **options)
     return report.end(markdown=markdown)
 
 
-def _add_options(parser: argparse.ArgumentParser, run: Run) -> str:
+def _add_options(parser: argparse.ArgumentParser, run: Run, given: int) -> str:
     """An option for every parameter. Returns the name of the parameter that takes all arguments
     without a name, if there is one.
     """
     hints, several = get_type_hints(run, include_extras=True), ""
-    for name, parameter in inspect.signature(run).parameters.items():
+    for name, parameter in list(inspect.signature(run).parameters.items())[given:]:
         kind, said = hints[name], HELP.get(name, "")
         if get_origin(kind) is Annotated:
             kind, said = get_args(kind)
@@ -232,8 +251,8 @@ def _reader(name: str, kind: Any, default: object) -> Callable[[str], Any]:
 
 
 def all_of(folder: Path) -> dict[str, Path]:
-    """The module of every benchmark in this folder, by the benchmark's name."""
-    found = {}
+    """The module of every benchmark in this folder, or its scenario, by the benchmark's name."""
+    found = {path.stem: path for path in sorted((folder / "scenarios").glob("*.toml"))}
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()
         if "\ndef run(" in text and "-> Report:" in text:

@@ -21,6 +21,7 @@ from typing import Annotated
 
 import numpy as np
 
+from bench.cells import wait_until
 from bench.demo_model import stored_model
 from bench.driving import INSTANCE, no_progress, order, request
 from bench.harness import Report, Table
@@ -46,6 +47,10 @@ def resident_bytes() -> int:
         if line.startswith("Rss:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/smaps_rollup has no Rss")
+
+
+def _given_back(reached: Callable[[], bool]) -> None:
+    wait_until(reached, "the KV cache holds what it should give back", 60.0, poll_s=0.0005)
 
 
 REQUEST_BLOCKS = 32
@@ -186,11 +191,10 @@ def _work(engine: OpenVinoEngine, draw: random.Random) -> None:
     for _ in range(DECODES):
         served.step_s()
     served.drop()
-    wait_until(lambda: served.books.kv_held_bytes == 0)
+    _given_back(lambda: served.books.kv_held_bytes == 0)
 
 
 SPARE_SHARE = 0.25
-RETURN_S_MAX = 60.0
 GROW, SHRINK, EMPTY, CACHED = "grow", "shrink", "empty", "empty, all cached"
 OPERATIONS = GROW, SHRINK, EMPTY, CACHED
 
@@ -238,10 +242,7 @@ def _resize(live: LiveInstance, operation: str, gigabytes: float, blocks: int) -
     live.resize(blocks)
     stall_s = time.perf_counter() - start_s
     target = blocks * live.block_bytes
-    while live.held_bytes > target:
-        if time.perf_counter() - start_s > RETURN_S_MAX:
-            raise TimeoutError(f"{operation}: {live.held_bytes - target} bytes are still held")
-        time.sleep(0.0005)
+    _given_back(lambda: live.held_bytes <= target)
     returned_s = time.perf_counter() - start_s
     return Resize(
         how=live.how,
@@ -285,7 +286,7 @@ class Served:
         """Drop all requests, take all memory from the cache, and let it have its size again."""
         self.drop()
         self._instance.resize_kv(1)
-        wait_until(lambda: self.books.kv_held_bytes <= self.books.kv_block_bytes)
+        _given_back(lambda: self.books.kv_held_bytes <= self.books.kv_block_bytes)
         self._instance.resize_kv(BLOCKS)
 
     def drop(self) -> None:
@@ -384,15 +385,6 @@ def steps_during(served: Served, going_on: Callable[[], bool]) -> list[float]:
     while going_on():
         took_s.append(served.step_s())
     return took_s
-
-
-def wait_until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Raises TimeoutError."""
-    give_up_s = time.monotonic() + timeout_s
-    while not reached():
-        if time.monotonic() > give_up_s:
-            raise TimeoutError("the KV cache still holds what it should give back")
-        time.sleep(0.001)
 
 
 SIZES_GB = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)

@@ -10,18 +10,17 @@ clients sent. Exit code 1 when tokens are missing.
 """
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bench.harness import Report, Table, show_status
-from bench.load_client_server import NAME, SLO
+from bench.harness import Report, Table, in_turn
+from bench.load_client_server import NAME, SLO, Log, scripted
+from bench.peer import Peer
 from mesh.domain.errors import Unavailable
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Call, offer
@@ -79,22 +78,6 @@ class Shares:
         return found
 
 
-@contextmanager
-def server(folder: Path, token_s: float) -> Iterator[tuple[str, Path]]:
-    """Its address, and the log that is there afterwards. Raises Unavailable."""
-    log = folder / "server.json"
-    command = [sys.executable, "-m", "bench.load_client_server", str(log), str(token_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            port = process.stdout.readline().strip()
-            if not port:
-                raise Unavailable("the scripted server has ended before it served")
-            yield f"127.0.0.1:{port}", log
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
 def by_asyncio(address: str, streams: int, tokens: int) -> dict[int, Heard]:
     """By the length of the prompt."""
     calls = [
@@ -143,24 +126,21 @@ def by_locust(address: str, streams: int, tokens: int, folder: Path) -> dict[int
 def measure(streams: int, tokens: int, token_s: float, rounds: int) -> dict[str, Shares]:
     """By client. Raises Unavailable."""
     found = {"locust": Shares(), "asyncio": Shares()}
-    for number in range(rounds):
-        for client, shares in found.items():
-            show_status(f"round {number + 1} of {rounds}: {client}")
-            with tempfile.TemporaryDirectory() as place:
-                folder = Path(place)
-                with server(folder, token_s) as (address, log):
-                    heard = (
-                        by_locust(address, streams, tokens, folder)
-                        if client == "locust"
-                        else by_asyncio(address, streams, tokens)
-                    )
-                known = json.loads(log.read_text())
-            for length in range(PROMPT_TOKENS, PROMPT_TOKENS + streams):
-                key = str(length)
-                if length not in heard or key not in known["came_s"]:
-                    shares.missing += tokens
-                    continue
-                shares.add(heard[length], known["came_s"][key], known["went_s"][key], tokens)
+    for _, client, shares in in_turn(found, rounds):
+        with Peer("the scripted server", scripted, token_s) as server:
+            server.wait_ready()
+            address, _ = server.ask()
+            if client == "locust":
+                with tempfile.TemporaryDirectory() as folder:
+                    heard = by_locust(address, streams, tokens, Path(folder))
+            else:
+                heard = by_asyncio(address, streams, tokens)
+            log: Log = server.ask()[1]
+        for length in range(PROMPT_TOKENS, PROMPT_TOKENS + streams):
+            if length in heard and length in log.came_s:
+                shares.add(heard[length], log.came_s[length], log.went_s[length], tokens)
+            else:
+                shares.missing += tokens
     return found
 
 

@@ -1,18 +1,15 @@
-"""A server that streams tokens at times that are known: `python -m bench.load_client_server LOG`.
+"""A server that streams tokens at times that are known, in a process of its own.
 
 It speaks as a controller with one deployment does, and computes nothing: token `n` of a call goes
 out FIRST_S + n × the token time after the call came. Calls are told apart by the lengths of their
-prompts. It prints its port, and when it is ended it writes down when each call came and each token
-went, on the machine's monotonic clock.
+prompts. It tells when each call came and each token went, on the machine's monotonic clock.
 """
 
 import asyncio
-import json
-import signal
-import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import grpc.aio
@@ -33,6 +30,7 @@ from mesh.wire.codec import to_wire
 NAME = DeploymentName("scripted")
 FIRST_S = 0.2
 CONTEXT_TOKENS = 8192
+SERVES_S_MAX = 60.0
 SLO = Slo(ttft_s=1.0, tpot_s=0.2)
 
 
@@ -145,8 +143,8 @@ def _model() -> ModelInfo:
     )
 
 
-async def serve(log: Log, token_s: float) -> None:
-    """Until SIGTERM."""
+async def serve(log: Log, token_s: float, told: "Future[str]") -> None:
+    """For as long as its process runs; `told` gets its address."""
     server = grpc.aio.server()
     handler = grpc.unary_stream_rpc_method_handler(Scripted(log, token_s).invoke)
     server.add_generic_rpc_handlers(
@@ -156,19 +154,14 @@ async def serve(log: Log, token_s: float) -> None:
     add_ControlServicer_to_server(control, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(port, flush=True)
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    await ended.wait()
-    await server.stop(0)
+    told.set_result(f"127.0.0.1:{port}")
+    await server.wait_for_termination()
 
 
-def main() -> None:
-    path, token_s = Path(sys.argv[1]), float(sys.argv[2])
-    log = Log()
-    asyncio.run(serve(log, token_s))
-    path.write_text(json.dumps({"came_s": log.came_s, "went_s": log.went_s}))
-
-
-if __name__ == "__main__":
-    main()
+def scripted(token_s: float) -> Callable[[object], tuple[str, Log]]:
+    """As a `Peer` has it: it serves from now on; asked, it tells its address, and its log."""
+    log, told = Log(), Future[str]()
+    serving = serve(log, token_s, told)
+    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
+    address = told.result(SERVES_S_MAX)
+    return lambda _: (address, log)

@@ -6,11 +6,8 @@ the tokens of admitted requests, `spilled` counts requests of bursts that the se
 `returned` those after bursts that the first one did.
 """
 
-import os
 import random
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from bench.cells import MESH, local_cell
+from bench.cells import local_cell, measured_profile, wait_until
 from bench.harness import Report, Table, show_status
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import NodePlan
 from mesh.compute.times import Times
-from mesh.domain.errors import InvalidInput, MeshError, Unavailable
-from mesh.domain.ids import DeploymentName
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import DEFAULT_RULE
@@ -108,28 +106,28 @@ def _batch(profile: Profile, context: int, tpot_s: float) -> int:
     return max((b for b in batches if _decode_s(profile, b, context) <= tpot_s), default=0)
 
 
-def quiet(deployment: str, sized: Sizes, count: int, draw: random.Random) -> list[Call]:
+def quiet(deployment: DeploymentName, sized: Sizes, count: int, draw: random.Random) -> list[Call]:
     """One after the other."""
     return [_call(deployment, sized, n * QUIET_GAP_S, draw) for n in range(count)]
 
 
-def burst(deployment: str, sized: Sizes, draw: random.Random) -> list[Call]:
+def burst(deployment: DeploymentName, sized: Sizes, draw: random.Random) -> list[Call]:
     """All of them within BURST_S, in the order of their times."""
     at_s = sorted(draw.uniform(0.0, BURST_S) for _ in range(sized.burst))
     return [_call(deployment, sized, at, draw) for at in at_s]
 
 
-def _call(deployment: str, sized: Sizes, at_s: float, draw: random.Random) -> Call:
+def _call(deployment: DeploymentName, sized: Sizes, at_s: float, draw: random.Random) -> Call:
     return Call(
         at_s=at_s,
-        deployment=DeploymentName(deployment),
+        deployment=deployment,
         slo=sized.slo,
         prompt_tokens=tuple(draw.choice(TOKEN_IDS) for _ in range(sized.prompt_tokens)),
         output_tokens=sized.output_tokens,
     )
 
 
-NAME = "chat"
+NAME = DeploymentName("chat")
 FIRST, SECOND = "openvino", "vllm"
 """Names of the nodes, and of their engines. The first is the fuller one, which is tried first."""
 MEMORY_BYTES = {FIRST: 2 * 2**30, SECOND: 4 * 2**30}
@@ -138,11 +136,6 @@ KEEP_ALIVE_S = 2.0
 PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 """Until there is a profile to promise by."""
 WAIT_S_MAX = 120.0
-VERB_S_MAX = 360.0
-"""The longest that one command may take. Measuring a profile takes half a minute on an idle
-machine.
-"""
-POLL_S = 0.1
 
 
 @contextmanager
@@ -156,95 +149,54 @@ def mixed_cell(root: Path) -> Iterator["MixedCell"]:
         for name, memory_bytes in MEMORY_BYTES.items()
     ]
     with local_cell(home=root, nodes=nodes, threads=1) as cell:
-        yield MixedCell(cell, root)
+        yield MixedCell(cell)
 
 
 class MixedCell:
     """While it runs."""
 
-    def __init__(self, cell: LocalCell, root: Path) -> None:
+    def __init__(self, cell: LocalCell) -> None:
         self.address = cell.address
         self.check_alive = cell.check_alive
         self._cell = cell
-        self._root = root
-
-    # What a user does.
 
     def deploy(self, source: str, slo: Slo) -> None:
         """With nothing loaded; instead of what is deployed."""
-        with MeshClient(self.address) as client:
-            deployed = [deployment.spec.name for deployment in client.list()]
-        if NAME in deployed:
-            self.mesh("delete", NAME)
-            self.wait_for("its instances to go", lambda: not self._instances_on_nodes())
-        manifest = self._root / "model.yaml"
-        manifest.write_text(_manifest(source, slo))
-        self.mesh("deploy", str(manifest))
-
-    def measured(self, node_id: str) -> Profile:
-        """Measure the deployment's model on a node: its profile."""
-        self.mesh("profile", NAME, "--node", node_id)
-        with MeshClient(self.address) as client:
-            for view in client.profiles(DeploymentName(NAME)):
-                if node_id in view.nodes and view.profile.measured:
-                    return view.profile
-        raise MeshError(f"there is no measured profile for {node_id} after measuring one")
-
-    def mesh(self, *arguments: str) -> str:
-        """What one command prints. Raises MeshError with what it says when it fails."""
-        done = subprocess.run(
-            [*MESH, *arguments],
-            env={**os.environ, "MESH_CONTROLLER": self.address},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=VERB_S_MAX,
+        spec = DeploymentSpec(
+            name=NAME,
+            source=source,
+            context_tokens_max=CONTEXT_TOKENS,
+            slo=slo,
+            scaling=Scaling(replicas_max=2, keep_alive_s=KEEP_ALIVE_S),
+            devices=(DeviceKind.CPU,),
         )
-        if done.returncode:
-            raise MeshError(f"mesh {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
-
-    # What a user sees.
-
-    def states(self) -> dict[str, InstanceState]:
-        """The states of the deployment's instances, by node."""
         with MeshClient(self.address) as client:
-            instances = client.get(DeploymentName(NAME)).instances
-        return {str(instance.node_id): instance.state for instance in instances}
+            if client.list():
+                client.delete(NAME)
+                self.wait_for(
+                    "its instances to go",
+                    lambda: not any(node.instances for node in client.nodes()),
+                )
+            client.deploy(spec)
+
+    def measured(self, node_id: str, note: Callable[[str], None]) -> Profile:
+        """Measure the deployment's model on a node: its profile."""
+        return measured_profile(self.address, NAME, note, NodeId(node_id))
 
     def second_is_idle(self) -> bool:
         """Whether the second node's instance has given its KV cache back, or has gone."""
-        return self.states().get(SECOND) in (None, InstanceState.PARKED)
+        with MeshClient(self.address) as client:
+            states = {str(i.node_id): i.state for i in client.get(NAME).instances}
+        return states.get(SECOND) in (None, InstanceState.PARKED)
 
     def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = WAIT_S_MAX) -> None:
         """Raises Unavailable, with the ends of the logs, when it takes longer."""
-        until_s = time.monotonic() + s_max
-        while not condition():
-            self.check_alive()
-            if time.monotonic() > until_s:
-                logs = ([f"--- {child.name}", *child.log_tail()] for child in self._cell.children)
-                tails = "\n".join(line for log in logs for line in log)
-                raise Unavailable(f"waited {s_max:.0f} s in vain for {what}\n{tails}")
-            time.sleep(POLL_S)
-
-    def _instances_on_nodes(self) -> int:
-        with MeshClient(self.address) as client:
-            return sum(len(node.instances) for node in client.nodes())
-
-
-def _manifest(source: str, slo: Slo) -> str:
-    lines: Sequence[str] = (
-        "apiVersion: mesh/v1",
-        "kind: Model",
-        f"metadata: {{name: {NAME}}}",
-        "spec:",
-        f"  source: {source}",
-        f"  context_tokens_max: {CONTEXT_TOKENS}",
-        f"  slo: {{ttft_s: {slo.ttft_s:.6f}, tpot_s: {slo.tpot_s:.6f}}}",
-        f"  scaling: {{replicas_min: 0, replicas_max: 2, keep_alive_s: {KEEP_ALIVE_S}}}",
-        "  devices: [cpu]",
-    )
-    return "\n".join(lines) + "\n"
+        try:
+            wait_until(condition, f"waited in vain for {what}", s_max, cell=self._cell)
+        except Unavailable as error:
+            logs = ([f"--- {child.name}", *child.log_tail()] for child in self._cell.children)
+            tails = "\n".join(line for log in logs for line in log)
+            raise Unavailable(f"{error}\n{tails}") from error
 
 
 SHAPE = LlamaShape(hidden=128, intermediate=256, layers=12, heads=64, kv_heads=64, head_size=64)
@@ -287,9 +239,9 @@ def promise(cell: MixedCell, source: str, requests: Requests, note: Callable[[st
     """
     cell.deploy(source, PATIENT)
     note(f"measure a profile on {FIRST}")
-    first = cell.measured(FIRST)
+    first = cell.measured(FIRST, note)
     note(f"measure a profile on {SECOND}")
-    second = cell.measured(SECOND)
+    second = cell.measured(SECOND, note)
     found = sizes(first, second, requests)
     cell.deploy(source, found.slo)
     return found

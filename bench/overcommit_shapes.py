@@ -2,26 +2,19 @@
 
 Each in a process of its own, which loads and unloads until the books have been corrected, loads
 once more and computes the largest iterations, in which it takes the most.
-`python -m bench.overcommit_shapes MODEL_JSON FOLDER` prints one number: what is booked, the process
-included, over its RSS at that peak.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.demo_model import stored_model
-from mesh.domain.errors import EngineError
-from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.model import ModelFormat, ModelInfo
+from bench.driving import INSTANCE, no_progress, order
+from bench.peer import in_own_process
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadOrder
 from mesh.memory.footprints import SEEN_MIN
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
@@ -54,6 +47,14 @@ class Resident:
     """The pages of files in the largest sample, which the system could take back."""
     high_water_bytes: int = 0
     """The most at any time, by the system's own account."""
+
+    @property
+    def rss_share_max(self) -> float:
+        return self.rss_bytes_max / max(self.limit_bytes, 1)
+
+    @property
+    def high_water_share(self) -> float:
+        return self.high_water_bytes / max(self.limit_bytes, 1)
 
     def note(self, status: str) -> None:
         """One reading of /proc/PID/status. One without memory, of a process that ends, is none."""
@@ -94,72 +95,50 @@ def watched(pid: int, limit_bytes: int) -> Iterator[Resident]:
 BILLION = LlamaShape(hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, head_size=64)
 """A TinyLlama but for its vocabulary: 0.97 billion parameters."""
 CONTEXT_TOKENS = 512
-KV_BLOCKS = 160
+KV_BLOCKS, BATCH_MAX = 160, 128
 SECONDS_MAX = 900.0
-INSTANCE = InstanceId("i")
 LARGEST = IterationShape(prefill_tokens=512)
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 """Where writing 5 has the high water mark begin anew."""
 
 
 def booked_over_rss() -> Mapping[str, float]:
-    """By shape. Raises EngineError when a process fails."""
+    """By shape. Raises Unavailable when a process fails."""
     with tempfile.TemporaryDirectory() as folder:
         source = write_llama(Path(folder) / "source", BILLION)
         billion = ModelStore(Path(folder) / "store").import_model(f"file://{source}")
-        return {"135M": _measured(stored_model()), "1B": _measured(billion)}
+        models = {"135M": stored_model(), "1B": billion}
+        return {
+            name: in_own_process(f"an instance of {name}", measure, model, s_max=SECONDS_MAX)
+            for name, model in models.items()
+        }
 
 
-def _measured(model: StoredModel) -> float:
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(asdict(model.info)), str(model.path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
-    if done.returncode:
-        raise EngineError(f"{model.info.model_id} was not measured: exit code {done.returncode}")
-    return float(done.stdout)
-
-
-def measure(info: ModelInfo, path: Path) -> float:
-    """In a process that has done nothing else."""
+def measure(model: StoredModel) -> float:
+    """What is booked, the process included, over its RSS at that peak."""
     engine = OpenVinoEngine()
     base_bytes = status_bytes("self", "VmRSS") + ENGINE_BYTES
-    engine.prepare(info, path, lambda *_: None)
+    engine.prepare(model.info, model.path, no_progress)
     for life in range(SEEN_MIN + 1):
         if life:
             engine.unload(INSTANCE)
             # As a node's heartbeats find it between two instances.
             base_bytes = max(base_bytes, status_bytes("self", "VmRSS"))
-        _live(engine, info, path)
+        _live(engine, model)
     _FORGET_PEAK.write_text("5", encoding="ascii")
     engine.measure(INSTANCE, LARGEST)
     held = sum(books.weights_bytes + books.kv_held_bytes for books in engine.memory())
     return (base_bytes + held) / status_bytes("self", "VmHWM")
 
 
-def _live(engine: OpenVinoEngine, info: ModelInfo, path: Path) -> None:
-    order = LoadOrder(
-        instance_id=INSTANCE,
-        deployment=DeploymentName("d"),
-        model=info,
-        model_path=path,
-        kv_blocks=KV_BLOCKS,
-        context_tokens_max=CONTEXT_TOKENS,
-        batch_max=128,
+def _live(engine: OpenVinoEngine, model: StoredModel) -> None:
+    wanted = order(
+        model, kv_blocks=KV_BLOCKS, context_tokens_max=CONTEXT_TOKENS, batch_max=BATCH_MAX
     )
-    engine.load(order, lambda *_: None)
+    engine.load(wanted, no_progress)
     decodes = [
         IterationShape(decode_batch=batch, decode_context_tokens=32)
-        for batch in (*range(1, KERNEL_SIZES), 128)
+        for batch in (*range(1, KERNEL_SIZES), BATCH_MAX)
     ]
     for shape in (*decodes, LARGEST):
         engine.measure(INSTANCE, shape)
-
-
-if __name__ == "__main__":
-    fields = json.loads(sys.argv[1])
-    fields |= {"format": ModelFormat(fields["format"])}
-    print(measure(ModelInfo(**fields), Path(sys.argv[2])))

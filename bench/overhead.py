@@ -119,7 +119,7 @@ def ask(address: str, name: DeploymentName) -> Answer:
     """
     lone = _lone(name)
     together = [_call(name, LONE_EVERY_S * len(lone), BATCH_TOKENS)] * BATCH
-    answers = _answered(address, [*lone, *together])
+    answers = answered(address, [*lone, *together])
     alone = _alone(answers[: len(lone)])
     streams = [[a.sent_s + at_s for at_s in a.tokens_s] for a in answers[len(lone) :]]
     ttft_ms = tuple(1e3 * answer.tokens_s[0] for answer in alone)
@@ -128,7 +128,7 @@ def ask(address: str, name: DeploymentName) -> Answer:
 
 def ask_alone(address: str, name: DeploymentName) -> list[load_client.Answer]:
     """The first question, and what came of each call. Raises as `ask`."""
-    return _alone(_answered(address, _lone(name)))
+    return _alone(answered(address, _lone(name)))
 
 
 def _lone(name: DeploymentName) -> list[Call]:
@@ -146,7 +146,7 @@ def _alone(answers: list[load_client.Answer]) -> list[load_client.Answer]:
     return answers[1:]
 
 
-def _answered(address: str, calls: list[Call]) -> list[load_client.Answer]:
+def answered(address: str, calls: list[Call]) -> list[load_client.Answer]:
     answers = offer(address, calls, call_s_max=CALL_S_MAX)
     if odd := [a for c, a in zip(calls, answers, strict=True) if not a.whole(c)]:
         why = odd[0].refused or odd[0].failed or "torn"

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from mesh.domain.errors import Unavailable
 
+T = TypeVar("T")
 START_S_MAX = 180.0
 """To build an engine and load the model."""
 RUN_S_MAX = 300.0
@@ -62,11 +63,11 @@ class Peer:
     def wait_ready(self) -> None:
         self._receive(START_S_MAX, "ready")
 
-    def ask(self, question: object = None) -> Any:
+    def ask(self, question: object = None, s_max: float = RUN_S_MAX) -> Any:
         # One that has ended is told by what it leaves unanswered.
         with suppress(ConnectionError):
             self._connection.send(question)
-        return self._receive(RUN_S_MAX, "done")
+        return self._receive(s_max, "done")
 
     def cpu_s(self) -> float:
         """CPU seconds that the process has used so far."""
@@ -89,6 +90,34 @@ class Peer:
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
         return "".join(f"\n    {line}" for line in lines[-LOG_LINES_SHOWN:])
+
+
+def in_own_process(
+    name: str, function: Callable[..., T], *arguments: object, s_max: float = RUN_S_MAX
+) -> T:
+    """What the function returns in a process that does nothing else. Raises Unavailable."""
+    with Peer(name, _alone, function, arguments) as peer:
+        peer.wait_ready()
+        found: T = peer.ask(None, s_max)
+        return found
+
+
+def _alone(function: Callable[..., T], arguments: tuple[object, ...]) -> Callable[[object], T]:
+    return lambda _: function(*arguments)
+
+
+def llama_server(gguf: Path, *, slots: int, context_tokens: int, threads: int) -> Any:
+    """llama.cpp's server without its HTTP, in this process; it keeps no prompts."""
+    import xllamacpp  # which the tests do without
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(gguf)
+    parameters.n_parallel = slots
+    parameters.n_ctx = slots * context_tokens
+    parameters.cpuparams.n_threads = threads
+    parameters.cpuparams_batch.n_threads = threads
+    parameters.cache_ram_mib = 0
+    return xllamacpp.Server(parameters)
 
 
 def _serve(

@@ -82,18 +82,18 @@ def measure(seed: int, quick: bool, neighbours: bool) -> Measured:
 def figures(measured: Measured) -> dict[str, float | None]:
     prefills, decodes, noisy = measured.prefills, measured.decodes, measured.noisy
     return {
-        "prefill_error": _deviation_refined(prefills.quiet),
-        "decode_error": _deviation_refined(decodes.quiet),
-        "prefill_deviation": _deviation(prefills.quiet),
-        "decode_deviation": _deviation(decodes.quiet),
-        "prefill_deviation_corrected": _deviation_corrected(prefills.quiet),
-        "decode_deviation_corrected": _deviation_corrected(decodes.quiet),
-        "prefill_deviation_as_it_comes": _deviation(prefills.first),
-        "decode_deviation_as_it_comes": _deviation(decodes.first),
+        "prefill_error": _mean(prefills.quiet, "deviation_refined"),
+        "decode_error": _mean(decodes.quiet, "deviation_refined"),
+        "prefill_deviation": _mean(prefills.quiet),
+        "decode_deviation": _mean(decodes.quiet),
+        "prefill_deviation_corrected": _mean(prefills.quiet, "deviation_corrected"),
+        "decode_deviation_corrected": _mean(decodes.quiet, "deviation_corrected"),
+        "prefill_deviation_as_it_comes": _mean(prefills.first),
+        "decode_deviation_as_it_comes": _mean(decodes.first),
         "disturbed_share": round(measured.quiet.disturbed_first / measured.quiet.first_tries, 3),
         "disturbed": measured.quiet.disturbed,
-        "noisy_deviation_uncorrected": _deviation(noisy.workloads),
-        "noisy_deviation_corrected": _deviation_corrected(noisy.workloads),
+        "noisy_deviation_uncorrected": _mean(noisy.workloads),
+        "noisy_deviation_corrected": _mean(noisy.workloads, "deviation_corrected"),
         "noticed_s": noisy.noticed_s and round(noisy.noticed_s, 2),
         "recovered_s": noisy.recovered_s and round(noisy.recovered_s, 2),
         "survey_s": round(measured.surveyed.took_s, 1),
@@ -101,16 +101,11 @@ def figures(measured: Measured) -> dict[str, float | None]:
     }
 
 
-def _deviation(workloads: Sequence[Iteration]) -> float:
-    return round(mean(i.deviation for i in workloads), 4)
+KINDS = ("deviation", "deviation_refined", "deviation_corrected")
 
 
-def _deviation_refined(workloads: Sequence[Iteration]) -> float:
-    return round(mean(i.deviation_refined for i in workloads), 4)
-
-
-def _deviation_corrected(workloads: Sequence[Iteration]) -> float:
-    return round(mean(i.deviation_corrected for i in workloads), 4)
+def _mean(workloads: Sequence[Iteration], kind: str = "deviation") -> float:
+    return float(round(mean(getattr(each, kind) for each in workloads), 4))
 
 
 def _cells(deviations: Sequence[float]) -> tuple[str, str]:
@@ -127,9 +122,7 @@ def report(measured: Measured) -> Report:
         (
             name,
             str(len(workloads)),
-            *_cells([i.deviation for i in workloads]),
-            *_cells([i.deviation_refined for i in workloads]),
-            *_cells([i.deviation_corrected for i in workloads]),
+            *(cell for kind in KINDS for cell in _cells([getattr(i, kind) for i in workloads])),
         )
         for name, workloads in (
             ("prefill, quiet", measured.prefills.quiet),

@@ -8,25 +8,22 @@ each change took until one revision served alone. Exit code 1 when any failed.
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.cells import local_cell
+from bench.cells import local_cell, wait_until
 from bench.harness import Report, rounded, show_status
 from bench.own_models import own_source, plant_models
 from mesh.cli.cell_plan import plan_nodes
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import Cancelled, MeshError
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.revision import RevisionState
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
-
-LOOK_S = 0.02
 
 
 class Load:
@@ -73,12 +70,12 @@ class Load:
                     self.finished += 1
 
     def until(self, finished: int, *, wait_s_max: float) -> None:
-        """Wait until so many have their answers, or one has failed. Raises Cancelled."""
-        until_s = time.monotonic() + wait_s_max
-        while self.finished < finished and not self.failed:
-            if time.monotonic() > until_s:
-                raise Cancelled(f"{self.finished} of {finished} answers in {wait_s_max:.0f} s")
-            time.sleep(LOOK_S)
+        """Wait until so many have their answers, or one has failed. Raises Unavailable."""
+        wait_until(
+            lambda: self.finished >= finished or bool(self.failed),
+            f"not {finished} answers",
+            wait_s_max,
+        )
 
 
 NAME = DeploymentName("changing")
@@ -86,7 +83,6 @@ MODELS = ("old", "new")
 STEPS = ("update", "undo", "drain")
 TOKENS = 8
 CHANGE_S_MAX = 300.0
-POLL_S = 0.05
 
 
 def spec(model: str) -> DeploymentSpec:
@@ -105,21 +101,15 @@ def serves_alone(client: MeshClient, number: int) -> bool:
     return found.revision == number and under_way.isdisjoint(v.state for v in found.revisions)
 
 
-def timed(done: Callable[[], bool]) -> float:
-    """Seconds until it is. Raises Cancelled."""
-    begun_s = time.monotonic()
-    while not done():
-        if time.monotonic() - begun_s > CHANGE_S_MAX:
-            raise Cancelled(f"a change was not done within {CHANGE_S_MAX:.0f} s")
-        time.sleep(POLL_S)
-    return time.monotonic() - begun_s
-
-
 def drained(client: MeshClient) -> Callable[[], bool]:
     """Drain the node that serves; whether it is empty."""
     node_id = next(i.node_id for i in client.get(NAME).instances if i.state is InstanceState.READY)
     client.drain(node_id)
     return lambda: all(not n.instances for n in client.nodes() if n.node_id == node_id)
+
+
+def _done(change: Callable[[], bool]) -> float:
+    return wait_until(change, "a change is not done", CHANGE_S_MAX)
 
 
 def changed(client: MeshClient, load: Load, requests: int) -> dict[str, float]:
@@ -129,12 +119,12 @@ def changed(client: MeshClient, load: Load, requests: int) -> dict[str, float]:
         show_status(f"{step}: {load.finished} requests")
         if step == "update":
             client.deploy(spec("new"))
-            took[step] = timed(lambda: serves_alone(client, 2))
+            took[step] = _done(lambda: serves_alone(client, 2))
         elif step == "undo":
             client.undo(NAME)
-            took[step] = timed(lambda: serves_alone(client, 3))
+            took[step] = _done(lambda: serves_alone(client, 3))
         else:
-            took[step] = timed(drained(client))
+            took[step] = _done(drained(client))
         load.until(number * requests // len(STEPS), wait_s_max=CHANGE_S_MAX)
     return took
 

@@ -22,11 +22,11 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.paper.cells import COSTS, LIMITS, MEMORY_GIB, MODELS, PROCESSES
-from mesh.sim.cluster import Arrival, VirtualCell
-from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup, names_of
-from mesh.sim.scenario import Scenario, plan
-from mesh.sim.workload import Poisson, TraceFile, arrivals_of, drawn, from_file
-from mesh_workloads.generating import LLM_MESH, Workload, generate
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup
+from mesh.sim.scenario import Scenario, arrivals, plan
+from mesh.sim.workload import Poisson, Serverless, TraceFile, WorkloadKind
+from mesh_workloads.generating import LLM_MESH
 
 MODEL = "7B"
 NODES = 8
@@ -65,7 +65,7 @@ def scenario_of(case: Case) -> Scenario:
             for device in DeviceKind
         ),
         deployments=tuple(_groups((SHORT_DEPLOYMENTS if case.short else DEPLOYMENTS) * copies)),
-        workload=_short(case) if case.short else _NOTHING,
+        workload=_load(case),
         seed=case.seed,
         link_delay_s=0.001,
         ideal=True,
@@ -73,27 +73,12 @@ def scenario_of(case: Case) -> Scenario:
     )
 
 
-def arrivals(case: Case, scenario: Scenario) -> Iterator[Arrival]:
-    """Raises InvalidInput, NotFound or StorageError for a trace that cannot be used."""
-    names = [name for group in scenario.deployments for name in names_of(group)]
+def _load(case: Case) -> WorkloadKind:
     if case.short:
-        return drawn(_short(case), names, case.seed)
+        return _short(case)
     if case.trace is not None:
-        return arrivals_of(from_file(TraceFile(file=case.trace), case.seed), names)
-    return arrivals_of(generate(_load(case), case.seed), names)
-
-
-def _load(case: Case) -> Workload:
-    copies = case.nodes / NODES
-    return Workload(
-        name=LLM_MESH.name,
-        functions=DEPLOYMENTS * case.nodes // NODES,
-        rate_per_s=LLM_MESH.rate_per_s * copies,
-        duration_s=LLM_MESH.duration_s / copies,
-        rates=LLM_MESH.rates,
-        process=LLM_MESH.process,
-        lengths=LLM_MESH.lengths,
-    )
+        return TraceFile(file=case.trace)
+    return Serverless(duration_s=LLM_MESH.duration_s * NODES / case.nodes)
 
 
 def _short(case: Case) -> Poisson:
@@ -104,10 +89,6 @@ def _short(case: Case) -> Poisson:
         input_tokens=SHORT_INPUT_TOKENS,
         output_tokens=SHORT_OUTPUT_TOKENS,
     )
-
-
-_NOTHING = Poisson(duration_s=1.0, requests_per_s=1.0, input_tokens=(1, 1), output_tokens=(1, 1))
-"""The workload of a scenario whose arrivals come from elsewhere."""
 
 
 def _groups(deployments: int) -> Iterator[DeploymentGroup]:
@@ -168,7 +149,7 @@ def measure(case: Case) -> Measured:
 
 def _measure(case: Case) -> Measured:
     scenario, counter = scenario_of(case), _Counter()
-    coming = arrivals(case, scenario)
+    coming = arrivals(scenario)
     began_s, computed_s = time.perf_counter(), time.process_time()
     cell = VirtualCell(plan(scenario), recorders=(counter,), ended=counter.ended)
     cell.run(coming)

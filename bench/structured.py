@@ -20,13 +20,14 @@ import jsonschema
 import numpy as np
 
 from bench.demo_model import stored_model
+from bench.driving import INSTANCE, LoadedModel
 from bench.harness import Report, Table, show_status
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.domain.steps import EngineRequest
 from mesh.text.assets import read_assets
 from mesh.text.grammars import check_grammar, json_grammar
 from mesh.text.tokenizer import TextCodec
@@ -91,7 +92,7 @@ BATCH = 8
 TOKENS_MAX = 256
 ROUNDS = 6
 ROUND_TOKENS = 48
-INSTANCE = InstanceId("bench")
+CONTEXT_TOKENS = 1024
 DRAWN = SamplingParams(max_tokens=TOKENS_MAX, temperature=1.0)
 
 
@@ -102,26 +103,17 @@ class Answer:
     finish: FinishReason | None = None
 
 
-class Model:
+class Model(LoadedModel):
     def __init__(self, stored: StoredModel) -> None:
+        super().__init__(
+            OpenVinoEngine(),
+            stored,
+            kv_tokens=BATCH * CONTEXT_TOKENS * 2,
+            context_tokens_max=CONTEXT_TOKENS,
+            batch_max=BATCH,
+        )
         self.info, self.path = stored.info, stored.path
         self.codec = TextCodec(read_assets(stored.path))
-        self._engine = OpenVinoEngine()
-        self._engine.load(
-            LoadOrder(
-                instance_id=INSTANCE,
-                deployment=DeploymentName("bench"),
-                model=stored.info,
-                model_path=stored.path,
-                kv_blocks=BATCH * 64,
-                context_tokens_max=1024,
-                batch_max=BATCH,
-            ),
-            lambda *_: None,
-        )
-
-    def close(self) -> None:
-        self._engine.close()
 
     def request(self, name: str, prompt: str, sampling: SamplingParams) -> EngineRequest:
         return EngineRequest(
@@ -136,11 +128,11 @@ class Model:
         """The answers to all of them at once, and the seconds of each iteration."""
         by_id = {request.request_id: Answer(request) for request in requests}
         for request in requests:
-            self._engine.submit(INSTANCE, request)
+            self.engine.submit(INSTANCE, request)
         seconds = []
         while any(answer.finish is None for answer in by_id.values()):
             began_s = time.perf_counter()
-            result = self._engine.step(INSTANCE, 1024)
+            result = self.step(CONTEXT_TOKENS)
             seconds.append(time.perf_counter() - began_s)
             for output in result.outputs:
                 answer = by_id[output.request_id]

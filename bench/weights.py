@@ -20,17 +20,15 @@ import psutil
 from tokenizers import Tokenizer
 
 from bench.demo_model import stored_model
-from bench.driving import INSTANCE, no_progress, order
+from bench.driving import INSTANCE, no_progress, order, request
 from bench.engine_contenders import THREADS
 from bench.harness import Report, Table, show_status
 from bench.peer import Peer
-from mesh.domain.ids import ModelId, RequestId
+from mesh.domain.ids import ModelId
 from mesh.domain.model import ComputePrecision, KvPrecision, ModelFormat, WeightPrecision
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import SamplingParams
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.kv_blocks import KvBlocks
-from mesh.runtime.engine import EngineRequest
 from mesh_loader.architectures import expected_tensors, shape_of
 from mesh_loader.model_info import info_of_folder
 from mesh_loader.safetensors_file import StoredTensor, header_bytes, write_json
@@ -154,13 +152,13 @@ def foretold(
 ) -> Foretold:
     """Raises what a load raises."""
     compiler = Compiler(threads=threads, weights=weights, precisions=precisions)
-    compiler.prepare(stored.info, stored.path, lambda phase, share: None)
-    graph = compiler.compile(stored.info, stored.path, WINDOW_TOKENS + 1, lambda phase, share: None)
-    request = graph.model.create_infer_request()
-    inputs, windows = BatchInputs(graph.model, request), _windows(stored)
+    compiler.prepare(stored.info, stored.path, no_progress)
+    graph = compiler.compile(stored.info, stored.path, WINDOW_TOKENS + 1, no_progress)
+    inferring = graph.model.create_infer_request()
+    inputs, windows = BatchInputs(graph.model, inferring), _windows(stored)
     blocks = len(windows) * -(-WINDOW_TOKENS // BLOCK_TOKENS)
     how = KvResize.ELASTIC
-    cache = bind_kv_cache(how, graph.model, request, blocks=blocks, range_blocks=blocks)
+    cache = bind_kv_cache(how, graph.model, inferring, blocks=blocks, range_blocks=blocks)
     pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheRoom())
     sequences = [_sequence(window, stored) for window in windows]
     lost, choices = [], []
@@ -169,8 +167,8 @@ def foretold(
             for sequence in sequences:
                 sequence.reserve(1, pool)
             inputs.bind([Work(sequence, 1) for sequence in sequences])
-            request.infer(share_outputs=True)
-            found = request.get_output_tensor(0).data
+            inferring.infer(share_outputs=True)
+            found = inferring.get_output_tensor(0).data
             rows = found.reshape(-1, found.shape[-1])[: len(windows)].astype(np.float64)
             rows -= rows.max(axis=1, keepdims=True)
             truth = np.array([window[at] for window in windows])
@@ -194,13 +192,7 @@ def _windows(stored: StoredModel) -> list[list[int]]:
 
 def _sequence(window: list[int], stored: StoredModel) -> Sequence:
     return Sequence(
-        EngineRequest(
-            request_id=RequestId("window"),
-            prompt_tokens=(window[0],),
-            output_tokens=(),
-            sampling=SamplingParams(max_tokens=WINDOW_TOKENS, ignore_eos=True),
-            stop_token_ids=(),
-        ),
+        request("window", window[:1], WINDOW_TOKENS),
         context_tokens_max=WINDOW_TOKENS + 1,
         vocabulary_tokens=stored.info.vocabulary_tokens,
     )

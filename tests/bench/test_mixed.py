@@ -88,10 +88,10 @@ def test_a_first_node_that_nothing_is_too_much_for_is_an_error() -> None:
 
 def test_quiet_requests_come_one_by_one_and_a_burst_at_once() -> None:
     sized = sizes(FIRST, SECOND, REQUESTS)
-    alone = quiet("chat", sized, 3, random.Random(1))
+    alone = quiet(DeploymentName("chat"), sized, 3, random.Random(1))
     assert [call.at_s for call in alone] == [0.0, QUIET_GAP_S, 2 * QUIET_GAP_S]
-    together = burst("chat", sized, random.Random(1))
-    assert together == burst("chat", sized, random.Random(1)), "drawn from the seed"
+    together = burst(DeploymentName("chat"), sized, random.Random(1))
+    assert together == burst(DeploymentName("chat"), sized, random.Random(1)), "drawn from the seed"
     times_s = [call.at_s for call in together]
     assert (times_s, len(times_s)) == (sorted(times_s), 24)
     assert 0.0 <= times_s[0] <= times_s[-1] <= BURST_S

@@ -1,25 +1,12 @@
-"""What the overcommit benchmark sends and looks at: calls, limits, journals, samples."""
+"""What the overcommit benchmark looks at: journals, and samples of a process."""
 
-from collections import Counter
 from dataclasses import replace
 
-import pytest
-
-from bench.overcommit import RESIDENT_BEFORE, Fleet
-from bench.overcommit_cell import (
-    FIRST_S,
-    KINDS,
-    Audit,
-    Replay,
-    bursts,
-    calls,
-    limit_bytes,
-    peaks,
-)
+from bench.audit import Audit, Replay
 from bench.overcommit_shapes import Resident
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
@@ -32,50 +19,8 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
-from mesh.evaluation.load_client import Call
 from mesh.runtime.journal import Decision
-from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
-
-CALL = Call(
-    at_s=0.0,
-    deployment=DeploymentName("oc-chat"),
-    slo=KINDS["oc-chat"].slo,
-    prompt_tokens=(7,) * 100,
-    output_tokens=3,
-)
-
-
-def test_calls_keep_the_bounds_of_their_deployment_and_come_alike_from_a_seed() -> None:
-    sent = calls(bursts(seconds=120.0, seed=3))
-    assert sent == calls(bursts(seconds=120.0, seed=3))
-    assert sent != calls(bursts(seconds=120.0, seed=4))
-    assert [call.at_s for call in sent] == sorted(call.at_s for call in sent)
-    for call in sent:
-        kind = KINDS[call.deployment]
-        assert kind.prompt_tokens[0] <= len(call.prompt_tokens) <= kind.prompt_tokens[1]
-        assert kind.output_tokens[0] <= call.output_tokens <= kind.output_tokens[1]
-        tokens = len(call.prompt_tokens) + call.output_tokens
-        assert tokens < kind.context_tokens, "none is refused for its length"
-
-
-def test_every_deployment_begins_soon_with_a_large_burst_and_goes_on_with_a_small_one() -> None:
-    sent = bursts(seconds=200.0, seed=1)
-    for name, kind in KINDS.items():
-        mine = [burst for burst in sent if burst[0].deployment == name]
-        sizes = [len(burst) for burst in mine]
-        assert all(call.at_s <= FIRST_S + 1.0 for call in mine[0])
-        assert min(sizes[0::2]) >= kind.calls_max // 2 >= max(sizes[1::2])
-        assert max(sizes) <= kind.calls_max
-
-
-def test_the_limit_is_a_share_of_what_the_largest_bursts_and_the_weights_want() -> None:
-    sent = [(CALL,) * 10, (CALL,) * 30]
-    found = {peak.deployment: peak for peak in peaks(sent, FOOTPRINT)}
-    assert (found["oc-chat"].calls, found["oc-chat"].kv_blocks) == (30, 30 * 4)
-    assert found["oc-long"].kv_blocks == 64, "one full context of 2048 tokens at least"
-    whole_bytes = 4 * FOOTPRINT.weights_bytes + (120 + 32 + 32 + 64) * MIB
-    assert limit_bytes(list(found.values()), 2.0) == whole_bytes // 2 + ENGINE_BYTES
 
 
 def test_samples_over_the_limit_are_counted_and_a_process_that_ends_is_none() -> None:
@@ -195,19 +140,7 @@ def test_what_no_book_shows_is_told_apart_from_what_a_load_takes() -> None:
     assert found.unaccounted_amid_bytes == [40 * MIB]
     assert found.unaccounted_bytes == [10 * MIB]
     assert found.resident_max == 1
-    assert found.booked_over_rss() == 150 / 160
-
-
-def test_a_fleet_that_is_booked_too_high_or_takes_too_much_is_a_fault() -> None:
-    """One sample of ten is over the limit."""
-    within = Resident(limit_bytes=100, samples=10)
-    fleet = Fleet(audit=Audit(resident_max=8, books=[(80, 90), (100, 105)]), resident=within)
-    assert fleet.figures()["density_ratio"] == pytest.approx(8 / RESIDENT_BEFORE, abs=0.001)
-    assert fleet.figures()["fleet_booked_over_rss"] == 1.05
-    assert fleet.faults() == []
-    assert replace(fleet, resident=replace(within, over=1)).faults()
-    failed = Audit(errors=Counter({"load OutOfMemory": 1}))
-    assert replace(fleet, audit=failed).faults() == ["fleet: 1 × load OutOfMemory"]
+    assert found.booked_over_rss == 150 / 160
 
 
 def _listed(load: LoadInstance) -> InstanceReport:

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.sim import DEPLOYMENTS, NODES, Case, arrivals, figures, measure, row, scenario_of
+from bench.sim import DEPLOYMENTS, NODES, Case, figures, measure, row, scenario_of
 from mesh.domain.reasons import DeviceKind
+from mesh.sim.scenario import arrivals
 from mesh_workloads.generating import LLM_MESH
 
 
 def test_the_load_is_that_of_llm_mesh() -> None:
     case = Case()
     scenario = scenario_of(case)
-    coming = list(arrivals(case, scenario))
+    coming = list(arrivals(scenario))
     assert len(coming) == pytest.approx(9266, rel=0.2)
     assert len({arrival.deployment for arrival in coming}) > 0.8 * DEPLOYMENTS
     assert coming[-1].at_s == pytest.approx(LLM_MESH.duration_s, rel=0.05)
@@ -26,7 +27,7 @@ def test_larger_cells_are_copies_with_as_many_requests() -> None:
         DeviceKind.GPU: 5 * NODES,
     }
     assert sum(group.count for group in scenario.deployments) == 10 * DEPLOYMENTS
-    coming = list(arrivals(case, scenario))
+    coming = list(arrivals(scenario))
     assert len(coming) == pytest.approx(9266, rel=0.2)
     assert coming[-1].at_s == pytest.approx(LLM_MESH.duration_s / 10, rel=0.05)
 
@@ -35,7 +36,7 @@ def test_a_trace_is_taken_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("t_s,function,input_tokens,output_tokens\n0.5,3,100,7\n1.5,0,20,2\n")
     case = Case(trace=file)
-    assert [(a.at_s, a.deployment, a.output_tokens) for a in arrivals(case, scenario_of(case))] == [
+    assert [(a.at_s, a.deployment, a.output_tokens) for a in arrivals(scenario_of(case))] == [
         (0.5, "chat-0-4", 7),
         (1.5, "chat-0-1", 2),
     ]

@@ -1,0 +1,479 @@
+"""Plays a scenario on live cells, and beside its peers, and reports what it says of them.
+
+A scene's loads are offered to a cell of mesh, then to the scene's peer, with the same calls, each
+at its time whatever became of those before. Before: `scenario`. After: `harness`, which shows the
+report.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+from bench.audit import audit
+from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
+from bench.cold_start_cell import forget
+from bench.demo_model import store_path, stored_model
+from bench.fleet_swapper import swapped
+from bench.harness import Report, Table, rounded, show_status
+from bench.overcommit_shapes import booked_over_rss, watched
+from bench.own_models import own_source, plant_models
+from bench.played import Played, measured
+from bench.scenario import Cell, Scenario, Scene, read_scenario, wanted
+from bench.sending import AtOnce, Load, Overload, Poisson, Waves, limit_bytes
+from bench.spans import spans_of
+from mesh.cli.output import message
+from mesh.cli.waiting import Goal, wait_for
+from mesh.compute.times import Times
+from mesh.controller.registry import SqliteRegistry
+from mesh.core.controller.core import ControllerCore
+from mesh.domain.errors import InvalidInput
+from mesh.domain.events import ControllerEvent, NodeReported
+from mesh.domain.ids import DeploymentName
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.model import KvPrecision, WeightPrecision
+from mesh.domain.reasons import ProfileSource
+from mesh.domain.views import InstanceSnapshot
+from mesh.evaluation.fidelity.calibrating import calibrate
+from mesh.evaluation.fidelity.live import live_run
+from mesh.evaluation.fidelity.observing import pooled
+from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
+from mesh.evaluation.judging import Judgement, judge, judged
+from mesh.evaluation.load_client import Answer, Call, offer, offer_again
+from mesh.memory.watermark import recommended
+from mesh.runtime.journal import ControllerStart, Decision, read_journal
+from mesh.runtime.starting import controller_core
+from mesh.sim.cluster import SETTLE_S
+from mesh.wire.client import MeshClient
+from mesh_nodes.engines.openvino.footprint import estimate
+
+PROFILED = DeploymentName("profiled")
+CONTROLLERS = "controller.journal"
+BASE_BYTES = 192 * 2**20
+"""For a node's process without instances, which takes 165 MiB; less than an instance more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that all scenes have."""
+
+    seed: int = 1
+    rounds: int = 1
+    peer: bool = True
+    sim: bool = True
+    journal: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What became of a scene, by its loads. There is no peer where none was asked for."""
+
+    scene: Scene
+    ours: Sequence[Played]
+    peer: Sequence[Played] = ()
+
+
+Sent = list[tuple[list[Call], Played]]
+"""By load: the calls, and what became of them."""
+
+
+class Stage:
+    """`folder` keeps models and the state of cells from one run to the next."""
+
+    def __init__(self, folder: Path, asked: Asked) -> None:
+        self._folder = folder
+        self._own = folder / "store"
+        self._asked = asked
+        self._planted: set[str] = set()
+
+    def play(self, scene: Scene) -> Shown:
+        """Raises MeshError when a part of a cell does not start or ends."""
+        self._plant(scene)
+        ours: dict[str, Played] = {}
+        peers: dict[str, Played] = {}
+        apart = [[load] for load in scene.loads]
+        for number in range(self._asked.rounds):
+            seed = self._asked.seed + number
+            for loads in apart if scene.fresh or scene.cold else [list(scene.loads)]:
+                sent = self._in_cell(scene, scene.cell, loads, seed, [])
+                _added(ours, sent)
+                if scene.peer is not None and (self._asked.peer or scene.peer.cell is not None):
+                    _added(peers, self._by_peer(scene, loads, seed, sent))
+        if scene.simulated and self._asked.sim:
+            ours = self._simulated(scene, ours)
+        return Shown(scene=scene, ours=list(ours.values()), peer=list(peers.values()))
+
+    def _plant(self, scene: Scene) -> None:
+        if not scene.own_models:
+            stored_model()
+            return
+        names = [spec.name for spec in scene.specs()] + [PROFILED]
+        missing = [name for name in names if name not in self._planted]
+        show_status(f"{scene.name}: {len(missing)} models")
+        plant_models(self._own, missing, scene.cell.weights)
+        self._planted.update(missing)
+
+    def _store(self, scene: Scene) -> Path:
+        return self._own if scene.own_models else store_path()
+
+    def _in_cell(
+        self, scene: Scene, cell: Cell, loads: Sequence[Load], seed: int, given: Sent
+    ) -> Sent:
+        """`given` has the calls where another cell had them before."""
+        specs, store = scene.specs(cell), self._store(scene)
+        memory_bytes = self._memory_bytes(scene, cell, loads, seed)
+        with tempfile.TemporaryDirectory() as folder:
+            home, journals = Path(folder) / "home", Path(folder) / "journals"
+            journals.mkdir()
+            home.mkdir()
+            if scene.cold:
+                _copy(self._deployed(scene, cell), home)
+                forget(store)
+            if not scene.compiled:
+                shutil.rmtree(store / "compiled", ignore_errors=True)
+            kept = scene.cold or scene.audited
+            with (
+                local_cell(
+                    home=home,
+                    store=store,
+                    policy=cell.policy,
+                    memory_bytes=memory_bytes,
+                    prefetch_bytes=None if cell.ahead else 0,
+                    page_cache_bytes=None if cell.ahead else 0,
+                    journal=journals / CONTROLLERS if kept else None,
+                    node_journals=journals if kept else None,
+                ) as local,
+                MeshClient(local.address) as client,
+                ExitStack() as opened,
+            ):
+                for spec in () if scene.cold else specs:
+                    show_status(f"{scene.name}: deploy {spec.name}")
+                    client.deploy(spec)
+                for spec in specs if scene.resident else ():
+                    wait_for(client, spec.name, Goal.READY, LOADED_S_MAX)
+                times = None
+                if scene.surveyed and not scene.cold:
+                    times = Times(measured_profile(local.address, specs[0].name, show_status))
+                (node,) = client.nodes()
+                found: Sent = []
+                resident = None
+                if scene.audited and memory_bytes is not None:
+                    pid = local.children[1].process.pid
+                    resident = opened.enter_context(watched(pid, memory_bytes))
+                for number, load in enumerate(loads):
+                    if scene.resident:
+                        wait_calm(local)
+                    calls = given[number][0] if given else load.calls(specs, seed, times)
+                    if scene.each_first:
+                        for spec in specs:
+                            first = replace(calls[0], at_s=0.0, deployment=spec.name)
+                            offer(local.address, [first], call_s_max=scene.call_s_max)
+                    show_status(f"{scene.name}, {load.name}: {len(calls)} calls")
+                    made = _offered(scene, load, local.address, calls)
+                    if isinstance(load, Overload) and times is not None:
+                        made = replace(made, offered=(load.offered(calls, times),))
+                    found.append((calls, replace(made, surveyed=scene.surveyed)))
+                instances = _instances(client)
+                views = client.profiles(specs[0].name)
+                local.check_alive()
+            if scene.cold:
+                ((calls, made),) = found
+                run = live_run(
+                    home,
+                    journals / f"{node.node_id}.journal",
+                    node=node,
+                    profile=next(
+                        v.profile for v in views if v.profile.fingerprint == node.fingerprint
+                    ),
+                    calls=calls,
+                    answers=[each.answer for each in made.judged.all],
+                    calibrated_s=_lasted_s(made.judged),
+                )
+                found = [(calls, _told(made, run, load_errors(journals / CONTROLLERS)))]
+            if resident is not None:
+                show_status(f"{scene.name}: deciding the journal again")
+                if self._asked.journal is not None:
+                    shutil.copy(journals / CONTROLLERS, self._asked.journal)
+                books = audit(journals / CONTROLLERS)
+                found = [(c, replace(p, audit=books, resident=resident)) for c, p in found]
+        return [(calls, replace(made, instances=instances)) for calls, made in found]
+
+    def _by_peer(self, scene: Scene, loads: Sequence[Load], seed: int, sent: Sent) -> Sent:
+        assert scene.peer is not None
+        if scene.peer.cell is not None:
+            return self._in_cell(scene, scene.peer.cell, loads, seed, sent)
+        found: Sent = []
+        for (calls, _), load in zip(sent, loads, strict=True):
+            show_status(f"{scene.name}, {load.name}: {len(calls)} calls to its peer")
+            names = [spec.name for spec in scene.specs()]
+            answers, spans = swapped(
+                calls,
+                resident_max=scene.cell.memory_for or len(names),
+                preloaded=names if scene.resident else (),
+                call_s_max=scene.call_s_max,
+            )
+            made = _about(load, Played(judged=judge(calls, answers), spans=spans))
+            found.append((calls, made))
+        return found
+
+    def _memory_bytes(
+        self, scene: Scene, cell: Cell, loads: Sequence[Load], seed: int
+    ) -> int | None:
+        """`--memory` of the node."""
+        if cell.memory_for is not None:
+            # A peer that differs in how weights are held has the same memory.
+            plain = scene.peer.cell if scene.peer is not None and scene.peer.cell else cell
+            deployed = self._deployed(scene, plain)
+            with closing(SqliteRegistry(deployed / "controller")) as registry:
+                first = registry.deployments()[0]
+            footprint = dict(first.footprints)["openvino"]
+            blocks = recommended(footprint.blocks_for(first.context_tokens_max))
+            return BASE_BYTES + cell.memory_for * footprint.instance_bytes(blocks)
+        if cell.overcommit is not None:
+            (load,) = loads
+            assert isinstance(load, Waves), "a scene with overcommit has waves"
+            specs, info = scene.specs(cell), stored_model().info
+            taken = estimate(info, weights=WeightPrecision.I8, kv=KvPrecision.F16)
+            return limit_bytes(load.waves(specs, seed), specs, taken, cell.overcommit)
+        return cell.memory_bytes
+
+    def _deployed(self, scene: Scene, cell: Cell) -> Path:
+        """The state of a cell with the scene's deployments, each with a surveyed profile where the
+        scene wants that; made once.
+        """
+        kind = f"{cell.weights or 'default'}-{'' if cell.prefix_cache else 'un'}cached"
+        home = self._folder / f"{scene.name}-{kind}"
+        if home.exists():
+            return home
+        home.mkdir()
+        specs, store = scene.specs(cell), self._store(scene)
+        with local_cell(home=home, store=store) as local, MeshClient(local.address) as client:
+            if scene.surveyed:
+                model = replace(specs[0], name=PROFILED, source=own_source(PROFILED))
+                client.deploy(model)
+                measured_profile(local.address, PROFILED, show_status)
+                client.delete(PROFILED)
+            for spec in specs:
+                show_status(f"{scene.name}: deploy {spec.name}")
+                client.deploy(spec)
+        with closing(SqliteRegistry(home / "controller")) as registry:
+            surveyed = [p for p in registry.profiles() if p.source is ProfileSource.SURVEY]
+            for profile in surveyed[:1]:
+                for deployment in registry.deployments():
+                    model_id = deployment.model.model_id
+                    registry.store_profile(replace(profile, model_id=model_id))
+        return home
+
+    def _simulated(self, scene: Scene, ours: dict[str, Played]) -> dict[str, Played]:
+        """What virtual nodes meet when they get the same calls. They have the costs that all runs
+        tell together, at the pace of each; runs may be too short for that, or never without a load.
+        """
+        show_status(f"{scene.name}: simulated")
+        runs = [made.run for made in ours.values() if made.run is not None]
+        first, last = runs[0], runs[-1]
+        try:
+            costs = calibrate(
+                pooled([run.observed for run in runs]),
+                Times(first.profile),
+                from_s=first.start_s,
+                until_s=last.start_s + last.calibrated_s,
+            )
+            shares = [
+                fmean(
+                    outcome.met_in_the_mean_without_grace
+                    for outcomes in calibrated(run, costs).simulations(run, SIMULATIONS)
+                    for outcome in outcomes
+                )
+                for run in runs
+            ]
+        except InvalidInput as error:
+            message(f"{scene.name}, not simulated: {error}")
+            return ours
+        return {
+            name: replace(made, simulated_met_share=share)
+            for (name, made), share in zip(ours.items(), shares, strict=True)
+        }
+
+
+def _added(to: dict[str, Played], sent: Sent) -> None:
+    for _, made in sent:
+        to[made.name] = to[made.name] + made if made.name in to else made
+
+
+def _about(load: Load, made: Played) -> Played:
+    if not isinstance(load, Poisson):
+        return replace(made, name=load.name)
+    return replace(made, name=load.name, rate=load.rate, seconds=load.seconds)
+
+
+def _offered(scene: Scene, load: Load, address: str, calls: Sequence[Call]) -> Played:
+    answers: list[Answer]
+    retries: list[tuple[Call, Answer]] = []
+    if isinstance(load, AtOnce) and load.one_by_one:
+        answers = [a for c in calls for a in offer(address, [c], call_s_max=scene.call_s_max)]
+    else:
+        answers, retries = offer_again(
+            address,
+            calls,
+            retries_max=int(scene.come_again),
+            call_s_max=scene.call_s_max,
+        )
+    again = Judgement(tuple(judged(*retry) for retry in retries))
+    return _about(load, Played(judged=judge(calls, answers), again=again))
+
+
+def _instances(client: MeshClient) -> tuple[InstanceSnapshot, ...]:
+    found = (i for deployment in client.list() for i in deployment.instances)
+    return tuple(i for i in found if i.tier is not None)
+
+
+def _lasted_s(judgement: Judgement) -> float:
+    answers = [each.answer for each in judgement.all]
+    return max(a.sent_s + a.ended_s for a in answers) - answers[0].sent_s
+
+
+def _told(made: Played, run: LiveRun, errors: Iterable[float]) -> Played:
+    """With what journals say."""
+    began_s = run.observed.first_s
+    lead_s = 0.0 if began_s is None else max(run.start_s - began_s - SETTLE_S, 0.0)
+    return replace(
+        made,
+        run=replace(run, lead_s=lead_s),
+        spans=spans_of(run.observed),
+        load_errors=tuple(errors),
+    )
+
+
+def _copy(home: Path, to: Path) -> None:
+    """The controller's state: the store is linked anew, and logs stay."""
+    shutil.copytree(home / "controller", to / "controller")
+
+
+def load_errors(path: Path) -> Iterator[float]:
+    """Raises InvalidInput when this is no journal of a controller."""
+    start, decisions = read_journal(path)
+    assert isinstance(start, ControllerStart), f"{path} is a node's journal"
+    return errors_of(controller_core(start), decisions)
+
+
+def errors_of(core: ControllerCore, decisions: Iterable[Decision]) -> Iterator[float]:
+    """For each load that ended, first loads of a model included, how far the expectation at its
+    beginning was off, as a share of the time from its command to the report.
+    """
+    for decision in decisions:
+        event = decision.event
+        assert isinstance(event, ControllerEvent), "a node's decision"
+        if isinstance(event, NodeReported) and isinstance(event.report, InstanceLoaded):
+            instance = core.cell.instances.get(event.report.instance_id)
+            if instance is not None:
+                took_s = decision.now_s - instance.load_started_s
+                yield abs(took_s - instance.load_expected_s) / took_s
+        core.handle(event, decision.now_s)
+
+
+def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
+    """Lists are by load. A scene with figures of its own that has none tells of all loads alone."""
+    scene, peer = shown.scene, shown.scene.peer
+    each, whole = scenario.figures, scenario.whole
+    if scene.figures is not None:
+        each, whole = scene.figures, scene.whole
+    together = reduce(add, shown.ours)
+    found: dict[str, object] = {
+        f"{scene.mark}{name}": [measured(one, spec) for one in shown.ours]
+        for name, spec in each.items()
+    }
+    found |= {f"{scene.mark}{name}": measured(together, spec) for name, spec in whole.items()}
+    if peer is None:
+        return found
+    pairs = list(zip(shown.ours, shown.peer, strict=False))
+    by_load: dict[str, Sequence[object]] = {
+        f"{peer.name}_{name}": [measured(one, spec) for _, one in pairs]
+        for name, spec in scenario.peer_figures.items()
+    }
+    by_load[peer.ratio] = [_ratio(one, other, peer.counted) for one, other in pairs]
+    return found | {name: of if each else of[0] for name, of in by_load.items() if each or of}
+
+
+def _ratio(ours: Played, peer: Played, counted: str) -> float | None:
+    """None where the peer has none."""
+    one, other = measured(ours, counted), measured(peer, counted)
+    assert isinstance(one, int), f"{counted} is a count"
+    assert isinstance(other, int), f"{counted} is a count"
+    return rounded(one / other, 2) if other else None
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_cell(each)}" for name, each in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _table(shown: Shown, told: Mapping[str, object]) -> Table:
+    names = [one.name for one in shown.ours]
+    rows = []
+    for name, value in told.items():
+        cells = value if isinstance(value, list) else [value]
+        cells = [*map(_cell, cells), *[""] * (len(names) - len(cells))]
+        rows.append((name.replace("_", " "), *cells))
+    return Table(headings=("figure", *names), rows=rows, title=f"\n{shown.scene.name}")
+
+
+def report(scenario: Scenario, played: Sequence[Shown]) -> Report:
+    told = [figures(scenario, each) for each in played]
+    found = {name: value for each in told for name, value in each.items()}
+    made = Report(
+        figures=found,
+        shown=[_table(each, of) for each, of in zip(played, told, strict=True)],
+        targets={name: to for name, to in scenario.targets.items() if name in found},
+        surveyed=any(each.scene.surveyed for each in played),
+    )
+    return replace(made, figures={**found, "faults": made.missed()})
+
+
+def perform(
+    path: Path,
+    *,
+    scene: Annotated[str | None, "only this scene"] = None,
+    rates: Annotated[tuple[float, ...], "calls a second"] = (),
+    seconds: Annotated[float | None, "for how long a load's calls come"] = None,
+    deployments: Annotated[int | None, "deployments of a group"] = None,
+    rounds: Annotated[int, "rounds, each with other calls"] = 1,
+    seed: int = 1,
+    quick: bool = False,
+    peer: Annotated[bool, "without the peer that is not mesh"] = True,
+    sim: Annotated[bool, "simulate nothing"] = True,
+    survey: bool = False,
+    journal: Path | None = None,
+) -> Report:
+    scenario = read_scenario(path)
+    scenes = wanted(
+        scenario,
+        scene=scene,
+        quick=quick,
+        rates=tuple(rates),
+        seconds=seconds,
+        deployments=deployments,
+        survey=survey,
+    )
+    asked = Asked(seed=seed, rounds=rounds, peer=peer, sim=sim, journal=journal)
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Path(folder), asked)
+        played = [stage.play(each) for each in scenes]
+    if not quick and any(each.shapes for each in scenes):
+        show_status("what two shapes take")
+        taken = dict(booked_over_rss())
+        played = [
+            replace(each, ours=[replace(one, shapes=taken) for one in each.ours])
+            if each.scene.shapes
+            else each
+            for each in played
+        ]
+    return report(scenario, played)

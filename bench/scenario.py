@@ -1,0 +1,234 @@
+"""A scenario of a live cell, as a TOML file in `bench/scenarios` says it: data, and no code.
+
+A scene says what is deployed, in which memory, the loads that are offered, and beside what peer;
+the file, which figures are told of every load, and what they have to be. Before: a file. After:
+`live`, which plays it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.demo_model import SOURCE
+from bench.own_models import own_source
+from bench.played import check_spec
+from bench.sending import AtOnce, Overload, Poisson, Waves
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from mesh.domain.model import WeightPrecision
+from mesh.domain.slo import Slo
+from mesh.sim.scenario_file import read_toml, strict_converter
+
+LoadKind = AtOnce | Overload | Poisson | Waves
+KINDS: Mapping[str, type[LoadKind]] = {
+    "at once": AtOnce,
+    "overload": Overload,
+    "poisson": Poisson,
+    "waves": Waves,
+}
+"""The loads, by the `kind` that a file says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Equal deployments: NAME-01 and so on, or NAME alone."""
+
+    name: str
+    count: int = 0
+    """How many are numbered; 0: the deployment has the group's name."""
+    own_models: bool = False
+    """Each has a model of its own, of the demo model's shape; else all are the demo model."""
+    context_tokens_max: int = 1024
+    slo: Slo = field(default_factory=Slo)
+    scaling: Scaling = field(default_factory=Scaling)
+
+    def specs(self) -> list[DeploymentSpec]:
+        """The most popular first."""
+        numbered = [f"{self.name}-{n:02}" for n in range(1, self.count + 1)] or [self.name]
+        return [
+            DeploymentSpec(
+                name=DeploymentName(name),
+                source=own_source(name) if self.own_models else SOURCE,
+                context_tokens_max=self.context_tokens_max,
+                slo=self.slo,
+                scaling=self.scaling,
+            )
+            for name in numbered
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One controller and one CPU node."""
+
+    policy: str | None = None
+    memory_bytes: int | None = None
+    memory_for: int | None = None
+    """The node has memory for so many instances as they are loaded."""
+    overcommit: float | None = None
+    """The node has the memory that the largest waves want, over this."""
+    ahead: bool = True
+    """Models are loaded, or read, before they are called."""
+    prefix_cache: bool = True
+    weights: WeightPrecision | None = None
+    """How weights are held; `None` stands for the node's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What gets the same calls after mesh: another cell, or llama.cpp servers that are swapped."""
+
+    name: str
+    """Before the names of its figures."""
+    ratio: str
+    """The name of mesh's calls that met their SLO over its."""
+    counted: str = "met_by_the_clock"
+    """The measure that is compared."""
+    cell: Cell | None = None
+    """`None` stands for the swapper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    name: str
+    deployments: tuple[Group, ...]
+    loads: tuple[LoadKind, ...]
+    """Offered one after the other."""
+    cell: Cell = field(default_factory=Cell)
+    peer: Peer | None = None
+    mark: str = ""
+    """Before the names of its figures."""
+    figures: Mapping[str, str] | None = None
+    """By name what is told of each load, in place of the file's: see `played.measured`."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """The same of all loads of the scene together."""
+    resident: bool = False
+    """All deployments are loaded, and the node is idle, before a load."""
+    fresh: bool = False
+    """Each load has a cell of its own."""
+    cold: bool = False
+    """Each load has a cell of its own that knows its deployments from before, and nothing of their
+    models is in the page cache.
+    """
+    surveyed: bool = False
+    """The first deployment's model is measured before."""
+    compiled: bool = True
+    """What was compiled in one cell is there in the next one."""
+    audited: bool = False
+    """The controller's journal is decided again, and the node's memory watched."""
+    each_first: bool = False
+    """Every deployment is called once by itself before."""
+    simulated: bool = False
+    """Virtual nodes get the same calls as well."""
+    come_again: bool = False
+    """Who is refused comes again when the refusal says."""
+    call_s_max: float = 60.0
+    """After the last call of a load."""
+    optional: bool = False
+    """Played where it is asked for by name alone."""
+    quick: bool = True
+    """Whether a quick run has it."""
+    shapes: bool = False
+    """What instances of two shapes take is measured beside it."""
+
+    def specs(self, cell: Cell | None = None) -> list[DeploymentSpec]:
+        """As a cell has them: the scene's own, or the peer's."""
+        held = cell or self.cell
+        return [
+            replace(spec, prefix_cache=held.prefix_cache, weights=held.weights)
+            for group in self.deployments
+            for spec in group.specs()
+        ]
+
+    @property
+    def own_models(self) -> bool:
+        return any(group.own_models for group in self.deployments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    about: str
+    """What it measures, in its first sentence, and what its figures mean."""
+    scenes: tuple[Scene, ...]
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Told of each load of a scene that has none of its own."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """The same of all loads of such a scene together."""
+    peer_figures: Mapping[str, str] = field(default_factory=dict)
+    """Told of a peer."""
+    targets: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """By figure what it has to be, as `harness.Report` has it."""
+
+
+_converter = strict_converter()
+
+
+def _load(raw: Any, _: object) -> LoadKind:
+    kind = str(raw.get("kind")) if isinstance(raw, Mapping) else ""
+    if kind not in KINDS:
+        raise ValueError(f"there is no kind of load {kind!r}, only {', '.join(KINDS)}")
+    without = {key: value for key, value in raw.items() if key != "kind"}
+    made: LoadKind = _converter.structure(without, KINDS[kind])
+    return made
+
+
+def _target(raw: Any, _: object) -> str | tuple[str, ...]:
+    return raw if isinstance(raw, str) else tuple(raw)
+
+
+_converter.register_structure_hook(LoadKind, _load)
+_converter.register_structure_hook(str | tuple[str, ...], _target)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises NotFound when the file cannot be read, InvalidInput when it is no scenario."""
+    made = read_toml(path, _converter, Scenario)
+    said = [made.figures, made.whole, made.peer_figures]
+    said += [each for scene in made.scenes for each in (scene.figures or {}, scene.whole)]
+    counted = [scene.peer.counted for scene in made.scenes if scene.peer is not None]
+    for spec in [*counted, *(spec for each in said for spec in each.values())]:
+        check_spec(spec)
+    return made
+
+
+def wanted(
+    scenario: Scenario,
+    *,
+    scene: str | None,
+    quick: bool,
+    rates: tuple[float, ...],
+    seconds: float | None,
+    deployments: int | None,
+    survey: bool,
+) -> list[Scene]:
+    """The scenes as options of the command line would have them. Raises InvalidInput."""
+    names = [each.name for each in scenario.scenes]
+    if scene is not None and scene not in names:
+        raise InvalidInput(f"there is no scene {scene}, only {', '.join(names)}")
+    found = []
+    for each in scenario.scenes:
+        if each.name != scene if scene is not None else each.optional or (quick and not each.quick):
+            continue
+        loads = [_as_asked(load, quick, seconds) for load in each.loads]
+        if rates and isinstance(loads[0], Poisson):
+            loads = [replace(loads[0], rate=rate) for rate in rates]
+        groups = each.deployments
+        if deployments is not None:
+            groups = tuple(replace(g, count=deployments) if g.count else g for g in groups)
+        found.append(
+            replace(
+                each,
+                loads=tuple(loads),
+                deployments=groups,
+                surveyed=each.surveyed or survey,
+            )
+        )
+    return found
+
+
+def _as_asked(load: LoadKind, quick: bool, seconds: float | None) -> LoadKind:
+    if quick:
+        load = load.shortened()
+    return load if seconds is None or isinstance(load, AtOnce) else replace(load, seconds=seconds)
