@@ -101,14 +101,14 @@ class NodeCore:
         node = self._node
         if node.stepping is not None:
             return
-        delivery_s = self._limits.delivery_s_max
+        margin_s = self._limits.deadline_margin_s_max
         slowdown = node.load_slowdown.latest if node.loading() else 1.0
         care = node.rule.overestimate
         run_queues = [
             run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown, care)) is not None
+            and (run_queue := instance.run_queue(ctx.now_s, margin_s, slowdown, care)) is not None
         ]
         grant = next_turn(
             node.turns,

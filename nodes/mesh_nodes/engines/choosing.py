@@ -66,7 +66,7 @@ def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> 
         from mesh_nodes.engines.openvino.engine import OpenVinoEngine, release
         from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
         from mesh_nodes.engines.openvino.precision_choice import chosen, shape_of_store
-        from mesh_nodes.engines.openvino.trial_wish import TrialWish
+        from mesh_nodes.engines.openvino.trial_job import TrialJob
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
@@ -76,14 +76,14 @@ def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> 
     kind = fingerprint(
         options.hardware, device=options.device, threads=options.threads, engine=plain
     )
-    wish = TrialWish(
+    job = TrialJob(
         architecture=shape_of_store(ModelStore(options.home / _STORE)),
         threads=options.threads,
         compute=options.precision,
         kv=options.kv,
     )
     kept = options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json"
-    choice = chosen(wish, kept, say)
+    choice = chosen(job, kept, say)
     engine = OpenVinoEngine(
         threads=options.threads,
         precision=choice.precisions.compute,

@@ -45,7 +45,7 @@ from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 from mesh_nodes.engines.openvino.books import FootprintBooks
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, engine_errors
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
@@ -372,7 +372,7 @@ class OpenVinoEngine:
         """The one that would have spared the load, of so many seconds, its compile."""
         if graph.imported or graph.blob_key is None or self._blobs_path is None:
             return
-        wish = BlobWish(
+        job = BlobJob(
             key=graph.blob_key,
             folder=str(self._blobs_path),
             model_path=str(order.model_path),
@@ -382,7 +382,7 @@ class OpenVinoEngine:
             compute=order.model.precision or self._precisions.compute,
             kv=self._precisions.kv,
         )
-        self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes, compile_s)
+        self._blob_maker.ask(job, self.footprint(order.model).weights_bytes, compile_s)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

@@ -42,7 +42,7 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.synthetic import sequences_of
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, done, told
+from mesh_nodes.engines.openvino.trial_job import TrialJob, done, told
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
@@ -100,22 +100,22 @@ class _Runner:
         self._cache.close()
 
 
-def tried(wish: TrialWish, tell: Callable[[float], None] = lambda share: None) -> tuple[Timed, ...]:
+def tried(job: TrialJob, tell: Callable[[float], None] = lambda share: None) -> tuple[Timed, ...]:
     """Each candidate but those that compute as one does that is too far off, which is not timed
     itself, either; what is known to serve comes first. `tell` is called with the share of the trial
     that is done. Raises RuntimeError or OutOfMemory."""
-    core, architecture = ov.Core(), cut(wish.architecture)
+    core, architecture = ov.Core(), cut(job.architecture)
     weights = _weights(architecture)
 
     def compiled(precisions: Precisions, group: int) -> CompiledGraph:
-        properties = properties_of(precisions, wish.threads, group)
+        properties = properties_of(precisions, job.threads, group)
         graph = build_graph(architecture, weights, CONTEXT_TOKENS)
         return CompiledGraph(core.compile_model(graph, "CPU", properties), weights, ())
 
     exact = _logits(compiled(_EXACT, 0))
     graphs = dict[Precisions, CompiledGraph]()
     found, good = list[Timed](), list[Timed]()
-    possible = candidates(capable(core), wish.compute, wish.kv)
+    possible = candidates(capable(core), job.compute, job.kv)
     for number, precisions in enumerate(possible):
         tell(COMPILED_SHARE * number / len(possible))
         if any(precisions.compute is each.precisions.compute for each in found if each not in good):
@@ -218,7 +218,7 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        sys.stdout.write(f"{told(tried(TrialWish.from_json(sys.argv[1]), tell))}\n")
+        sys.stdout.write(f"{told(tried(TrialJob.from_json(sys.argv[1]), tell))}\n")
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -16,7 +16,7 @@ _DONE = "done "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialWish:
+class TrialJob:
     """The order for a trial: the model's shape, of which a few layers, all alike, are timed, and
     the precisions that are settled already.
     """
@@ -30,7 +30,7 @@ class TrialWish:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "TrialWish":
+    def from_json(cls, text: str) -> "TrialJob":
         fields = json.loads(text)
         shape = fields["architecture"]
         rope = Rope(**{**shape["rope"], "short_factors": ()})
