@@ -44,8 +44,8 @@ from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
-from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.blob_job import BlobJob
+from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.books import FootprintBooks
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, engine_errors
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX

@@ -15,8 +15,8 @@ from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh_nodes.engines.openvino import blob_folder, blob_maker
 from mesh_nodes.engines.openvino.architecture import parse_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker
 from mesh_nodes.engines.openvino.blob_job import BlobJob
+from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.openvino.shape_key import shape_key
 from tests.support.waiting import until

@@ -24,8 +24,8 @@ from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import blob_maker, blob_making, exported, shape_blob
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_job import BlobJob
+from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions

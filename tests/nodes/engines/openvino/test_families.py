@@ -20,8 +20,8 @@ from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_job import BlobJob
+from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import activation_bytes

@@ -29,7 +29,7 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.weights import Matrix, weight_plan
 from tests.loader.tiny_gguf import byte_tokenizer, random_tensors, write_tiny_gguf
 from tests.nodes.engines.openvino.preparing import prepare_here
-from tests.nodes.engines.openvino.test_blobs import compiled, compiler, make, job
+from tests.nodes.engines.openvino.test_blobs import compiled, compiler, job, make
 from tests.nodes.engines.openvino.test_graph import CHUNKS, computed_logits
 from tests.nodes.engines.openvino.test_weights import weights_of
 from tests.nodes.engines.openvino.tiny import (
