@@ -352,7 +352,7 @@ def test_what_sleeps_does_not_outlive_an_agent_that_is_killed(tmp_path: object) 
     with agent, agent.stdout:
         assert agent.stdout.readline() == "asleep\n"
         below = psutil.Process(agent.pid).children(recursive=True)
-        assert len(below) == 2, "the nursery and the process that sleeps"
+        assert len(below) == 2, "the forkserver and the process that sleeps"
         agent.kill()
     wait_until(lambda: not any(alive(process.pid) for process in below))
 
