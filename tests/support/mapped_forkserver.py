@@ -1,6 +1,6 @@
 """A forkserver whose engine processes have their KV caches in virtual memory, on a CPU.
 
-`python -m tests.support.mapped_forkserver FD` is the forkserver but for that: where engine processes
+`python -m tests.support.mapped_forkserver FD` is the forkserver except for that: where processes
 would find CUDA's driver they find one that stands in for it, with 64 KiB a chunk. It refuses access
 while more chunks are mapped than `STAND_IN_CHUNKS_ALLOWED` says.
 """

@@ -1,6 +1,6 @@
-"""The agent's end of the forkserver: starts it, asks it for engine processes, learns how they ended.
+"""The agent's end of the forkserver: starts it, asks it for engine processes, learns of their ends.
 
-Owns the forkserver's process, and knows which of the engine processes that came of any have not ended.
+It owns the forkserver's process, and knows which engine processes of any forkserver have not ended.
 It is started with the engine, so that its imports run while the node finds its cell, and again with
 the next load if it died meanwhile. Before: `engine`, at a load. After: `remote`, which talks to the
 process that came of it.

@@ -1,4 +1,4 @@
-"""Without vLLM, only what needs none of it is collected; with it, one forkserver serves all tests."""
+"""Without vLLM, only tests that do not need it are collected; one forkserver serves all of them."""
 
 import importlib.util
 from collections.abc import Iterator
