@@ -14,7 +14,7 @@ from typing import Annotated
 from bench.harness import Report, Table
 from mesh.domain.errors import InvalidInput
 from mesh.memory.block_keys import next_key, root_key
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.sim.sequences import CountedPlaces
 from mesh_workloads.reading import read
@@ -27,8 +27,8 @@ SHARES = (0.05, 0.25, 1.0)
 def hit_tokens(arrivals: Sequence[Arrival], blocks_max: int) -> int:
     """With room for so many blocks. One token of each prompt is computed at least."""
     longest = max(len(arrival.blocks) for arrival in arrivals)
-    room = CacheRoom(max(blocks_max, longest))
-    pool = KvBlocks(longest, CountedPlaces(), room, overflows=True)
+    budget = CacheBudget(max(blocks_max, longest))
+    pool = KvBlocks(longest, CountedPlaces(), budget, overflows=True)
     hit = 0
     for arrival in arrivals:
         key, table, keys = root_key(""), list[int](), list[bytes]()

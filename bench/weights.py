@@ -28,7 +28,7 @@ from mesh.domain.ids import ModelId, RequestId
 from mesh.domain.model import ComputePrecision, KvPrecision, ModelFormat, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.runtime.engine import EngineRequest
 from mesh_loader.architectures import expected_tensors, shape_of
@@ -161,7 +161,7 @@ def foretold(
     blocks = len(windows) * -(-WINDOW_TOKENS // BLOCK_TOKENS)
     how = KvResize.ELASTIC
     cache = bind_kv_cache(how, graph.model, request, blocks=blocks, range_blocks=blocks)
-    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheRoom())
+    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheBudget())
     sequences = [_sequence(window, stored) for window in windows]
     lost, choices = [], []
     try:

@@ -27,7 +27,7 @@ from mesh.evaluation.paper.cells import (
     load,
     paper_cell,
 )
-from mesh.evaluation.paper.drawing import cell_charts, overview_charts, run_charts
+from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation
 from mesh.evaluation.paper.page import page
 from mesh.evaluation.paper.record import record

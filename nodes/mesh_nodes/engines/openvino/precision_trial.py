@@ -18,7 +18,7 @@ import openvino as ov
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.profile import IterationShape
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_loader.bounded_child import end_first
 from mesh_nodes.engines.openvino.architecture import Architecture
@@ -80,7 +80,7 @@ class _Runner:
             KvResize.ELASTIC, graph.model, self._request, blocks=_BLOCKS, range_blocks=_BLOCKS
         )
         places = BlockPlaces(self._cache, blocks=_BLOCKS, total=_BLOCKS)
-        self._pool = KvBlocks(_BLOCKS, places, CacheRoom())
+        self._pool = KvBlocks(_BLOCKS, places, CacheBudget())
 
     def run(self, shape: IterationShape) -> float:
         """Compute one iteration; how long it took, in seconds."""

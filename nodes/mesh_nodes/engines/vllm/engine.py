@@ -20,7 +20,7 @@ from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -95,7 +95,7 @@ class VllmEngine:
         self._instances: dict[InstanceId, Remote] = {}
         self._slots: dict[InstanceId, SleepSlot] = {}
         self._cached: dict[InstanceId, CachedBlocks] = {}
-        self._room = CacheRoom(lock=threading.RLock())
+        self._budget = CacheBudget(lock=threading.RLock())
         self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
         self._pool = (
@@ -173,11 +173,11 @@ class VllmEngine:
                 raise EngineError(f"instance {order.instance_id} is already loaded")
             self._loading[order.instance_id] = None
         footprint = self.footprint(order.model)
-        self._room.begin_load(order.instance_id, footprint.instance_bytes(order.kv_blocks))
+        self._budget.begin_load(order.instance_id, footprint.instance_bytes(order.kv_blocks))
         try:
             tier = self._bring_up(order, progress)
         finally:
-            self._room.end_load(order.instance_id)
+            self._budget.end_load(order.instance_id)
             with self._lock:
                 del self._loading[order.instance_id]
         self._spare.fill()
@@ -258,7 +258,7 @@ class VllmEngine:
         """Does not wait for iterations to end unless there is something new."""
         if memory_bytes != self._bound_bytes:
             self._bound_bytes = memory_bytes
-            self._room.bound(memory_bytes)
+            self._budget.bound(memory_bytes)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         with self._lock:
@@ -300,7 +300,7 @@ class VllmEngine:
             self._put(self._slots, order.instance_id, slot)
             cached = CachedBlocks(
                 slot.remote,
-                self._room,
+                self._budget,
                 self.footprint(order.model),
                 order.kv_blocks,
                 overflows=key.options.elastic and self._release.computes_on_cpu,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino.blocks import BlockPlaces, Blocks
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
@@ -189,7 +189,7 @@ def test_no_history_takes_pages_from_a_block_in_use(
     """With the pool that decides what is in use; and no more is held than may be taken."""
     pages = Pages(shared_blocks)
     places = BlockPlaces(Claimed(pages.held), blocks=40, total=BLOCKS)
-    pool = KvBlocks(40, places, CacheRoom())
+    pool = KvBlocks(40, places, CacheBudget())
     in_use: dict[int, int] = {}
     for serial, (action, number) in enumerate(history):
         if action == "take" and number <= pool.free:

@@ -7,7 +7,7 @@ import pytest
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import kv_elastic
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
@@ -35,7 +35,7 @@ class Bound:
             how, graph.model, self.request, blocks=blocks, range_blocks=RANGE_BLOCKS
         )
         self.places = BlockPlaces(self.cache, blocks=blocks, total=RANGE_BLOCKS)
-        self.pool = KvBlocks(blocks, self.places, CacheRoom())
+        self.pool = KvBlocks(blocks, self.places, CacheBudget())
 
     def resize(self, blocks: int) -> dict[int, int]:
         """As an instance does it; returns where the blocks in use have gone."""

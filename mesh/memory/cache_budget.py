@@ -33,7 +33,7 @@ class CachingBlocks(Protocol):
     def forgotten(self, blocks: list[int]) -> None: ...
 
 
-class CacheRoom:
+class CacheBudget:
     """The memory that one engine's cached blocks share. `lock` guards it and all blocks in it where
     several threads come.
     """
