@@ -70,7 +70,7 @@ class KvBlocks:
         self._holders: dict[int, int] = {}
         """For each named block that is used, how many requests use it."""
         self._cached: dict[int, int] = {}
-        """When each was let go, by the budget's ticks: the oldest first, children before parents."""
+        """The budget's tick when each was freed: the oldest first, children before parents."""
         budget.enter(self)
 
     @property

@@ -19,7 +19,7 @@ import openvino as ov
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh_loader.bounded_child import run_bounded
-from mesh_loader.locks import held
+from mesh_loader.locks import locked
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import Architecture, Rope, read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
@@ -172,7 +172,7 @@ def _found(job: TrialJob, kept: Path, say: Say) -> _Found | None:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         lock = kept.with_suffix(".lock")
-        with held(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: say(WAITS, 0.0)):
+        with locked(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: say(WAITS, 0.0)):
             return _read(kept, job) or _tried(job, kept, say)
     except (OSError, Unavailable) as error:
         log.warning("precisions are not compared: %s", error)
