@@ -43,7 +43,7 @@ def hit_tokens(arrivals: Sequence[Arrival], blocks_max: int) -> int:
         hit += min(len(table) * BLOCK_TOKENS, arrival.input_tokens - 1)
         fresh = pool.take(len(keys) - len(table))
         table += [pool.name(*one) for one in zip(fresh, keys[len(table) :], strict=True)]
-        pool.let_go(table)
+        pool.release(table)
     return hit
 
 

@@ -128,7 +128,7 @@ class Gateway:
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
         self._readers: dict[RequestId, asyncio.Task[Any]] = {}
-        self._leaving: list[RequestId] = []
+        self._cancelled: list[RequestId] = []
         """Requests whose clients have gone in this turn of the loop."""
         self.stopping = False
         """No further calls are taken."""
@@ -249,18 +249,18 @@ class Gateway:
         stream = self._streams.pop(request_id, None)
         if stream is not None and not stream.ended:
             stream.ended = True
-            self._leave(request_id)
+            self._cancel(request_id)
 
-    def _leave(self, request_id: RequestId) -> None:
+    def _cancel(self, request_id: RequestId) -> None:
         """Those who leave in one turn of the loop go together: a place that each frees would be
         given to the next one that is about to go.
         """
-        if not self._leaving:
-            asyncio.get_running_loop().call_soon(self._let_go)
-        self._leaving.append(request_id)
+        if not self._cancelled:
+            asyncio.get_running_loop().call_soon(self._cancel_together)
+        self._cancelled.append(request_id)
 
-    def _let_go(self) -> None:
-        left, self._leaving = self._leaving, []
+    def _cancel_together(self) -> None:
+        left, self._cancelled = self._cancelled, []
         self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
     def _drop(self, stream: ClientStream, why: Cancelled) -> None:
@@ -271,7 +271,7 @@ class Gateway:
         self._readers[request_id].cancel()
         if not stream.ended:
             stream.ended = True
-            self._leave(request_id)
+            self._cancel(request_id)
 
     def _check_open(self) -> None:
         if self.stopping:
@@ -371,7 +371,7 @@ class Gateway:
             self._streams.pop(request_id, None)
             del self._readers[request_id]
             if not stream.ended:
-                self._leave(request_id)
+                self._cancel(request_id)
 
 
 def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:

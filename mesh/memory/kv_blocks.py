@@ -71,7 +71,7 @@ class KvBlocks:
         """For each named block that is used, how many requests use it."""
         self._cached: dict[int, int] = {}
         """The budget's tick when each was freed: the oldest first, children before parents."""
-        budget.enter(self)
+        budget.add(self)
 
     @property
     def free(self) -> int:
@@ -147,7 +147,7 @@ class KvBlocks:
             self._digests.came(digest_of(key))
             return block
 
-    def let_go(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """A request needs its blocks, in the order of its tokens, no more. Raises ValueError when
         one of them is not used.
         """
@@ -208,7 +208,7 @@ class KvBlocks:
     def close(self) -> None:
         """Nothing is used or cached any more; the memory goes with the instance."""
         with self._budget.lock:
-            self._budget.leave(self)
+            self._budget.remove(self)
             self._blocks, self._keys, self._holders, self._cached = {}, {}, {}, {}
             self.used = 0
 

@@ -195,7 +195,7 @@ class Instance:
         if sequence.prefix is None:
             self.pool.count(-(sequence.capacity_tokens // self.footprint.block_tokens))
         else:
-            self.pool.let_go(sequence.prefix.table)
+            self.pool.release(sequence.prefix.table)
 
     def memory(self) -> InstanceMemory:
         pool = self.pool

@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         instance, request = self._draw(data)
         instance.requests.remove(request)
-        instance.pool.let_go(request.table)
+        instance.pool.release(request.table)
 
     @rule(n=INSTANCES, blocks=st.integers(1, 20))
     def resize(self, n: int, blocks: int) -> None:
@@ -210,7 +210,7 @@ def filled(budget: CacheBudget, *prompts: list[int]) -> Instance:
     for tokens in prompts:
         request = Request(tokens, "", PrefixWalk("", SIZE))
         instance.compute(request, 100)
-        instance.pool.let_go(request.table)
+        instance.pool.release(request.table)
     return instance
 
 
@@ -236,7 +236,7 @@ def test_the_oldest_of_all_instances_goes_first_and_what_is_used_again_is_young(
     again = Request([1] * 5, "", PrefixWalk("", SIZE))
     one.resize(1)
     instance.compute(again, 0)
-    one.let_go(again.table)
+    one.release(again.table)
     one.resize(0)
     for memory_bytes, left in ((3, "123"), (2, "13"), (1, "1"), (0, "")):
         budget.bound(memory_bytes)
@@ -290,7 +290,7 @@ def test_a_load_may_take_memory_while_another_thread_computes() -> None:
             for n in range(400):
                 request = Request([n % 7] * 30, "", PrefixWalk("", SIZE))
                 instance.compute(request, 30)
-                pool.let_go(request.table)
+                pool.release(request.table)
                 pool.tell()
         except BaseException as error:
             failures.append(error)

@@ -110,11 +110,11 @@ class LocalInstance:
         self.state = LocalState.READY
         self.footprint, self.kv_blocks = footprint, kv_blocks
 
-    def abandon(self) -> None:
+    def unload_when_loaded(self) -> None:
         """Nobody wants it any more: it goes as soon as it is loaded."""
         self.state = LocalState.ABANDONED
 
-    def leave(self) -> list[LocalRequest]:
+    def unload(self) -> list[LocalRequest]:
         """The engine unloads it. Returns the requests that were on it."""
         self.state = LocalState.UNLOADING
         requests = list(self.requests.values())
@@ -135,7 +135,7 @@ class LocalInstance:
     def link_closed(self) -> None:
         """No controller knows what it is in the midst of."""
         if self.state is LocalState.LOADING:
-            self.abandon()
+            self.unload_when_loaded()
         self.resizing_unasked, self.growth_waiting = len(self.resizing), None
 
     def add(self, request: LocalRequest) -> None:

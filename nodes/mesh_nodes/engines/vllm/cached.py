@@ -45,7 +45,7 @@ class CachedBlocks:
         self._remote = remote
         self._budget = budget
         self._overflows = overflows
-        budget.enter(self)
+        budget.add(self)
 
     def note_use(self) -> None:
         self.oldest = self._budget.tick()
@@ -70,9 +70,9 @@ class CachedBlocks:
                 books = self._remote.books
                 self.blocks = kv_blocks if books is None else books.kv_blocks
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         with self._budget.lock:
-            self._budget.leave(self)
+            self._budget.remove(self)
 
     def forget_oldest(self) -> int:
         """Forgets one block; the process decides which, and says so by `forgotten`."""

@@ -196,7 +196,7 @@ class VllmEngine:
             slot = self._slots.pop(instance_id, None)
             cached = self._cached.pop(instance_id, None)
         if cached is not None:
-            cached.leave()
+            cached.remove()
         if remote is not None and (slot is None or not self._sleeping.sleep(slot)):
             remote.end()
 

@@ -184,14 +184,14 @@ class SleepingProcesses:
 
     def _take(self, key: WakeKey) -> SleepSlot | None:
         """The one with this key that fell asleep last."""
-        self._let_dead_go()
+        self._end_dead()
         with self._table:
             found = next((slot for slot in reversed(self._asleep) if slot.key == key), None)
             if found is not None:
                 self._asleep.remove(found)
         return found
 
-    def _let_dead_go(self) -> None:
+    def _end_dead(self) -> None:
         """Those that died in their sleep take nobody's place."""
         with self._table:
             dead = [slot for slot in self._asleep if not slot.remote.alive]
@@ -204,7 +204,7 @@ class SleepingProcesses:
         unless the host's memory goes meanwhile.
         """
         assert self._pool is not None
-        self._let_dead_go()
+        self._end_dead()
         if not self._fits(slot):
             return False
         while len(self._asleep) >= self.count_max:

@@ -29,10 +29,10 @@ class Pages:
         self.leave.set()
         self.fails = False
         self.held = HeldBlocks(
-            BLOCKS, slice_blocks=8, shared_blocks=shared_blocks, give_back=self.give_back
+            BLOCKS, slice_blocks=8, shared_blocks=shared_blocks, free_pages=self.free_pages
         )
 
-    def give_back(self, first: int, end: int) -> None:
+    def free_pages(self, first: int, end: int) -> None:
         self.enter.set()
         assert self.leave.wait(10)
         if self.fails:
@@ -197,7 +197,7 @@ def test_no_history_takes_pages_from_a_block_in_use(
             pages.contents |= written
         elif action == "give":
             freed = sorted(in_use)[::2][:number]
-            pool.let_go(freed)
+            pool.release(freed)
             in_use = {block: value for block, value in in_use.items() if block not in freed}
         elif action == "shrink" and number >= max(pool.used, 1):
             pool.resize(number)
