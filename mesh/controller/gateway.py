@@ -47,10 +47,6 @@ Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 """The headers of a call, by whichever protocol, with their names in lower case."""
 
 
-def no_headers() -> Iterable[tuple[str | bytes, str | bytes]]:
-    return ()
-
-
 class Cell(Protocol):
     """What the gateway asks the core."""
 
@@ -184,7 +180,7 @@ class Gateway:
         await self._tokenizers.check_grammar(grammar)
 
     @asynccontextmanager
-    async def call(self, asked: Invocation, headers: Headers = no_headers) -> AsyncIterator[Call]:
+    async def call(self, asked: Invocation, headers: Headers = tuple) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.
 
         Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more

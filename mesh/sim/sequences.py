@@ -60,7 +60,7 @@ def _beside_stops(token_id: int, model: ModelInfo) -> int:
 
 def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
-    drawn = _samples(sampling)
+    drawn = sampling.temperature > 0 and sampling.top_k != 1 and sampling.min_p < 1
     penalties = (sampling.presence_penalty, sampling.frequency_penalty)
     return hash(
         (
@@ -71,10 +71,6 @@ def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
             *(penalty for penalty in penalties if penalty),
         )
     )
-
-
-def _samples(sampling: SamplingParams) -> bool:
-    return sampling.temperature > 0 and sampling.top_k != 1 and sampling.min_p < 1
 
 
 @dataclass(slots=True)

@@ -90,19 +90,11 @@ def up(
             check_state(home)
             cell.start()
             if cell.wait_ready(stopping.asked, output.text):
-                output.text(
-                    f"next        mesh {_by(certificates)}deploy MODEL.yaml{_at(cell.address)}"
-                )
+                by = "" if certificates is None else f"--tls {certificates} "
+                at = "" if cell.address == DEFAULT_ADDRESS else f" --controller {cell.address}"
+                output.text(f"next        mesh {by}deploy MODEL.yaml{at}")
                 while not stopping.wait(WATCH_S):
                     cell.check_alive()
             output.message("stopping")
         finally:
             cell.stop(stopping.asked_again)
-
-
-def _by(tls: Path | None) -> str:
-    return "" if tls is None else f"--tls {tls} "
-
-
-def _at(address: str) -> str:
-    return "" if address == DEFAULT_ADDRESS else f" --controller {address}"

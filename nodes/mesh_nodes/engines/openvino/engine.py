@@ -65,11 +65,6 @@ REST_S = 0.05
 """Without an iteration, until the engine is not about to compute the next one."""
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def release() -> str:
     """OpenVINO's, which decides how long iterations take as much as the processor does."""
     return str(ov.get_version()).split("-")[0]
@@ -121,7 +116,7 @@ class OpenVinoEngine:
         self._weights = weights
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
-        self._threads = threads or _cores()
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
         self._blob_maker = BlobMaker(available_bytes)
