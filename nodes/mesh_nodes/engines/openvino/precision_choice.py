@@ -30,7 +30,12 @@ from mesh_nodes.engines.openvino.precisions import (
     choose,
     reason,
 )
-from mesh_nodes.engines.openvino.trial_job import TrialJob, heard, share_told, told
+from mesh_nodes.engines.openvino.trial_job import (
+    TrialJob,
+    read_progress,
+    read_timings,
+    timings_json,
+)
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
@@ -113,7 +118,7 @@ def tried(job: TrialJob, say: Say = lambda phase, share: None) -> tuple[Timed, .
     say(MEASURES, 0.0)
 
     def read(line: bytes) -> None:
-        share = share_told(line)
+        share = read_progress(line)
         if share is not None:
             say(MEASURES, share)
 
@@ -124,7 +129,7 @@ def tried(job: TrialJob, say: Say = lambda phase, share: None) -> tuple[Timed, .
     if ended.exit_code != 0:
         raise ValueError("its time was up" if ended.exit_code is None else last)
     try:
-        return heard(json.loads(last))
+        return read_timings(json.loads(last))
     except (KeyError, TypeError) as error:
         raise ValueError(f"it said {last}") from error
 
@@ -188,7 +193,7 @@ def _tried(job: TrialJob, kept: Path, say: Say) -> _Found | None:
             timed=tried(job, say),
         )
         entry = {"measured_at": found.measured_at, "shape": found.shape}
-        timed = json.loads(told(found.timed))
+        timed = json.loads(timings_json(found.timed))
         keep_json(kept, {**_content(kept), _key(job): {**entry, "timed": timed}})
     except (OSError, ValueError) as error:
         log.warning("precisions could not be compared on this machine: %s", error)
@@ -202,7 +207,7 @@ def _read(path: Path, job: TrialJob) -> _Found | None:
     if content is None:
         return None
     try:
-        timed = heard(content["timed"])
+        timed = read_timings(content["timed"])
         found = _Found(
             measured_at=str(content["measured_at"]), shape=str(content["shape"]), timed=timed
         )

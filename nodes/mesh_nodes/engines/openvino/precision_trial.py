@@ -42,7 +42,7 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.synthetic import sequences_of
-from mesh_nodes.engines.openvino.trial_job import TrialJob, done, told
+from mesh_nodes.engines.openvino.trial_job import TrialJob, progress_line, timings_json
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
@@ -214,11 +214,11 @@ def main() -> int:
     end_first()
 
     def tell(share: float) -> None:
-        sys.stdout.write(f"{done(share)}\n")
+        sys.stdout.write(f"{progress_line(share)}\n")
         sys.stdout.flush()
 
     try:
-        sys.stdout.write(f"{told(tried(TrialJob.from_json(sys.argv[1]), tell))}\n")
+        sys.stdout.write(f"{timings_json(tried(TrialJob.from_json(sys.argv[1]), tell))}\n")
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -42,13 +42,13 @@ class TrialJob:
         )
 
 
-def told(timed: Sequence[Timed]) -> str:
+def timings_json(timed: Sequence[Timed]) -> str:
     """As one line of JSON."""
     return json.dumps([asdict(each) for each in timed])
 
 
-def heard(content: Any) -> tuple[Timed, ...]:
-    """What `told` was given, of its JSON. Raises KeyError, TypeError or ValueError, also where
+def read_timings(content: Any) -> tuple[Timed, ...]:
+    """The timings of what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also where
     nothing was timed."""
     timed = tuple(_timed(**each) for each in content)
     if not any(each.rounds for each in timed):
@@ -67,13 +67,13 @@ def _timed(precisions: dict[str, str], error: float, rounds: list[list[float]]) 
     )
 
 
-def done(share: float) -> str:
+def progress_line(share: float) -> str:
     """A line that says how much of the trial is done, 0 to 1."""
     return f"{_DONE}{share:.3f}"
 
 
-def share_told(line: bytes) -> float | None:
-    """What `done` was given; None for any other line."""
+def read_progress(line: bytes) -> float | None:
+    """The share in a `progress_line`; `None` for any other line."""
     text = line.decode("ascii", "replace").strip()
     try:
         return float(text.removeprefix(_DONE)) if text.startswith(_DONE) else None

@@ -33,7 +33,7 @@ from mesh_nodes.engines.openvino.precisions import (
     reason,
 )
 from mesh_nodes.engines.openvino.shape_key import cpu_fields
-from mesh_nodes.engines.openvino.trial_job import TrialJob, heard, told
+from mesh_nodes.engines.openvino.trial_job import TrialJob, read_timings, timings_json
 from tests.nodes.engines.openvino.families import families
 from tests.nodes.engines.openvino.test_families import COMPUTED, imported
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
@@ -136,13 +136,15 @@ def test_the_reason_says_when_on_what_and_how_far_the_rounds_differed(
             }
         ),
         json.dumps({"any-any": {"measured_at": "", "shape": "", "timed": []}}),
-        json.dumps({"any-any": {"timed": json.loads(told(FOUND))}}),
+        json.dumps({"any-any": {"timed": json.loads(timings_json(FOUND))}}),
         json.dumps(
             {
                 "any-any": {
                     "measured_at": "",
                     "shape": "",
-                    "timed": json.loads(told((replace(FOUND[0], rounds=((1.0,),)), FOUND[1]))),
+                    "timed": json.loads(
+                        timings_json((replace(FOUND[0], rounds=((1.0,),)), FOUND[1]))
+                    ),
                 }
             }
         ),
@@ -209,9 +211,9 @@ def test_of_each_family_a_plain_shape_is_tried(tmp_path: Path, name: str) -> Non
 def test_a_wish_and_what_was_found_come_through_the_process_s_ends_whole() -> None:
     job = TrialJob(architecture=USUAL, threads=3, kv=KvPrecision.BF16)
     assert TrialJob.from_json(job.to_json()) == job
-    assert heard(json.loads(told(FOUND)))[:2] == FOUND[:2]
+    assert read_timings(json.loads(timings_json(FOUND)))[:2] == FOUND[:2]
     with pytest.raises(ValueError, match="no precision was timed"):
-        heard(json.loads(told(FOUND[2:])))
+        read_timings(json.loads(timings_json(FOUND[2:])))
 
 
 def test_a_trial_computes_a_few_layers(tiny: TinyModel) -> None:
