@@ -47,7 +47,7 @@ from mesh_nodes.engines.openvino.precision_choice import tried
 from mesh_nodes.engines.openvino.precision_trial import SHAPES as TRIAL_SHAPES
 from mesh_nodes.engines.openvino.precision_trial import cut
 from mesh_nodes.engines.openvino.precisions import Precisions, Timed, choose
-from mesh_nodes.engines.openvino.trial_wish import TrialWish
+from mesh_nodes.engines.openvino.trial_job import TrialJob
 from mesh_nodes.engines.openvino.weights import Matrix, weight_plan
 
 OPERATIONS = {
@@ -132,7 +132,7 @@ class Trial:
     def of(cls, architecture: Architecture) -> "Trial":
         """Raises EngineError."""
         try:
-            timed = tried(TrialWish(architecture=architecture, threads=THREADS))
+            timed = tried(TrialJob(architecture=architecture, threads=THREADS))
         except (OSError, ValueError) as error:
             raise EngineError(f"precisions cannot be compared: {error}") from error
         return cls(architecture=cut(architecture), timed=timed, roofline=measured(THREADS))

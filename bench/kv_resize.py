@@ -30,7 +30,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import InstanceMemory
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import estimate
@@ -81,7 +81,7 @@ class DemoGraph:
             ),
             self._graph,
             footprint=self._footprint,
-            room=CacheRoom(),
+            budget=CacheBudget(),
             kv_resize=how,
         )
 

@@ -27,7 +27,7 @@ from bench.peer import Peer
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ComputePrecision, KvPrecision, ModelFormat, WeightPrecision
 from mesh.domain.profile import IterationShape
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_loader.architectures import expected_tensors, shape_of
 from mesh_loader.model_info import info_of_folder
@@ -159,7 +159,7 @@ def foretold(
     blocks = len(windows) * -(-WINDOW_TOKENS // BLOCK_TOKENS)
     how = KvResize.ELASTIC
     cache = bind_kv_cache(how, graph.model, inferring, blocks=blocks, range_blocks=blocks)
-    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheRoom())
+    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheBudget())
     sequences = [_sequence(window, stored) for window in windows]
     lost, choices = [], []
     try:

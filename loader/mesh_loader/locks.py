@@ -23,7 +23,7 @@ YOUNG_S = 10.0
 
 
 @contextmanager
-def held(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[None]:
+def locked(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[None]:
     """Holds the lock for the block; `on_wait` is called every POLL_S while another holds it.
 
     Raises Unavailable when it is not free within `wait_s`, and whatever `on_wait` raises.
@@ -45,7 +45,7 @@ def held(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[
 
 
 @contextmanager
-def held_if_free(path: Path) -> Iterator[bool]:
+def locked_if_free(path: Path) -> Iterator[bool]:
     """Holds the lock for the block where nobody else does; says whether it is held, which it never
     is where the file system has no such lock: NFS has none of folders.
     """
@@ -89,7 +89,7 @@ def abandoned(folder: Path) -> bool:
     try:
         if time.time() - folder.stat().st_mtime < YOUNG_S:
             return False
-        with held_if_free(folder) as free:
+        with locked_if_free(folder) as free:
             return free
     except OSError:
         return False

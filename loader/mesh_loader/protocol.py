@@ -35,16 +35,12 @@ class Reporter:
         late = now_s >= self._written_s + PROGRESS_EVERY_S
         if not same_phase(phase, self._phase) or late or share >= 1.0:
             self._phase, self._written_s = phase, now_s
-            write_line(progress_line(phase, share))
+            write_line(json.dumps({"phase": phase, "share": round(share, 4)}))
 
 
 def write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def progress_line(phase: str, share: float) -> str:
-    return json.dumps({"phase": phase, "share": round(share, 4)})
 
 
 def model_line(stored: StoredModel) -> str:

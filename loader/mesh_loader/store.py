@@ -192,7 +192,7 @@ class ModelStore:
         """Whether no node of this machine uses the model; within the block none begins to."""
         path = locks.model_lock(self._root, model_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held_if_free(path) as free:
+        with locks.locked_if_free(path) as free:
             yield free
 
     def _create_folders(self) -> None:
@@ -201,7 +201,7 @@ class ModelStore:
 
     @contextmanager
     def _locked(self, name: str, wait_s: float, on_wait: Callable[[], None]) -> Iterator[None]:
-        with locks.held(self._locks / f"{name}.lock", wait_s=wait_s, on_wait=on_wait):
+        with locks.locked(self._locks / f"{name}.lock", wait_s=wait_s, on_wait=on_wait):
             yield
 
     @contextmanager
@@ -224,7 +224,10 @@ class ModelStore:
         with; locked as those of `torn` are.
         """
         for folder in sorted(self._downloads.glob("*")):
-            with locks.held_if_free(self._locks / f"{folder.name}.lock") as free, suppress(OSError):
+            with (
+                locks.locked_if_free(self._locks / f"{folder.name}.lock") as free,
+                suppress(OSError),
+            ):
                 if free and time.time() - folder.stat().st_mtime >= older_than_s:
                     yield folder
 
@@ -236,7 +239,7 @@ class ModelStore:
             if folder.name.startswith(_REMOVED):
                 yield folder
                 continue
-            with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
+            with locks.locked_if_free(self._locks / f"{folder.name}.lock") as stale:
                 if stale:
                     yield folder
 

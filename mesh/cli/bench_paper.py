@@ -21,13 +21,13 @@ from mesh.evaluation.paper.cells import (
     ALL_CELLS,
     DURATION_S,
     LENGTHS,
-    PaperCell,
+    PaperCase,
     from_trace,
     generated,
     load,
-    paper_cell,
+    paper_case,
 )
-from mesh.evaluation.paper.drawing import cell_charts, overview_charts, run_charts
+from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation
 from mesh.evaluation.paper.page import page
 from mesh.evaluation.paper.record import record
@@ -44,7 +44,7 @@ from mesh_workloads.trace import Trace
 POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
 """The policies that the paper compares."""
 ABLATIONS = tuple(f"llm-mesh-no-{part}" for part in ("cpu", "sharing", "defrag", "preemption"))
-ABLATION_CELLS = (paper_cell("7B/64"),)
+ABLATION_CELLS = (paper_case("7B/64"),)
 """Where the paper takes parts away."""
 
 
@@ -191,9 +191,9 @@ def _source(trace: Path | None, lengths: str | None, seed: int) -> Trace:
 
 def _pairs(
     policies: tuple[str, ...], cells: str | None, ablations: bool
-) -> list[tuple[PaperCell, str]]:
+) -> list[tuple[PaperCase, str]]:
     """Which cell under which policy. Raises InvalidInput for what there is not."""
-    chosen = ALL_CELLS if cells is None else tuple(paper_cell(c.strip()) for c in cells.split(","))
+    chosen = ALL_CELLS if cells is None else tuple(paper_case(c.strip()) for c in cells.split(","))
     names = policies or tuple(name for name in POLICIES if name in known_policies())
     for name in names:
         policy_of(name)

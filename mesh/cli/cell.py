@@ -16,15 +16,17 @@ from mesh.cli.kept_child import KeptChild
 from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
+from mesh.controller import options as controller
 from mesh.controller.state_check import check_restart
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.views import NodeSnapshot
+from mesh.runtime.options import as_arguments
 from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
 from mesh_nodes import hardware
-from mesh_nodes.options import as_arguments
+from mesh_nodes.options import OPTIONS
 
 READY_S_MAX = 120.0
 """From the start of the children until every node has joined. An engine's import takes seconds."""
@@ -73,31 +75,14 @@ class LocalCell:
         self._listen = free_address(self._plan.listen)
         if self._plan.http is not None:
             self._http = free_address(self._plan.http, "--http")
-        home = ["--home", str(self._plan.home)]
-        join = ["--join-ms", str(self._plan.join_ms)] if self._plan.join_ms else []
-        policy = ["--policy", self._plan.policy] if self._plan.policy else []
-        journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
-        http = ["--http", self._http] if self._http else []
-        for host in self._plan.http_hosts:
-            http += ["--http-host-allowed", host]
-        for origin in self._plan.http_origins:
-            http += ["--http-cors", origin]
-        sources = [part for rules in self._plan.sources for part in ("--sources", rules)]
-        tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
-        wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
-        http += [option for option, given in wanted if given]
-        self._keep(
-            "the controller",
-            "mesh.controller",
-            ["--listen", self._listen, *http, *tls, *home, *sources, *join, *policy, *journal],
-        )
+        given = {
+            option.name: getattr(self._plan, option.name, None) for option in controller.OPTIONS
+        }
+        given |= {"listen": self._listen, "http": self._http}
+        arguments = as_arguments(controller.OPTIONS, given)
+        self._keep("the controller", "mesh.controller", arguments)
         for node in self._plan.nodes:
-            self._keep(
-                f"node {node.name}",
-                "mesh_nodes",
-                self._node_arguments(node),
-                node.name,
-            )
+            self._keep(f"node {node.name}", "mesh_nodes", self._node_arguments(node), node.name)
 
     def _keep(
         self, name: str, module: str, arguments: Sequence[str], node: str | None = None
@@ -134,6 +119,7 @@ class LocalCell:
             threads = threads or max(1, machine.cores // len(nodes))
         plain = node.device is DeviceKind.CPU and node.engine is None
         return as_arguments(
+            OPTIONS,
             {
                 "join": self.address,
                 "name": node.name,
@@ -154,7 +140,7 @@ class LocalCell:
                 "policy": policy if (policy := self._plan.policy or "").endswith(".py") else None,
                 "journal": self._plan.node_journal(node.name),
                 "home": self._plan.home,
-            }
+            },
         )
 
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mesh.cli.options import AUTO
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput, Unavailable
 from mesh.domain.reasons import DeviceKind
+from mesh.runtime.options import AUTO
 from mesh.wire.channel import format_address, parse_address
 
 NODES_MAX = 64
@@ -34,7 +34,8 @@ class NodePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
     """What a cell is to be. `memory_bytes` and `threads` are one node's, as is `prefetch_bytes` of
-    its memory, and `page_cache_bytes` beside it; None: its share.
+    its memory, and `page_cache_bytes` beside it; None: its share. What goes to the controller as it
+    is has the name of its option, where it is described.
     """
 
     listen: str
@@ -50,20 +51,14 @@ class CellPlan:
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
-    http_hosts: tuple[str, ...] = ()
-    """By which it may be asked, beside this machine's own names."""
-    http_origins: tuple[str, ...] = ()
-    """The origins whose pages may ask the cell, as browsers spell them."""
-    join_ms: float = 0.0
-    """As of the controller."""
+    http_host_allowed: tuple[str, ...] = ()
+    http_cors: tuple[str, ...] = ()
+    join_ms: float | None = None
     sources: tuple[str, ...] = ()
-    """As of the controller and of nodes."""
+    """Nodes get them, too."""
     keys: bool = False
-    """Whether each call needs one, on the loopback, too; an operator's is in the environment, which
-    the nodes show as well.
-    """
+    """Where each call needs one, an operator's is in the environment, which the nodes show."""
     open: bool = False
-    """Whether nobody needs a key where it can be reached from other machines."""
     tls: Path | None = None
     """A folder with certificates of all parts, where they show any."""
     journal: Path | None = None

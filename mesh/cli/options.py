@@ -4,7 +4,7 @@ Environment variables are read here, as defaults of options, and nowhere else in
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,17 +13,13 @@ import platformdirs
 
 from mesh.cli.output import Format
 from mesh.domain.errors import InvalidInput
-from mesh.domain.source_rules import read_source_rules
+from mesh.runtime.options import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from mesh.runtime.options import HOME, Option
 from mesh.wire.channel import parse_address
-from mesh_nodes.options import AUTO as AUTO
-from mesh_nodes.options import DEFAULT_ADDRESS as DEFAULT_ADDRESS
-from mesh_nodes.options import OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_HTTP = "127.0.0.1:8070"
-HTTP_OFF = "off"
-POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
 def controller_option(command: Command) -> Command:
@@ -48,26 +44,27 @@ def format_option(command: Command) -> Command:
     )
 
 
-def policy_option(command: Command) -> Command:
-    """`--policy`, given to the command as `policy`: None for the controller's default."""
-    return click.option("--policy", metavar="NAME|FILE.py", help=POLICY_HELP)(command)
-
-
-def node_options(*names: str) -> Callable[[Command], Command]:
-    """The options of a node that have these names, given to the command as it takes them."""
+def program_options(options: Iterable[Option]) -> Callable[[Command], Command]:
+    """The options of a program, given to the command by their names. `--http` is on by default
+    here, and `--home` is `home_option`.
+    """
 
     def decorated(command: Command) -> Command:
         # Decorators apply from the last one to the first.
-        for option in [option for option in reversed(OPTIONS) if option.name in names]:
-            kind = click.IntRange(min=option.least) if option.number else str
+        for option in reversed(tuple(options)):
+            if option is HOME:
+                command = home_option(command)
+                continue
+            default = DEFAULT_HTTP if option.name == "http" else option.default
             command = click.option(
                 option.flag,
                 metavar=option.metavar,
-                type=click.Choice([*map(str, option.choices)]) if option.choices else kind,
-                default=option.default and str(option.default),
+                type=_kind(option),
+                is_flag=option.kind is bool,
+                default=False if option.kind is bool else default and str(default),
                 envvar=option.environ,
                 multiple=option.repeatable,
-                show_default=option.default is not None,
+                show_default=default is not None,
                 show_envvar=True,
                 help=option.help,
             )(command)
@@ -76,62 +73,14 @@ def node_options(*names: str) -> Callable[[Command], Command]:
     return decorated
 
 
-def http_option(command: Command) -> Command:
-    """`--http HOST:PORT`, given to the command as `http`: an address, or HTTP_OFF."""
-    return click.option(
-        "--http",
-        metavar="HOST:PORT",
-        default=DEFAULT_HTTP,
-        show_default=True,
-        help="Where clients of OpenAI's protocol reach it; off: nowhere.",
-    )(command)
-
-
-def http_hosts_option(command: Command) -> Command:
-    """`--http-host-allowed NAME`, given to the command as `http_hosts`."""
-    return click.option(
-        "--http-host-allowed",
-        "http_hosts",
-        metavar="NAME",
-        multiple=True,
-        help="A name by which HTTP may be asked without keys, beside this machine's; repeatable.",
-    )(command)
-
-
-def http_cors_option(command: Command) -> Command:
-    """`--http-cors ORIGIN`, given to the command as `http_origins`."""
-    return click.option(
-        "--http-cors",
-        "http_origins",
-        metavar="ORIGIN",
-        multiple=True,
-        help="Whose pages may ask by HTTP, like https://chat.example; * for all; repeatable.",
-    )(command)
-
-
-def sources_option(command: Command) -> Command:
-    """`--sources ROLE=RULE,…`, given to the command as `sources`: texts that read_source_rules
-    takes."""
-    return click.option(
-        "--sources",
-        "sources",
-        metavar="ROLE=RULE,…",
-        multiple=True,
-        callback=lambda _, __, values: read_source_rules(values) and values,
-        help="What a role, tenant or admin, may deploy from: all, pkg, file, hf, https, …, or the "
-        "beginning of a source, like http://HOST, which may then be private; repeatable.",
-    )(command)
-
-
-def join_option(command: Command) -> Command:
-    """`--join-ms MS`, given to the command as `join_ms`."""
-    return click.option(
-        "--join-ms",
-        metavar="MS",
-        type=click.FloatRange(min=0, max=1000),
-        default=0.0,
-        help="An answer's tokens that come within so long go out together, none after it is due.",
-    )(command)
+def _kind(option: Option) -> Any:
+    if option.choices:
+        return click.Choice([*map(str, option.choices)])
+    if option.kind is int:
+        return click.IntRange(min=int(option.least))
+    if option.kind is float:
+        return click.FloatRange(min=option.least, max=option.most)
+    return option.kind
 
 
 def output_option(forms: Sequence[Format], help_text: str) -> Callable[[Command], Command]:

@@ -4,7 +4,7 @@ Promises are planned with a high quantile of what the factor was in the last sec
 a virtual machine come and go within seconds and take up to a third of its speed, and a request that
 is let in between two of them runs on into the next.
 
-An iteration far off the others is held back. If the next one is like the others it was a stall: it
+An iteration far off the others is deferred. If the next one is like the others it was a stall: it
 is noted, and left out. If the next one is as far off, the machine has become slower, and both count
 as any other; so does a stall that follows another one within the window, and then all the time that
 was lost in the window counts, as a mean. Before: the node core's turns. After: the node's reports,
@@ -71,7 +71,7 @@ class _Slot:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held:
+class _Deferred:
     """An iteration that nothing rests on yet, and what was known of stalls before it."""
 
     measured_s: float
@@ -88,7 +88,7 @@ _FACTOR, _MEASURED_S = attrgetter("factor"), attrgetter("measured_s")
 class LearnedCorrection(Correction):
     """What is learned about one model on the node that computes it."""
 
-    __slots__ = ("_far_off", "_held", "_slots", "_stalled_at_s", "_stalls")
+    __slots__ = ("_deferred", "_far_off", "_slots", "_stalled_at_s", "_stalls")
 
     def __init__(self, *, guessed: bool = False) -> None:
         super().__init__(guessed=guessed)
@@ -96,7 +96,7 @@ class LearnedCorrection(Correction):
         """By their time; the last one is being filled."""
         self._far_off = False
         """Whether the last iteration was."""
-        self._held: _Held | None = None
+        self._deferred: _Deferred | None = None
         self._stalls = Stalls()
         self._stalled_at_s = -inf
 
@@ -139,10 +139,10 @@ class LearnedCorrection(Correction):
         expected_s = predicted_s * self.factor(now_s - measured_s)
         lost_s = measured_s - expected_s
         far_off = lost_s >= STALL_S_LEAST and measured_s > STALL_RATIO * expected_s
-        if self._held is not None:
+        if self._deferred is not None:
             self._settle(repeated=far_off)
         elif far_off and not self._far_off:
-            self._held = _Held(
+            self._deferred = _Deferred(
                 measured_s=measured_s,
                 predicted_s=predicted_s,
                 at_s=now_s,
@@ -167,9 +167,9 @@ class LearnedCorrection(Correction):
             slot.factor = bounded(slot.factor * change)
         if change:
             self._factor = bounded(self._factor * change)
-        held = self._held
-        if held is not None and held.shape is not None:
-            held.predicted_s *= _stretched(held.shape, was, becomes)
+        deferred = self._deferred
+        if deferred is not None and deferred.shape is not None:
+            deferred.predicted_s *= _stretched(deferred.shape, was, becomes)
 
     def _note_stall(self, lost_s: float, now_s: float) -> None:
         """It is one unless the next iteration says otherwise."""
@@ -179,20 +179,20 @@ class LearnedCorrection(Correction):
         self._stalled_at_s = now_s
 
     def _settle(self, *, repeated: bool) -> None:
-        """The iteration after the held one has shown what that was."""
-        held, self._held = self._held, None
-        assert held is not None
-        measured_s, predicted_s, at_s = held.measured_s, held.predicted_s, held.at_s
+        """The iteration after the deferred one has shown what that was."""
+        deferred, self._deferred = self._deferred, None
+        assert deferred is not None
+        measured_s, predicted_s, at_s = deferred.measured_s, deferred.predicted_s, deferred.at_s
         if repeated:
-            self._stalls, self._stalled_at_s = held.before, held.before_s
-            self._count(measured_s, predicted_s, at_s, held.shape)
+            self._stalls, self._stalled_at_s = deferred.before, deferred.before_s
+            self._count(measured_s, predicted_s, at_s, deferred.shape)
             return
-        if held.before_s > at_s - WINDOW_S:
-            self._count(measured_s, predicted_s, at_s, held.shape)
+        if deferred.before_s > at_s - WINDOW_S:
+            self._count(measured_s, predicted_s, at_s, deferred.shape)
             self._slots[-1].stalls += 1
             return
         expected_s = predicted_s * self.factor(at_s - measured_s)
-        slot = self._slot(measured_s, predicted_s, at_s, held.shape)
+        slot = self._slot(measured_s, predicted_s, at_s, deferred.shape)
         slot.measured_s += expected_s
         slot.stalls += 1
         slot.left_out_s += measured_s - expected_s

@@ -38,7 +38,7 @@ shortest: two stalls in three times look like the rule and the quick one like th
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Cell:
+class _GridPoint:
     row: int
     column: int
     shape: IterationShape
@@ -128,15 +128,15 @@ class Survey:
         )
         enough_s = 0.0 if coarse else ENOUGH_S
         self._prefill = [
-            _Cell(row=i, column=j, shape=shape, enough_s=enough_s)
+            _GridPoint(row=i, column=j, shape=shape, enough_s=enough_s)
             for i, j, shape in self._axes.prefill_shapes()
         ]
         self._decode = [
-            _Cell(row=i, column=j, shape=shape, enough_s=enough_s, repeats_itself=True)
+            _GridPoint(row=i, column=j, shape=shape, enough_s=enough_s, repeats_itself=True)
             for i, j, shape in self._axes.decode_shapes()
         ]
         self._round = [*self._prefill, *self._decode]
-        self._log: list[tuple[_Cell, float]] = []
+        self._log: list[tuple[_GridPoint, float]] = []
         """Counted times in their order."""
         self._next = 0
         self._visits = 0
@@ -150,15 +150,15 @@ class Survey:
 
     def note(self, elapsed_s: float) -> None:
         """The shape that was asked for took so long."""
-        cell = self._round[self._next]
+        point = self._round[self._next]
         self.measured_s += elapsed_s
-        if cell.warm and cell.repeats_itself and not cell.primed:
-            cell.primed = True
+        if point.warm and point.repeats_itself and not point.primed:
+            point.primed = True
             return
-        if cell.warm:
-            cell.times_s.append(elapsed_s)
-            self._log.append((cell, elapsed_s))
-        cell.warm, cell.primed = True, False
+        if point.warm:
+            point.times_s.append(elapsed_s)
+            self._log.append((point, elapsed_s))
+        point.warm, point.primed = True, False
         self._advance()
 
     def skip(self) -> None:
@@ -176,13 +176,13 @@ class Survey:
         """What is under way, in words. All of a round belongs to one phase: reports that follow
         each other within a second would only flicker.
         """
-        warm = all(cell.warm or cell.skipped for cell in self._round)
+        warm = all(point.warm or point.skipped for point in self._round)
         return "measure prefill and decode" if warm else "warm up"
 
     @property
     def share(self) -> float:
         """The share of the expected visits to shapes that are done, 0 to 1; it never falls."""
-        left = sum(cell.visits_left for cell in self._round)
+        left = sum(point.visits_left for point in self._round)
         done = self._visits / (self._visits + left) if left else 1.0
         self._share = max(self._share, done)
         return self._share
@@ -205,20 +205,20 @@ class Survey:
         self._next += 1
         if self._next == len(self._round):
             self._tell_calm()
-            self._round = [cell for cell in (*self._prefill, *self._decode) if cell.wanted]
+            self._round = [point for point in (*self._prefill, *self._decode) if point.wanted]
             self._next = 0
 
     def _tell_calm(self) -> None:
         """Which times were taken in calm moments: most of the shapes around then took hardly longer
         than they ever did. A shape that has met a neighbour each time is found out by the others.
         """
-        slowed = [elapsed_s / min(cell.times_s) for cell, elapsed_s in self._log]
-        for cell in (*self._prefill, *self._decode):
-            cell.calm_s = []
-        for at, (cell, elapsed_s) in enumerate(self._log):
+        slowed = [elapsed_s / min(point.times_s) for point, elapsed_s in self._log]
+        for point in (*self._prefill, *self._decode):
+            point.calm_s = []
+        for at, (point, elapsed_s) in enumerate(self._log):
             around = slowed[max(at - MOMENT_VISITS, 0) : at + MOMENT_VISITS + 1]
             if median(around) <= 1.0 + AGREEMENT:
-                cell.calm_s.append(elapsed_s)
+                point.calm_s.append(elapsed_s)
 
 
 def undisturbed_s(times_s: Sequence[float]) -> float:
@@ -236,8 +236,8 @@ def _near(times_s: Sequence[float], shortest_s: float) -> list[float]:
     return [t for t in times_s if shortest_s <= t <= shortest_s * (1.0 + AGREEMENT)]
 
 
-def _grid(rows: tuple[int, ...], columns: tuple[int, ...], cells: list[_Cell]) -> Grid | None:
+def _grid(rows: tuple[int, ...], columns: tuple[int, ...], points: list[_GridPoint]) -> Grid | None:
     measured: list[list[float | None]] = [[None] * len(columns) for _ in rows]
-    for cell in cells:
-        measured[cell.row][cell.column] = cell.seconds
+    for point in points:
+        measured[point.row][point.column] = point.seconds
     return table(rows, columns, measured)

@@ -53,10 +53,6 @@ Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 """The headers of a call, by whichever protocol, with their names in lower case."""
 
 
-def no_headers() -> Iterable[tuple[str | bytes, str | bytes]]:
-    return ()
-
-
 class Cell(Protocol):
     """What the gateway asks the core."""
 
@@ -136,7 +132,7 @@ class Gateway:
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
         self._readers: dict[RequestId, asyncio.Task[Any]] = {}
-        self._leaving: list[RequestId] = []
+        self._cancelled: list[RequestId] = []
         """Requests whose clients have gone in this turn of the loop."""
         self.stopping = False
         """No further calls are taken."""
@@ -217,7 +213,7 @@ class Gateway:
         await self._tokenizers.check_grammar(grammar)
 
     @asynccontextmanager
-    async def call(self, asked: Invocation, headers: Headers = no_headers) -> AsyncIterator[Call]:
+    async def call(self, asked: Invocation, headers: Headers = tuple) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.
 
         Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more
@@ -296,18 +292,18 @@ class Gateway:
         stream = self._streams.pop(request_id, None)
         if stream is not None and not stream.ended:
             stream.ended = True
-            self._leave(request_id)
+            self._cancel(request_id)
 
-    def _leave(self, request_id: RequestId) -> None:
+    def _cancel(self, request_id: RequestId) -> None:
         """Those who leave in one turn of the loop go together: a place that each frees would be
         given to the next one that is about to go.
         """
-        if not self._leaving:
-            asyncio.get_running_loop().call_soon(self._let_go)
-        self._leaving.append(request_id)
+        if not self._cancelled:
+            asyncio.get_running_loop().call_soon(self._cancel_together)
+        self._cancelled.append(request_id)
 
-    def _let_go(self) -> None:
-        left, self._leaving = self._leaving, []
+    def _cancel_together(self) -> None:
+        left, self._cancelled = self._cancelled, []
         self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
     def _drop(self, stream: ClientStream, why: Cancelled) -> None:
@@ -318,7 +314,7 @@ class Gateway:
         self._readers[request_id].cancel()
         if not stream.ended:
             stream.ended = True
-            self._leave(request_id)
+            self._cancel(request_id)
 
     @contextmanager
     def _open(self) -> Iterator[Taken]:
@@ -434,7 +430,7 @@ class Gateway:
             self._streams.pop(request_id, None)
             del self._readers[request_id]
             if not stream.ended:
-                self._leave(request_id)
+                self._cancel(request_id)
 
 
 def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:

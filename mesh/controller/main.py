@@ -14,31 +14,33 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from platformdirs import user_data_dir
-
 from mesh.controller.gateway import GatewayLimits
+from mesh.controller.options import HTTP_OFF, JOIN_MS_LARGEST, OPTIONS, TURN_S_LARGEST
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.domain.limits import TURN_S_MAX, CellLimits
+from mesh.domain.limits import CellLimits
 from mesh.domain.source_rules import read_source_rules
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.logs import begin_logging
+from mesh.runtime.options import Option, parse
 from mesh.wire.channel import is_loopback, parse_address
 from mesh.wire.credentials import Tls
 
 DONE, FAILED, USAGE = 0, 1, 2
-HTTP_OFF = "off"
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PORTS = {"http": ":80", "https": ":443"}
-TURN_S_LARGEST = 1.0
-"""The largest --turn: no other event is looked at before a turn ends."""
-JOIN_MS_LARGEST = 1000.0
-"""The largest --join-ms: a reader sees the text jump long before."""
+_VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
     try:
+        options = parse(
+            (*OPTIONS, _VERBOSE),
+            arguments,
+            os.environ,
+            prog="python -m mesh.controller",
+            description="Run the controller of a cell.",
+        )
         level = logging.DEBUG if options.verbose else logging.INFO
         begin_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         config = ControllerConfig(
@@ -46,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             http=None if options.http == HTTP_OFF else options.http,
             http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
             http_origins=tuple(map(read_origin, options.http_cors)),
-            home=options.home,
-            journal=options.journal,
-            policy=options.policy,
+            home=Path(options.home),
+            journal=None if options.journal is None else Path(options.journal),
+            policy=DEFAULT_POLICY if options.policy is None else options.policy,
             limits=CellLimits(turn_s_max=_turn_s(options.turn)),
             gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
             keys=_wants_keys(options),
-            tls=None if options.tls is None else _tls(options.tls),
+            tls=_tls(Path(options.tls)) if options.tls else None,
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
         )
@@ -157,25 +159,3 @@ def _number(option: str, text: str, units: str, most: float, hint: str) -> float
             f"{option}: {text!r} is no number of {units} from 0 to {most:g}", hint=hint
         )
     return number
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mesh.controller", description="Run the controller of a cell."
-    )
-    home = os.environ.get("MESH_HOME") or user_data_dir("mesh")
-    parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
-    parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
-    parser.add_argument("--http-host-allowed", action="append", default=[], metavar="NAME")
-    parser.add_argument("--http-cors", action="append", default=[], metavar="ORIGIN")
-    parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
-    parser.add_argument("--journal", type=Path, metavar="FILE")
-    parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")
-    parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
-    parser.add_argument("--join-ms", default="0", metavar="MS")
-    parser.add_argument("--sources", action="append", default=[], metavar="ROLE=RULE,…")
-    parser.add_argument("--tls", type=Path, metavar="DIR")
-    parser.add_argument("--keys", action="store_true")
-    parser.add_argument("--open", action="store_true")
-    parser.add_argument("--verbose", action="store_true")
-    return parser

@@ -62,21 +62,21 @@ class ClientStream:
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
         self._join_s = join_s
-        self._held: list[DeliverTokens] = []
+        self._buffered: list[DeliverTokens] = []
         """Not in the mailbox yet."""
-        self._held_until: asyncio.TimerHandle | None = None
+        self._buffered_until: asyncio.TimerHandle | None = None
         self._put_s = arrived_s
         """When its client was last given anything."""
 
     def tell(self, told: Told, now_s: float) -> bool:
         """Whether there was room for it."""
-        held = False
+        buffered = False
         match told:
             case DeliverTokens():
                 outputs = told.outputs
                 if outputs.token_ids:
                     if self._join_s and self._first_s is not None and outputs.finish is None:
-                        held = self._hold(told, now_s)
+                        buffered = self._buffer(told, now_s)
                     self._last_s = now_s
                     if self._first_s is None:
                         self._first_s = now_s
@@ -87,36 +87,38 @@ class ClientStream:
                 self._has_place = True
             case RefuseRequest():
                 self.ended = True
-        if held:
+        if buffered:
             return True
-        self._put_held()
+        self._put_buffered()
         self._put_s = now_s
         return self._told.put(told)
 
-    def _hold(self, told: DeliverTokens, now_s: float) -> bool:
+    def _buffer(self, told: DeliverTokens, now_s: float) -> bool:
         """Whether these tokens wait for the next: those that come soon after others were given, if
         none is due soon. The next tokens take them along, so that the answers of a batch go out at
         once; the timer is for tokens that nothing follows.
         """
-        if not now_s < self._put_s + self._join_s or self._told.room <= len(self._held):
+        if not now_s < self._put_s + self._join_s or self._told.room <= len(self._buffered):
             return False
-        if self._held_until is None:
+        if self._buffered_until is None:
             limit_s = self._slo.ttft_limit_s(len(self.request.prompt_tokens)) + self._grace_s
             due_s = self._arrived_s + limit_s + self._output_tokens * self._slo.tpot_s
-            held_s = min(self._join_s, due_s - JOIN_MARGIN_S - now_s)
-            if held_s <= 0.0:
+            buffered_s = min(self._join_s, due_s - JOIN_MARGIN_S - now_s)
+            if buffered_s <= 0.0:
                 return False
-            self._held_until = asyncio.get_running_loop().call_later(held_s, self._put_held)
-        self._held.append(told)
+            self._buffered_until = asyncio.get_running_loop().call_later(
+                buffered_s, self._put_buffered
+            )
+        self._buffered.append(told)
         return True
 
-    def _put_held(self) -> None:
-        if self._held_until is not None:
-            self._held_until.cancel()
-            self._held_until = None
-        for told in self._held:
+    def _put_buffered(self) -> None:
+        if self._buffered_until is not None:
+            self._buffered_until.cancel()
+            self._buffered_until = None
+        for told in self._buffered:
             self._told.put(told)
-        self._held.clear()
+        self._buffered.clear()
 
     @property
     def tokens(self) -> int:

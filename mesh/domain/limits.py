@@ -134,7 +134,7 @@ class NodeLimits:
     """Decodes of more requests than this are not computed ahead: they are rare, and an iteration of
     theirs takes longer than building its kernels does.
     """
-    delivery_s_max: float = 0.01
+    deadline_margin_s_max: float = 0.01
     """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
     that take longer than predicted, and for the way of the tokens to their clients.
     """

@@ -35,10 +35,6 @@ class EngineCapabilities:
     """The factor by which a load takes longer beside iterations, as long as no such load has been
     seen.
     """
-    swap: bool = False
-    """swap_out and swap_in: weights leave the device while the KV cache stays."""
-    migrate_kv: bool = False
-    """export_kv and import_kv: a request moves to another node with its KV cache."""
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""

@@ -62,7 +62,7 @@ class Bodies:
             )
         self._bytes += more
 
-    def give_back(self, some: int) -> None:
+    def free(self, some: int) -> None:
         self._bytes -= some
 
 
@@ -136,7 +136,7 @@ class Exchange:
         try:
             yield await self._read(parts)
         finally:
-            self._bodies.give_back(sum(map(len, parts)))
+            self._bodies.free(sum(map(len, parts)))
 
     async def _read(self, parts: list[bytes]) -> bytes:
         try:
@@ -179,7 +179,7 @@ class Exchange:
                 self._bodies.take(len(message["body"]))
                 parts.append(message["body"])
             else:
-                self._bodies.give_back(sum(map(len, parts)))
+                self._bodies.free(sum(map(len, parts)))
                 parts.clear()
         if came_bytes > BODY_BYTES_MAX:
             raise self._too_long(f"{'at least ' if self._unread else ''}{came_bytes} bytes")

@@ -3,7 +3,7 @@
 A full block has a key (`block_keys`). Requests with the same beginning share its blocks, which are
 counted by reference. What its last holder lets go stays cached as long as memory allows, the least
 recently used out first, leaves before their parents. Before: an engine's requests. After:
-`cache_room`, which bounds what is cached; the engine's memory (`Places`).
+`cache_budget`, which bounds what is cached; the engine's memory (`Places`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digest_of
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.cached_digests import CachedDigests
 from mesh.memory.shares import Share
 
@@ -39,14 +39,14 @@ class Places(Protocol):
 
 class KvBlocks:
     """At most `blocks` are used at once. Used and cached ones together may be more than that where
-    the instance `overflows`, as far as the room goes; else never.
+    the instance `overflows`, as far as the budget allows; else never.
     """
 
     def __init__(
         self,
         blocks: int,
         places: Places,
-        room: CacheRoom,
+        budget: CacheBudget,
         *,
         block_bytes: int = 1,
         weights_bytes: int = 0,
@@ -58,11 +58,11 @@ class KvBlocks:
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
         self.share = share
-        """The part of the weights that other instances of the room hold, too."""
+        """The part of the weights that other instances of the budget hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()
         self._places = places
-        self._room = room
+        self._budget = budget
         self._blocks: dict[bytes, int] = {}
         """Named ones, by key."""
         self._keys: dict[int, bytes] = {}
@@ -70,8 +70,8 @@ class KvBlocks:
         self._holders: dict[int, int] = {}
         """For each named block that is used, how many requests use it."""
         self._cached: dict[int, int] = {}
-        """When each was let go, on the room's clock: the oldest first, children before parents."""
-        room.enter(self)
+        """The budget's tick when each was freed: the oldest first, children before parents."""
+        budget.add(self)
 
     @property
     def free(self) -> int:
@@ -102,12 +102,12 @@ class KvBlocks:
 
     def take(self, count: int) -> list[int]:
         """Blocks to be written. Raises ValueError when fewer than `count` may still be used."""
-        with self._room.lock:
+        with self._budget.lock:
             if count > self.free:
                 raise ValueError(f"{count} KV blocks wanted, {self.free} free")
             self.used += count
             if self._cached:
-                self._room.fit(self)
+                self._budget.fit(self)
             return self._places.claim(count)
 
     def count(self, more: int) -> None:
@@ -116,14 +116,14 @@ class KvBlocks:
         """
         self.used += more
         if self._cached:
-            self._room.fit(self)
+            self._budget.fit(self)
 
     def holds(self, key: bytes) -> bool:
         return key in self._blocks
 
     def adopt(self, key: bytes) -> int | None:
         """Hold the block of this key, too; None if it is not there or none may be used any more."""
-        with self._room.lock:
+        with self._budget.lock:
             block = self._blocks.get(key)
             if block is None or (block in self._cached and not self.free):
                 return None
@@ -134,7 +134,7 @@ class KvBlocks:
         """A used block is full and holds what the key says. Returns the one that its holder has
         from now on: another, if there is one with this key.
         """
-        with self._room.lock:
+        with self._budget.lock:
             known = self._blocks.get(key)
             if known is not None:
                 self.used -= 1
@@ -147,12 +147,12 @@ class KvBlocks:
             self._digests.came(digest_of(key))
             return block
 
-    def let_go(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """A request needs its blocks, in the order of its tokens, no more. Raises ValueError when
         one of them is not used.
         """
-        with self._room.lock:
-            now, freed = self._room.tick(), []
+        with self._budget.lock:
+            now, freed = self._budget.tick(), []
             for block in reversed(blocks):
                 holders = self._holders.get(block)
                 if holders is None and block in self._keys:
@@ -168,21 +168,21 @@ class KvBlocks:
                 self.used -= 1
             self._places.release(freed)
             if self._cached:
-                self._room.fit(self)
+                self._budget.fit(self)
 
     def resize(self, blocks: int) -> None:
         """Sets how many blocks are in force. Raises ValueError when more are used."""
-        with self._room.lock:
+        with self._budget.lock:
             if self.used > blocks:
                 raise ValueError(f"{self.used} KV blocks are used: no resize to {blocks}")
             self.blocks = blocks
-            self._room.fit(self)
+            self._budget.fit(self)
 
     def move(self, places: Mapping[int, int]) -> None:
         """Renumbers used and cached blocks, which lie elsewhere from now on; those that are not
         named stay.
         """
-        with self._room.lock:
+        with self._budget.lock:
             self._keys = {places.get(block, block): key for block, key in self._keys.items()}
             self._blocks = {key: block for block, key in self._keys.items()}
             self._holders = {places.get(block, block): n for block, n in self._holders.items()}
@@ -202,13 +202,13 @@ class KvBlocks:
 
     def tell(self) -> PrefixChange | None:
         """What has come and gone since it was told last; None if nothing has."""
-        with self._room.lock:
+        with self._budget.lock:
             return self._digests.tell()
 
     def close(self) -> None:
         """Nothing is used or cached any more; the memory goes with the instance."""
-        with self._room.lock:
-            self._room.leave(self)
+        with self._budget.lock:
+            self._budget.remove(self)
             self._blocks, self._keys, self._holders, self._cached = {}, {}, {}, {}
             self.used = 0
 

@@ -8,6 +8,7 @@ candidates. After: the request is submitted, or the next candidate is tried.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from operator import itemgetter
 
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
@@ -222,7 +223,7 @@ class _Rollout:
         self._settled_s = settled_s
         self._begun_s = self._now_s = now_s
         coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
-        self._coming = sorted(coming, key=_joins_s)
+        self._coming = sorted(coming, key=itemgetter(0))
         self._excused: list[Prompt] = []
         """Prompts that are late for other reasons than the newcomer."""
         self._slacks_s: dict[int, list[float]] = {}
@@ -381,7 +382,3 @@ class _Rollout:
                 return False
             jobs.append((queue.due_s, decode_s, queue.tpot_s))
         return spare_s(jobs, self._now_s) >= self._schedule.margin_s
-
-
-def _joins_s(coming: tuple[float, RunQueue, Prompt]) -> float:
-    return coming[0]

@@ -60,7 +60,7 @@ def _beside_stops(token_id: int, model: ModelInfo) -> int:
 
 def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
-    drawn = _samples(sampling)
+    drawn = sampling.temperature > 0 and sampling.top_k != 1 and sampling.min_p < 1
     penalties = (sampling.presence_penalty, sampling.frequency_penalty)
     return hash(
         (
@@ -71,10 +71,6 @@ def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
             *(penalty for penalty in penalties if penalty),
         )
     )
-
-
-def _samples(sampling: SamplingParams) -> bool:
-    return sampling.temperature > 0 and sampling.top_k != 1 and sampling.min_p < 1
 
 
 @dataclass(slots=True)
@@ -95,7 +91,7 @@ class Sequence:
     decoding: bool = False
     held: bool = False
     """It computes all its tokens but the last."""
-    room: int = 0
+    capacity_tokens: int = 0
     """Tokens that its blocks hold."""
     prefix: "Prefix | None" = None
     """The prefix of its blocks, or `None` when its blocks are only counted."""
@@ -193,9 +189,9 @@ class Instance:
         if sequence is None:
             return
         if sequence.prefix is None:
-            self.pool.count(-(sequence.room // self.footprint.block_tokens))
+            self.pool.count(-(sequence.capacity_tokens // self.footprint.block_tokens))
         else:
-            self.pool.let_go(sequence.prefix.table)
+            self.pool.release(sequence.prefix.table)
 
     def memory(self) -> InstanceMemory:
         pool = self.pool
@@ -232,7 +228,7 @@ class Instance:
             left = sequence.length_max - sequence.length
             if left < count:
                 count = left
-            if sequence.computed + iterations > sequence.room:
+            if sequence.computed + iterations > sequence.capacity_tokens:
                 missing += self._missing(sequence, iterations)
         return count if self.sequences and missing <= self.pool.free else 0
 
@@ -241,7 +237,7 @@ class Instance:
         batch, context = len(sequences), 0
         for sequence in sequences:
             context += sequence.length
-            if sequence.computed + count > sequence.room:
+            if sequence.computed + count > sequence.capacity_tokens:
                 self._give(sequence, count)
         return StepResult(
             outputs=tuple([self._tokens(sequence, count) for sequence in sequences]),
@@ -298,7 +294,7 @@ class Instance:
                 continue
             if decode is not None and sequence.request_id not in decode:
                 continue
-            if sequence.computed < sequence.room or self._give(sequence, 1):
+            if sequence.computed < sequence.capacity_tokens or self._give(sequence, 1):
                 decoding.append(sequence)
             else:
                 starved.append(sequence.request_id)
@@ -319,28 +315,30 @@ class Instance:
 
     def _missing(self, sequence: Sequence, wanted: int) -> int:
         """Blocks that so many more tokens need."""
-        return max(self.footprint.blocks_for(sequence.computed + wanted - sequence.room), 0)
+        return max(
+            self.footprint.blocks_for(sequence.computed + wanted - sequence.capacity_tokens), 0
+        )
 
     def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
         taken = min(self._missing(sequence, wanted), self.pool.free)
-        sequence.room += taken * self.footprint.block_tokens
+        sequence.capacity_tokens += taken * self.footprint.block_tokens
         if sequence.prefix is None:
             self.pool.count(taken)
         elif taken:
             sequence.prefix.table += self.pool.take(taken)
-        return min(wanted, sequence.room - sequence.computed)
+        return min(wanted, sequence.capacity_tokens - sequence.computed)
 
     def _adopt(self, sequence: Sequence, prefix: Prefix) -> None:
         """Blocks that hold its next tokens already."""
-        if sequence.computed != sequence.room:
+        if sequence.computed != sequence.capacity_tokens:
             return
         tokens, table = prefix.tokens[: sequence.length], prefix.table
         table += [0] * (self.footprint.blocks_for(sequence.length) - len(table))
         adopted = prefix.walk.adopt(tokens, sequence.computed, table, self.pool)
         sequence.computed += adopted
-        sequence.room += adopted
-        del table[sequence.room // self.footprint.block_tokens :]
+        sequence.capacity_tokens += adopted
+        del table[sequence.capacity_tokens // self.footprint.block_tokens :]
 
     def _name(self, sequence: Sequence) -> None:
         """Its full blocks are there for others."""

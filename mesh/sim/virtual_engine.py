@@ -17,7 +17,7 @@ from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadTier, PrefixChange
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
@@ -41,7 +41,7 @@ class VirtualEngine:
         self._memory_bytes = memory_bytes
         self._lengths = lengths
         self._instances: dict[InstanceId, Instance] = {}
-        self._room = CacheRoom()
+        self._budget = CacheBudget()
         self._ended: Ended = lambda instance_id, error: None
 
     def watch(self, ended: Ended) -> None:
@@ -91,7 +91,7 @@ class VirtualEngine:
             instance.drop(request_id)
 
     def bound_memory(self, memory_bytes: int) -> None:
-        self._room.bound(memory_bytes)
+        self._budget.bound(memory_bytes)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         told = ((i, instance.pool.tell()) for i, instance in self._instances.items())
@@ -154,20 +154,20 @@ class VirtualEngine:
         if footprint.shared_bytes:
             share = Share(key=kind_of(order), size_bytes=footprint.shared_bytes)
             wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0
-        self._room.begin_load(order.instance_id, wanted_bytes)
+        self._budget.begin_load(order.instance_id, wanted_bytes)
         try:
             self._claim(wanted_bytes, order.instance_id)
             pool = KvBlocks(
                 order.kv_blocks,
                 CountedPlaces(),
-                self._room,
+                self._budget,
                 block_bytes=footprint.kv_block_bytes,
                 weights_bytes=footprint.weights_bytes,
                 share=share,
                 overflows=True,
             )
         finally:
-            self._room.end_load(order.instance_id)
+            self._budget.end_load(order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, pool)
 
     def _resize(self, instance_id: InstanceId, kv_blocks: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Connection:
         connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
         self._call: Call = connect(metadata=credentials().metadata)
         self._commands = aiter(self._call)
-        self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> "Connection":
         return self
@@ -65,7 +65,7 @@ class Connection:
         controller answers instead, or Unavailable when it does not answer in time.
         """
         greeting = asyncio.ensure_future(self._greet(hello))
-        ends: list[asyncio.Future[Any]] = [greeting, self._given_up]
+        ends: list[asyncio.Future[Any]] = [greeting, self._closing]
         try:
             await asyncio.wait(
                 ends, timeout=self._welcome_s_max, return_when=asyncio.FIRST_COMPLETED
@@ -77,8 +77,8 @@ class Connection:
         finally:
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
-        if self._given_up.done():
-            raise Unavailable(self._given_up.result())
+        if self._closing.done():
+            raise Unavailable(self._closing.result())
         raise Unavailable(f"no welcome within {self._welcome_s_max:g} s")
 
     async def serve(self, on_command: Callable[[NodeCommand], None]) -> None:
@@ -87,15 +87,15 @@ class Connection:
             asyncio.ensure_future(self._write()),
             asyncio.ensure_future(self._read(on_command)),
         ]
-        ends: list[asyncio.Future[Any]] = [*tasks, self._given_up]
+        ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             told = await asyncio.gather(*tasks, return_exceptions=True)
-        if self._given_up.done():
-            raise Unavailable(self._given_up.result())
+        if self._closing.done():
+            raise Unavailable(self._closing.result())
         for error in told:
             if isinstance(error, Exception):
                 raise error
@@ -104,12 +104,12 @@ class Connection:
     def send(self, report: NodeReport) -> None:
         """Queue a report, or give up when too many wait. Dropped before the welcome."""
         if self.opened and not self._reports.put(report):
-            self.give_up(f"{self._reports_max} reports wait to be sent, which is the limit")
+            self.close(f"{self._reports_max} reports wait to be sent, which is the limit")
 
-    def give_up(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         """End `open` or `serve` with this reason."""
-        if not self._given_up.done():
-            self._given_up.set_result(reason)
+        if not self._closing.done():
+            self._closing.set_result(reason)
 
     async def _greet(self, hello: NodeHello) -> NodeRule:
         try:

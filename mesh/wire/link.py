@@ -56,7 +56,7 @@ class NodeLink:
         """Wish the end: `run` closes the connection and returns soon."""
         self._stopping.set()
         if self._connection is not None:
-            self._connection.give_up("the node is stopping")
+            self._connection.close("the node is stopping")
 
     async def run(self) -> None:
         """Keep the link until `stop`. Raises AlreadyExists when the name is taken by another node,

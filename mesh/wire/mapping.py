@@ -307,14 +307,10 @@ def _codec(mappings: Mappings, field: FieldDescriptor, hint: Any, *, tolerant: b
         )
         return _Codec(
             encode=lambda values: dict(pairs.encode(values)),
-            decode=lambda raw, message, words: pairs.decode(_sorted_pairs(raw), message, words),
+            # By their keys: protobuf keeps a map's pairs in no order.
+            decode=lambda raw, message, words: pairs.decode(sorted(raw.items()), message, words),
         )
     return _elements(_element(mappings, field, kind), tolerant=tolerant)
-
-
-def _sorted_pairs(found: Any) -> list[tuple[Any, Any]]:
-    """A map's pairs by their keys: protobuf keeps them in no order."""
-    return sorted(found.items(), key=lambda pair: pair[0])
 
 
 def _elements(codec: _Codec, *, tolerant: bool) -> _Codec:

@@ -145,7 +145,7 @@ class Imports:
             job.tickets.append(ticket)
             return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: Ticket) -> None:
         """No interest any more; the last to leave stops the import. Leaving twice is harmless."""
         with self._lock:
             job = ticket.job

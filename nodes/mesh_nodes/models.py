@@ -99,7 +99,7 @@ class NodeModels:
             return
         operation.stopped.set()
         if operation.ticket is not None:
-            self._imports.leave(operation.ticket)
+            self._imports.cancel(operation.ticket)
         self._break(operation, Cancelled(f"the import of {operation.source} was stopped"))
 
     def at_hand(self, action: LoadInstance) -> LoadOrder | None:
@@ -133,7 +133,7 @@ class NodeModels:
                 return
             waits = False
             expiry.cancel()
-            self._imports.leave(ticket)
+            self._imports.cancel(ticket)
             if isinstance(result, MeshError):
                 then(result)
             elif result.info.model_id != stored_id(action.model.model_id):

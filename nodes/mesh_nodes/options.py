@@ -3,14 +3,11 @@
 `main` calls it first; environment variables come in as `environ`, as defaults of options.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-import platformdirs
+from typing import TypeVar
 
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput
@@ -19,6 +16,7 @@ from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.source_rules import SourceRules, read_source_rules
 from mesh.domain.units import format_bytes, parse_bytes
+from mesh.runtime.options import AUTO, DEFAULT_ADDRESS, HOME, Option, parse
 from mesh.wire.channel import parse_address
 from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
@@ -26,7 +24,6 @@ from mesh_loader.download_rate import parse_rate
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
 from mesh_nodes.hardware import Hardware, default_node_id, probe
 
-DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
 PREFETCH_PART = 4
 """One of so many parts of a node's memory, unless told otherwise."""
@@ -35,7 +32,6 @@ PAGE_CACHE_PART = 2
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
-AUTO = "auto"
 
 
 class EngineName(StrEnum):
@@ -48,28 +44,6 @@ _ENGINES = {
     DeviceKind.GPU: (EngineName.VLLM,),
 }
 """Those that compute on a device; the first is its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An option of a node, from which the parsers of `python -m mesh_nodes` and `mesh node` and
-    what is passed on between programs derive. `environ` names the variable of its default.
-    """
-
-    flag: str
-    help: str
-    metavar: str | None = None
-    number: bool = False
-    least: int = 0
-    """The least value that a number may have."""
-    choices: tuple[str, ...] = ()
-    default: str | None = None
-    environ: str | None = None
-    repeatable: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.flag.removeprefix("--").replace("-", "_")
 
 
 OPTIONS = (
@@ -87,9 +61,7 @@ OPTIONS = (
         default=DeviceKind.CPU,
         help="What it computes on.",
     ),
-    Option(
-        flag="--gpu", metavar="N", number=True, help="With --device gpu: which one; default: 0."
-    ),
+    Option(flag="--gpu", metavar="N", kind=int, help="With --device gpu: which one; default: 0."),
     Option(
         flag="--engine",
         choices=tuple(EngineName),
@@ -115,12 +87,12 @@ OPTIONS = (
     Option(
         flag="--threads",
         metavar="N",
-        number=True,
+        kind=int,
         least=1,
         help="Threads to compute with; default: the usable cores.",
     ),
     Option(
-        flag="--numa", metavar="N", number=True, help="CPUs of NUMA node N alone, near its memory."
+        flag="--numa", metavar="N", kind=int, help="CPUs of NUMA node N alone, near its memory."
     ),
     Option(
         flag="--precision",
@@ -137,7 +109,7 @@ OPTIONS = (
     Option(
         flag="--asleep",
         metavar="N",
-        number=True,
+        kind=int,
         help="With --device gpu: unloaded instances that stay with their weights in the host's "
         f"memory, to be woken by their next load; default: {ASLEEP}.",
     ),
@@ -180,32 +152,12 @@ OPTIONS = (
         help="The policy file of the cell's controller, for the turn rule that it brings along.",
     ),
     Option(flag="--journal", metavar="FILE", help="Write every decision of this node there."),
+    HOME,
 )
-"""All that `mesh node` has, too, beside the state folder, which many commands share."""
-_OF_THE_PROGRAM = (
-    Option(
-        flag="--home",
-        metavar="DIR",
-        default=platformdirs.user_data_dir("mesh"),
-        environ="MESH_HOME",
-        help="State folder; models are kept in its store/.",
-    ),
-    Option(
-        flag="--parent-pid", metavar="PID", number=True, help="End when this parent process ends."
-    ),
+"""All that `mesh node` has, too."""
+_PARENT = Option(
+    flag="--parent-pid", metavar="PID", kind=int, help="End when this parent process ends."
 )
-
-
-def as_arguments(given: Mapping[str, object]) -> list[str]:
-    """The command line of a node that has these values, by the options' names. None and `auto`
-    are what a node does that is told nothing.
-    """
-    arguments: list[str] = []
-    for option in (*OPTIONS, *_OF_THE_PROGRAM):
-        value = given.get(option.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            arguments += [] if one in (None, AUTO) else [option.flag, str(one)]
-    return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +221,13 @@ def read_options(
     Raises InvalidInput, which names the option; Unavailable for a GPU that cannot be asked;
     SystemExit(0) after --help.
     """
-    given = _parser(environ).parse_args(arguments)
+    given = parse(
+        (*OPTIONS, _PARENT),
+        arguments,
+        environ,
+        prog="python -m mesh_nodes",
+        description="Serve models on this machine for a cell of mesh.",
+    )
     device = DeviceKind(given.device)
     engine = _engine(given.engine, device)
     gpu = gpus().gpu(given.gpu or 0) if device is DeviceKind.GPU else None
@@ -317,31 +275,6 @@ def _engine(name: str | None, device: DeviceKind) -> EngineName:
             hint=f"start the node with --engine {engines[0]}",
         )
     return engine
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(message, hint=f"`{self.prog} --help` shows what is accepted")
-
-
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m mesh_nodes",
-        description="Serve models on this machine for a cell of mesh.",
-        allow_abbrev=False,
-    )
-    for option in (*OPTIONS, *_OF_THE_PROGRAM):
-        given: dict[str, Any] = {"action": "append", "default": []} if option.repeatable else {}
-        default = environ.get(option.environ) if option.environ else None
-        parser.add_argument(
-            option.flag,
-            metavar=option.metavar,
-            type=int if option.number else str,
-            choices=option.choices or None,
-            help=option.help.replace("%", "%%"),
-            **{"default": default or option.default, **given},
-        )
-    return parser
 
 
 def _address(text: str) -> str:

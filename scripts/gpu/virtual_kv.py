@@ -1,7 +1,7 @@
 """KV caches in CUDA's virtual memory: what a resize costs, beside kernels, under graphs, forked.
 
 The way is the engine's own, `kv_mapped.MappedKv`, over the driver itself. First a forked process
-does it all in small, as an engine process of the nursery's would; then each call of the driver is
+does it all in small, as an engine process of the forkserver would; then each call of the driver is
 timed, caches of 1, 10 and 40 GB grow by a quarter and shrink again, one grows while kernels read
 it, and a CUDA graph that was captured before a remap is replayed after it.
 

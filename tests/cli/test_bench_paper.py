@@ -10,7 +10,7 @@ import pytest
 
 from mesh.cli.verbs import bench
 from mesh.domain.errors import MeshError
-from mesh.evaluation.paper.cells import PaperCell, PaperRun, generated, load, paper_cell
+from mesh.evaluation.paper.cells import PaperCase, PaperRun, generated, load, paper_case
 from mesh.evaluation.paper.cells import run as paper_run
 from mesh.evaluation.paper.runs import Job, run_all
 from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
@@ -140,7 +140,7 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
 ) -> None:
     told: list[object] = []
 
-    def run(cell: PaperCell, policy: str, work: Trace, **given: Any) -> PaperRun:
+    def run(cell: PaperCase, policy: str, work: Trace, **given: Any) -> PaperRun:
         told.append(given)
         return paper_run(cell, policy, work, **given)
 
@@ -163,7 +163,7 @@ def test_refusals_are_checked_when_asked(tmp_path: Path) -> None:
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(cell: PaperCell, policy: str, work: Trace, **given: Any) -> PaperRun:
+    def run(cell: PaperCase, policy: str, work: Trace, **given: Any) -> PaperRun:
         if cell.functions == 64:
             raise MeshError("requests hang", hint="look at them")
         return paper_run(cell, policy, work, **given)
@@ -189,7 +189,7 @@ def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(60)
 def test_ctrl_c_does_not_wait_for_what_is_still_computed() -> None:
     """The short run ends first; the other would take minutes."""
-    cell = paper_cell("7B/128")
+    cell = paper_case("7B/128")
     trace = generated(1)
     jobs = [
         Job(cell=cell, policy=name, work=load(trace, cell.functions, seconds))

@@ -89,7 +89,7 @@ def test_a_lone_node_takes_what_the_agent_takes_by_itself(started: dict[str, lis
     assert started == {
         "the controller": [
             "mesh.controller",
-            *("--listen", f"0.0.0.0:{port}", "--home", "/h", "--policy", "llm-mesh"),
+            *("--listen", f"0.0.0.0:{port}", "--policy", "llm-mesh", "--home", "/h"),
         ],
         "node cpu0": [
             "mesh_nodes",

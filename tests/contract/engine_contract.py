@@ -162,7 +162,7 @@ def mapped_spawner() -> "Spawner":
     from mesh_nodes.engines.vllm.spawner import Spawner
 
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-    spawner = Spawner(environment, "tests.support.mapped_nursery")
+    spawner = Spawner(environment, "tests.support.mapped_forkserver")
     atexit.register(spawner.close)
     return spawner
 

@@ -45,7 +45,7 @@ def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceL
 
 class NodeUnderTest:
     def __init__(self, turns: TurnRule = HEADROOM, *, turn_s_max: float = 0.0) -> None:
-        limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0)
+        limits = NodeLimits(deadline_margin_s_max=0.0, primed_tokens_max=0)
         own_rule = turns if name_of(turns).digest else None
         self.core = NodeCore(limits=limits, own_rule=own_rule)
         self.now_s = 50.0

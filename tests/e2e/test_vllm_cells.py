@@ -33,8 +33,8 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_processes(node: Process) -> list[int]:
-    (nursery,) = psutil.Process(node.popen.pid).children()
-    return [child.pid for child in nursery.children()]
+    (forkserver,) = psutil.Process(node.popen.pid).children()
+    return [child.pid for child in forkserver.children()]
 
 
 def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(

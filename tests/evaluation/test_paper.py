@@ -11,7 +11,7 @@ from mesh.evaluation.paper.cells import (
     from_trace,
     generated,
     load,
-    paper_cell,
+    paper_case,
     plan,
     run,
 )
@@ -40,9 +40,9 @@ def test_there_are_nine_cells() -> None:
     assert [cell.name for cell in ALL_CELLS] == [
         f"{model}/{n}" for model in ("3B", "7B", "13B") for n in (32, 64, 128)
     ]
-    assert paper_cell("7B/128").functions == 128
+    assert paper_case("7B/128").functions == 128
     with pytest.raises(InvalidInput, match="7B/16") as raised:
-        paper_cell("7B/16")
+        paper_case("7B/16")
     assert "7B/128" in raised.value.hint
 
 
@@ -58,7 +58,7 @@ def test_a_cell_has_a_deployment_for_each_function_and_eight_nodes(cell: object)
 
 
 def test_a_model_is_resident_on_a_cpu_and_copied_to_a_gpu() -> None:
-    cpu, *_, gpu = plan(paper_cell("7B/32"), "llm-mesh").nodes
+    cpu, *_, gpu = plan(paper_case("7B/32"), "llm-mesh").nodes
     assert cpu.costs.load_time_s(13_000_000_000) == 0.0
     assert gpu.costs.load_time_s(13_000_000_000) == pytest.approx(0.2 + 0.65)
 
@@ -70,7 +70,7 @@ def grows_s(made: CellPlan) -> dict[DeviceKind, float]:
 
 
 def test_gpus_copy_their_caches_unless_ideal_or_told_otherwise() -> None:
-    cell = paper_cell("13B/32")
+    cell = paper_case("13B/32")
     cpu, gpu = DeviceKind.CPU, DeviceKind.GPU
     usual, ideal = grows_s(plan(cell, "llm-mesh")), grows_s(plan(cell, "llm-mesh", IDEAL))
     assert usual[cpu] < 0.05 < 0.25 < usual[gpu]
@@ -85,7 +85,7 @@ def test_memory_is_set_aside_for_each_engine_or_for_a_fixed_number_of_them() -> 
         (IDEAL, 75 << 30, own_bytes),
         (MEASURED, 78 << 30, own_bytes + (3 << 29)),
     ):
-        made = plan(paper_cell("13B/32"), "llm-mesh", costs)
+        made = plan(paper_case("13B/32"), "llm-mesh", costs)
         assert made.nodes[-1].hello.memory_bytes == gpu_bytes
         (known,) = {costs.footprint for costs in made.nodes[-1].models.values()} & {
             footprint for _, footprint in made.deployments[0].footprints
@@ -97,7 +97,7 @@ def test_loads_are_nested_and_every_request_has_its_deployment(trace: Trace) -> 
     small, middle, whole = (load(trace, n, 300.0).arrivals for n in (32, 64, 128))
     assert set(small) < set(middle) < set(whole)
     assert all(arrival.t_s < 300.0 for arrival in whole)
-    names = {d.spec.name for d in plan(paper_cell("3B/32"), "llm-mesh").deployments}
+    names = {d.spec.name for d in plan(paper_case("3B/32"), "llm-mesh").deployments}
     assert {f"function-{a.function:03d}" for a in small} <= names
 
 
@@ -119,7 +119,7 @@ def test_a_load_without_requests_cannot_be_meant(trace: Trace) -> None:
 
 
 def test_a_run_follows_from_its_load(trace: Trace) -> None:
-    cell = paper_cell("3B/32")
+    cell = paper_case("3B/32")
     work = load(trace, cell.functions, 5.0)
     first, again = (run(cell, "llm-mesh", work) for _ in range(2))
     assert first == again

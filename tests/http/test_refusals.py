@@ -442,7 +442,7 @@ def test_bodies_together_are_bounded() -> None:
     bodies.take(60)
     with pytest.raises(Refused, match="bodies of 60 bytes are being read; 100 is the limit"):
         bodies.take(41)
-    bodies.give_back(60)
+    bodies.free(60)
     bodies.take(100)
 
 

@@ -172,7 +172,7 @@ def test_stale_staging_is_swept_by_the_next_import_but_not_a_live_one(
     for name in ("0123", "removed.sha256-1", "4567"):
         (root / "staging" / name).mkdir(parents=True)
         (root / "staging" / name / "part").write_bytes(b"x")
-    with locks.held(root / "locks" / "4567.lock", wait_s=0, on_wait=lambda: None):
+    with locks.locked(root / "locks" / "4567.lock", wait_s=0, on_wait=lambda: None):
         store.import_model(f"file://{gguf}")
     assert [path.name for path in (root / "staging").iterdir()] == ["4567"]
 
@@ -185,7 +185,7 @@ def test_the_wait_for_another_import_is_bounded(
     key = source_key(f"file://{gguf}")
     heard: list[str] = []
     with (
-        locks.held(root / "locks" / f"{key}.lock", wait_s=0, on_wait=lambda: None),
+        locks.locked(root / "locks" / f"{key}.lock", wait_s=0, on_wait=lambda: None),
         pytest.raises(Unavailable, match="another process has held"),
     ):
         store.import_model(f"file://{gguf}", lambda phase, share: heard.append(phase))

@@ -69,7 +69,7 @@ def test_remains_of_the_killed_go_and_what_is_being_written_stays(
     for folder in (torn, scratch, making):
         folder.mkdir(parents=True)
         os.utime(folder, (0, 0))
-    with locks.held_if_free(making):
+    with locks.locked_if_free(making):
         assert len(gc(store)) == 2
         assert making.exists()
     assert gc(store) == ["compiled/.making-alive"]
@@ -82,12 +82,12 @@ def test_an_import_cannot_begin_in_the_remains_that_are_being_removed(
         (store.root / "staging" / name).mkdir()
     torn = store.torn()
     for folder in torn:
-        with locks.held_if_free(store.root / "locks" / f"{folder.name}.lock") as free:
+        with locks.locked_if_free(store.root / "locks" / f"{folder.name}.lock") as free:
             assert not free
     # Begun between the look at the one and the look at the other.
     torn = store.torn()
     assert next(torn).name == "0123"
-    with locks.held_if_free(store.root / "locks" / "4567.lock") as free:
+    with locks.locked_if_free(store.root / "locks" / "4567.lock") as free:
         assert free
         assert list(torn) == []
 
@@ -112,7 +112,7 @@ def test_a_file_system_without_locks_of_folders_keeps_what_may_be_written(
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with locks.held_if_free(scratch) as held:
+    with locks.locked_if_free(scratch) as held:
         assert not held
     assert gc(store) == []
     assert scratch.exists()

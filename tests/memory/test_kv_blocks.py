@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mesh.memory.block_keys import digest_of, keys_of
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 
@@ -88,15 +88,15 @@ class Histories(RuleBasedStateMachine):
     def begin(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self.loading_bytes = 0
-        self.room = CacheRoom()
-        self.room.bound(memory_bytes)
+        self.budget = CacheBudget()
+        self.budget.bound(memory_bytes)
         self.instances = []
         for n, block_bytes in enumerate(BLOCK_BYTES):
             memory = Memory()
             pool = KvBlocks(
                 8,
                 memory,
-                self.room,
+                self.budget,
                 block_bytes=block_bytes,
                 weights_bytes=WEIGHTS_BYTES,
                 overflows=n == 0,
@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         instance, request = self._draw(data)
         instance.requests.remove(request)
-        instance.pool.let_go(request.table)
+        instance.pool.release(request.table)
 
     @rule(n=INSTANCES, blocks=st.integers(1, 20))
     def resize(self, n: int, blocks: int) -> None:
@@ -135,15 +135,15 @@ class Histories(RuleBasedStateMachine):
 
     @rule(memory_bytes=st.integers(0, 80))
     def bound(self, memory_bytes: int) -> None:
-        self.room.bound(memory_bytes)
+        self.budget.bound(memory_bytes)
         self.memory_bytes = memory_bytes
 
     @rule(loading_bytes=st.integers(0, 40))
     def load(self, loading_bytes: int) -> None:
-        self.room.begin_load("next", loading_bytes)
+        self.budget.begin_load("next", loading_bytes)
         self.loading_bytes = loading_bytes
         if not loading_bytes:
-            self.room.end_load("next")
+            self.budget.end_load("next")
 
     @rule(n=INSTANCES)
     def tell(self, n: int) -> None:
@@ -203,14 +203,14 @@ TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
-def filled(room: CacheRoom, *prompts: list[int]) -> Instance:
+def filled(budget: CacheBudget, *prompts: list[int]) -> Instance:
     """With the blocks of these prompts cached, in their order."""
     memory = Memory()
-    instance = Instance(memory, KvBlocks(20, memory, room, overflows=True))
+    instance = Instance(memory, KvBlocks(20, memory, budget, overflows=True))
     for tokens in prompts:
         request = Request(tokens, "", PrefixWalk("", SIZE))
         instance.compute(request, 100)
-        instance.pool.let_go(request.table)
+        instance.pool.release(request.table)
     return instance
 
 
@@ -219,7 +219,7 @@ def held(pool: KvBlocks, tokens: list[int]) -> list[bool]:
 
 
 def test_leaves_go_before_their_parents() -> None:
-    pool = filled(CacheRoom(), [1] * 12).pool
+    pool = filled(CacheBudget(), [1] * 12).pool
     for left in ([True, True, True], [True, True, False], [True, False, False], [False] * 3):
         assert held(pool, [1] * 12) == left
         if any(left):
@@ -227,27 +227,27 @@ def test_leaves_go_before_their_parents() -> None:
 
 
 def test_the_oldest_of_all_instances_goes_first_and_what_is_used_again_is_young() -> None:
-    room = CacheRoom()
-    room.bound(100)
-    instance = filled(room, [1] * 4, [2] * 4)
-    one, other = instance.pool, filled(room, [3] * 4).pool
+    budget = CacheBudget()
+    budget.bound(100)
+    instance = filled(budget, [1] * 4, [2] * 4)
+    one, other = instance.pool, filled(budget, [3] * 4).pool
     one.resize(0)
     other.resize(0)
     again = Request([1] * 5, "", PrefixWalk("", SIZE))
     one.resize(1)
     instance.compute(again, 0)
-    one.let_go(again.table)
+    one.release(again.table)
     one.resize(0)
     for memory_bytes, left in ((3, "123"), (2, "13"), (1, "1"), (0, "")):
-        room.bound(memory_bytes)
+        budget.bound(memory_bytes)
         found = [name for name, pool in (("1", one), ("2", one), ("3", other))
                  if all(held(pool, [int(name)] * 4))]  # fmt: skip
         assert "".join(found) == left
 
 
 def test_two_that_compute_the_same_at_once_end_up_with_one_block() -> None:
-    room = CacheRoom()
-    pool = KvBlocks(8, Memory(), room)
+    budget = CacheBudget()
+    pool = KvBlocks(8, Memory(), budget)
     both = [Request([5] * 9, "", PrefixWalk("", SIZE)) for _ in range(2)]
     tables = [pool.take(3) for _ in both]
     for request, table in zip(both, tables, strict=True):
@@ -259,19 +259,19 @@ def test_two_that_compute_the_same_at_once_end_up_with_one_block() -> None:
 
 
 def test_callers_with_other_salts_find_nothing() -> None:
-    pool = filled(CacheRoom(), [1] * 12).pool
+    pool = filled(CacheBudget(), [1] * 12).pool
     assert PrefixWalk("", SIZE).found_tokens([1] * 12, pool) == 8
     assert PrefixWalk("other", SIZE).found_tokens([1] * 12, pool) == 0
 
 
 def test_a_load_that_begins_takes_what_cached_blocks_have() -> None:
-    room = CacheRoom()
-    pool = filled(room, [1] * 40).pool
+    budget = CacheBudget()
+    pool = filled(budget, [1] * 40).pool
     assert pool.cached == 10
-    room.bound(25)
+    budget.bound(25)
     pool.resize(1)
     assert pool.cached == 10
-    room.begin_load("next", 20)
+    budget.begin_load("next", 20)
     assert pool.cached == 5, "25 less 20 promised: one in force, four beyond it"
     with pytest.raises(ValueError, match="KV blocks wanted"):
         pool.take(2)
@@ -279,8 +279,8 @@ def test_a_load_that_begins_takes_what_cached_blocks_have() -> None:
 
 def test_a_load_may_take_memory_while_another_thread_computes() -> None:
     """As a node's: its loads begin beside the iterations of others."""
-    room = CacheRoom(100, threading.RLock())
-    instance = filled(room)
+    budget = CacheBudget(100, threading.RLock())
+    instance = filled(budget)
     pool = instance.pool
     over = threading.Event()
     failures: list[BaseException] = []
@@ -290,7 +290,7 @@ def test_a_load_may_take_memory_while_another_thread_computes() -> None:
             for n in range(400):
                 request = Request([n % 7] * 30, "", PrefixWalk("", SIZE))
                 instance.compute(request, 30)
-                pool.let_go(request.table)
+                pool.release(request.table)
                 pool.tell()
         except BaseException as error:
             failures.append(error)
@@ -299,8 +299,8 @@ def test_a_load_may_take_memory_while_another_thread_computes() -> None:
     computing = threading.Thread(target=compute)
     computing.start()
     while not over.is_set():
-        room.begin_load("next", 90)
-        room.end_load("next")
+        budget.begin_load("next", 90)
+        budget.end_load("next")
         pool.tell()
     computing.join()
     assert not failures

@@ -139,10 +139,10 @@ def test_more_than_may_wait_are_refused(
 def test_it_stops_only_when_the_last_has_left(imports: Imports, importer: Importer) -> None:
     first, second = imports.join("a", silent), imports.join("a", silent)
     importer.wait_begun(1)
-    imports.leave(first)
-    imports.leave(first)
+    imports.cancel(first)
+    imports.cancel(first)
     assert not first.job.stop.is_set()
-    imports.leave(second)
+    imports.cancel(second)
     with pytest.raises(Cancelled):
         second.outcome.result(WAIT_S)
 
@@ -153,7 +153,7 @@ def test_one_that_waits_can_be_stopped_before_it_begins(
     running = [imports.join(f"m{n}", silent) for n in range(IMPORTS_AT_ONCE_MAX)]
     importer.wait_begun(IMPORTS_AT_ONCE_MAX)
     waiting = imports.join("waits", silent)
-    imports.leave(waiting)
+    imports.cancel(waiting)
     with pytest.raises(Cancelled):
         waiting.outcome.result(WAIT_S)
     importer.release.set()

@@ -9,9 +9,10 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.source_rules import read_source_rules
+from mesh.runtime.options import as_arguments
 from mesh_nodes.gpus import Gpus
 from mesh_nodes.hardware import Hardware, default_node_id
-from mesh_nodes.options import EngineName, NodeOptions, as_arguments, read_options
+from mesh_nodes.options import OPTIONS, EngineName, NodeOptions, read_options
 from tests.support.nvml import FakeNvml
 
 MACHINE = Hardware(cpu="a CPU", cores=6, memory_bytes=10_000_000_000, isa=())
@@ -174,7 +175,7 @@ def test_what_is_passed_on_between_programs_is_read_as_it_was_given(tmp_path: Pa
         "home": tmp_path,
         "numa": None,
     }
-    arguments = as_arguments(given)
+    arguments = as_arguments(OPTIONS, given)
     assert "--numa" not in arguments
     options = read_options(arguments, {}, MACHINE)
     assert (options.name, options.memory_bytes, options.threads) == ("n1", 1 << 20, 3)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mesh.controller.main import HTTP_OFF
+from mesh.controller.options import HTTP_OFF
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY

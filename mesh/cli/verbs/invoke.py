@@ -57,7 +57,9 @@ def invoke(
     words = read_prompt(prompt, file)
     invocation = Invocation(
         deployment=DeploymentName(name),
-        prompt=TextPrompt(text=words) if raw else _question(words),
+        prompt=TextPrompt(text=words)
+        if raw
+        else ChatPrompt(messages=(ChatMessage(role="user", content=words),)),
         logprobs=logprobs,
         grammar=_grammar(json_schema, regex, choice),
         **sampling,
@@ -102,10 +104,6 @@ def say_late(accepted: Accepted) -> None:
     """On stderr, at once."""
     if words := told_late(accepted):
         output.message(words)
-
-
-def _question(words: str) -> ChatPrompt:
-    return ChatPrompt(messages=(ChatMessage(role="user", content=words),))
 
 
 def _run(

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from mesh.core.node import imports, instances, measuring, prefixes
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.instances import drop
+from mesh.core.node.instances import cancel
 from mesh.core.node.iterations import (
     broken,
     learn,
@@ -101,14 +101,14 @@ class NodeCore:
         node = self._node
         if node.stepping is not None:
             return
-        delivery_s = self._limits.delivery_s_max
+        margin_s = self._limits.deadline_margin_s_max
         slowdown = node.load_slowdown.latest if node.loading() else 1.0
         care = node.rule.overestimate
         run_queues = [
             run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown, care)) is not None
+            and (run_queue := instance.run_queue(ctx.now_s, margin_s, slowdown, care)) is not None
         ]
         grant = next_turn(
             node.turns,
@@ -187,7 +187,7 @@ class NodeCore:
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
             case LinkClosed():
-                instances.abandon(ctx, self._node)
+                instances.close_link(ctx, self._node)
             case _:
                 assert_never(event)
 
@@ -280,7 +280,7 @@ class NodeCore:
         for instance in self._node.instances.values():
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
-                drop(ctx, instance, request)
+                cancel(ctx, instance, request)
 
 
 _DISTURBING = CommandReceived | StepFinished | StepBroke | InstanceLoaded | LinkOpened

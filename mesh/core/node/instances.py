@@ -66,7 +66,7 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
         node.remove(instance)
         ctx.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.LOADING:
-        instance.abandon()
+        instance.unload_when_loaded()
     elif instance.state is LocalState.READY:
         for request in list(instance.requests.values()):
             returned = RequestReturned(
@@ -75,9 +75,9 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
                 error="Unavailable",
                 message=f"{instance_id} was unloaded",
             )
-            drop(ctx, instance, request)
+            cancel(ctx, instance, request)
             ctx.report(returned)
-        instance.leave()
+        instance.unload()
         measuring.stop(ctx, node, instance)
         ctx.engine(UnloadInstance(instance_id=instance_id))
 
@@ -133,7 +133,7 @@ def loading(
         case LoadProgress():
             ctx.report(event)
         case InstanceLoaded() if instance.state is LocalState.ABANDONED:
-            instance.leave()
+            instance.unload()
             ctx.engine(UnloadInstance(instance_id=event.instance_id))
         case InstanceLoaded():
             instance.note_loaded(event.footprint, event.kv_blocks)
@@ -147,7 +147,7 @@ def loading(
             ctx.report(replace(event, error=instance.error, message=instance.message))
 
 
-def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
+def close_link(ctx: NodeEventContext, node: LocalNode) -> None:
     """The link is gone: nobody waits for the requests and imports, and the controller will
     know nothing of what loads or leaves. What is loaded stays, for the next link.
     """
@@ -156,10 +156,10 @@ def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
     node.link_closed()
     for instance in node.instances.values():
         for request in list(instance.requests.values()):
-            drop(ctx, instance, request)
+            cancel(ctx, instance, request)
 
 
-def drop(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:
+def cancel(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
     instance.remove(request)
     instance.encourage()

@@ -4,7 +4,7 @@ from mesh.compute.correction import share_trials
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.instances import drop
+from mesh.core.node.instances import cancel
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
@@ -133,9 +133,9 @@ def broken(
     instance.note_broken(broke.error, broke.message)
     if instance.state is LocalState.LOADING:
         # It was loaded, and broke before that could be told: it goes as soon as it has been.
-        instance.abandon()
+        instance.unload_when_loaded()
         return
-    requests = instance.leave()
+    requests = instance.unload()
     ctx.report(node.heartbeat(ctx.now_s))
     for request in requests:
         ctx.report(_returned(request, broke.error, broke.message))
@@ -148,7 +148,7 @@ def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBr
     request = instance.requests.get(broke.request_id)
     if request is not None and request.order.attempt == broke.attempt:
         # The engine may hold it, if it would not let it go on.
-        drop(ctx, instance, request)
+        cancel(ctx, instance, request)
         ctx.report(_returned(request, broke.error, broke.message))
 
 

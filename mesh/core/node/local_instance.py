@@ -110,11 +110,11 @@ class LocalInstance:
         self.state = LocalState.READY
         self.footprint, self.kv_blocks = footprint, kv_blocks
 
-    def abandon(self) -> None:
+    def unload_when_loaded(self) -> None:
         """Nobody wants it any more: it goes as soon as it is loaded."""
         self.state = LocalState.ABANDONED
 
-    def leave(self) -> list[LocalRequest]:
+    def unload(self) -> list[LocalRequest]:
         """The engine unloads it. Returns the requests that were on it."""
         self.state = LocalState.UNLOADING
         requests = list(self.requests.values())
@@ -135,7 +135,7 @@ class LocalInstance:
     def link_closed(self) -> None:
         """No controller knows what it is in the midst of."""
         if self.state is LocalState.LOADING:
-            self.abandon()
+            self.unload_when_loaded()
         self.resizing_unasked, self.growth_waiting = len(self.resizing), None
 
     def add(self, request: LocalRequest) -> None:
@@ -244,13 +244,13 @@ class LocalInstance:
         self.unprimed.remove(shape)
 
     def run_queue(
-        self, now_s: float, delivery_s: float, slowdown: float, overestimate: float
+        self, now_s: float, margin_s: float, slowdown: float, overestimate: float
     ) -> RunQueue | None:
         """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
 
         Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
-        load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
-        than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
+        load beside them, lengthens them further. Deadlines come `margin_s` earlier, but no more
+        than a quarter of the TPOT SLO; see `NodeLimits.deadline_margin_s_max`.
         """
         if not self.promising or self.state is not LocalState.READY or not self.requests:
             return None
@@ -259,7 +259,7 @@ class LocalInstance:
             return run_queue
         factor = self.correction.factor(now_s) * overestimate * slowdown
         if run_queue is None:
-            run_queue = self.kept_run_queue = self._filled_run_queue(now_s, delivery_s, factor)
+            run_queue = self.kept_run_queue = self._filled_run_queue(now_s, margin_s, factor)
         elif run_queue.times.factor != factor:
             run_queue.slow_down(factor)
             if run_queue.late_s < inf or run_queue.due_s < now_s:
@@ -267,9 +267,9 @@ class LocalInstance:
         self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
         return run_queue
 
-    def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
+    def _filled_run_queue(self, now_s: float, margin_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
-        margin_s = min(delivery_s, self.pace_s / 4)
+        margin_s = min(margin_s, self.pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),

@@ -16,8 +16,8 @@ from mesh.sim.node import NodePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveCell:
-    """What is to be known of it: one node, deployments of models of one shape."""
+class MeasuredCell:
+    """What was measured of a live cell: one node, deployments of models of one shape."""
 
     node: NodeHello
     deployments: tuple[Deployment, ...]
@@ -28,7 +28,7 @@ class LiveCell:
     """From a client to the node and back, without what is computed there."""
 
 
-def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
+def cell_plan(live: MeasuredCell, costs: NodeCosts) -> CellPlan:
     """Nothing is loaded at its start; callers ask for as many tokens as live ones did. A quarter of
     the delay is each link's, each way; the rest, on the way between clients and controller, is
     `seen_by_clients`.
@@ -46,7 +46,7 @@ def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
 
 
 def simulate(
-    live: LiveCell, costs: NodeCosts, arrivals: Sequence[Arrival], *, lead_s: float = 0.0
+    live: MeasuredCell, costs: NodeCosts, arrivals: Sequence[Arrival], *, lead_s: float = 0.0
 ) -> tuple[Outcome, ...]:
     """In the order of the arrivals; times count from the start of the workload, which is at
     `SETTLE_S` + `lead_s` on the virtual clock.

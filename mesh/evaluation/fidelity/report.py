@@ -20,7 +20,7 @@ from mesh.domain.profile import Profile
 from mesh.evaluation.fidelity.calibrating import calibrate, delay_s, jitter, pace
 from mesh.evaluation.fidelity.comparing import Comparison, compare
 from mesh.evaluation.fidelity.observing import Observed
-from mesh.evaluation.fidelity.planning import LiveCell, simulate
+from mesh.evaluation.fidelity.planning import MeasuredCell, simulate
 from mesh.sim.cluster import SETTLE_S, Arrival
 from mesh.sim.costs import Jitter, NodeCosts, Pace
 
@@ -84,7 +84,7 @@ class FidelityReport:
 class Calibrated:
     """What the first part of a run tells of its cell."""
 
-    cell: LiveCell
+    cell: MeasuredCell
     costs: NodeCosts
     """At an even pace, without jitter."""
     pace: Pace
@@ -117,7 +117,7 @@ def calibrated(run: LiveRun, costs: NodeCosts | None = None) -> Calibrated:
         raise InvalidInput("nothing was loaded", hint="run for longer")
     until_s = run.start_s + run.calibrated_s
     costs = costs or calibrate(observed, times, from_s=run.start_s, until_s=until_s)
-    cell = LiveCell(
+    cell = MeasuredCell(
         node=run.node,
         deployments=run.deployments,
         profile=run.profile,

@@ -79,7 +79,7 @@ LENGTHS = {**PUBLISHED, SHORT_ANSWERS.name: SHORT_ANSWERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PaperCell:
+class PaperCase:
     """`model` is a key of MODELS."""
 
     model: str
@@ -90,10 +90,10 @@ class PaperCell:
         return f"{self.model}/{self.functions}"
 
 
-ALL_CELLS = tuple(PaperCell(model=m, functions=n) for m in MODELS for n in KEPT)
+ALL_CELLS = tuple(PaperCase(model=m, functions=n) for m in MODELS for n in KEPT)
 
 
-def paper_cell(name: str) -> PaperCell:
+def paper_case(name: str) -> PaperCase:
     """The cell of a name such as 7B/128. Raises InvalidInput when the evaluation has no
     such cell.
     """
@@ -138,7 +138,7 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
 
 
 def plan(
-    cell: PaperCell, policy: str, costs: CellCosts = MEASURED, resize: Resizing | None = None
+    cell: PaperCase, policy: str, costs: CellCosts = MEASURED, resize: Resizing | None = None
 ) -> CellPlan:
     """`resize`: of all nodes, in place of what the costs say.
 
@@ -164,7 +164,7 @@ def plan(
 class PaperRun:
     """What a cell came to under a policy."""
 
-    cell: PaperCell
+    cell: PaperCase
     policy: str
     numbers: CellNumbers
     nodes: tuple[NodeSeries, ...]
@@ -173,7 +173,7 @@ class PaperRun:
 
 
 def run(
-    cell: PaperCell,
+    cell: PaperCase,
     policy: str,
     work: Trace,
     *,
@@ -210,7 +210,7 @@ def _name(function: int) -> str:
 
 
 def _nodes(
-    cell: PaperCell, device: DeviceKind, costs: CellCosts, resize: Resizing | None
+    cell: PaperCase, device: DeviceKind, costs: CellCosts, resize: Resizing | None
 ) -> Iterator[NodePlan]:
     given = COSTS[device] if resize is None else COSTS[device].but(resize=resize)
     group = NodeGroup(
@@ -225,7 +225,7 @@ def _nodes(
         yield replace(node, kept_s=KEEP_ALIVE_S[device])
 
 
-def _deployment(cell: PaperCell, function: int) -> DeploymentGroup:
+def _deployment(cell: PaperCase, function: int) -> DeploymentGroup:
     return DeploymentGroup(
         name=_name(function),
         model=MODELS[cell.model],

@@ -1,7 +1,7 @@
 """The evaluation as a whole: which runs it has, beside which references; pure.
 
 It says nothing of how a run was made, so that a table of it can be tested with known numbers.
-Before: runs of cells. After: `tables`, `drawing`, `record`.
+Before: runs of cells. After: `tables`, `charts`, `record`.
 """
 
 from collections.abc import Sequence

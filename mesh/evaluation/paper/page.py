@@ -1,9 +1,9 @@
-"""The evaluation as one HTML page. Before: `tables`, `drawing`. After: `charts.page`."""
+"""The evaluation as one HTML page. Before: `tables`, `charts`. After: `charts.page`."""
 
 from collections.abc import Iterator
 
 from mesh.evaluation.charts.page import Section, drawn, of_table, render
-from mesh.evaluation.paper.drawing import cell_charts, overview_charts, run_charts
+from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
 from mesh.evaluation.paper.evaluation import Evaluation
 from mesh.evaluation.paper.tables import tables
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 
 from mesh.domain.errors import MeshError
-from mesh.evaluation.paper.cells import PaperCell, PaperRun, run
+from mesh.evaluation.paper.cells import PaperCase, PaperRun, run
 from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.costs import Resizing
 from mesh_nodes.protect import die_with_parent
@@ -29,7 +29,7 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    cell: PaperCell
+    cell: PaperCase
     policy: str
     work: Trace
     costs: CellCosts = MEASURED

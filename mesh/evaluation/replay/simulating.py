@@ -25,7 +25,7 @@ from mesh_workloads.replay_plan import ReplayPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveCell:
+class ReplayedCell:
     """What its controller says of a cell."""
 
     nodes: tuple[NodeSnapshot, ...]
@@ -34,9 +34,9 @@ class LiveCell:
     """By deployment."""
 
 
-def look(client: MeshClient, names: Iterable[str]) -> LiveCell:
+def look(client: MeshClient, names: Iterable[str]) -> ReplayedCell:
     found = tuple(client.get(DeploymentName(name)) for name in names)
-    return LiveCell(
+    return ReplayedCell(
         nodes=tuple(n for n in client.nodes() if n.state is not NodeState.STARTING),
         deployments=found,
         profiles={view.spec.name: client.profiles(view.spec.name) for view in found},
@@ -59,7 +59,7 @@ def simulate(cell: CellPlan, plan: ReplayPlan) -> tuple[CallResult, ...]:
     )
 
 
-def cell_plan(cell: LiveCell) -> CellPlan:
+def cell_plan(cell: ReplayedCell) -> CellPlan:
     """Raises InvalidInput when no node could load a deployment, as far as is known."""
     profiles = {
         (view.profile.model_id, node_id): view.profile

@@ -18,7 +18,7 @@ def check_blocks(engine: VirtualEngine) -> None:
         size = instance.footprint.block_tokens
         tables = [s.prefix.table for s in sequences if s.prefix is not None]
         holders = Counter(block for table in tables for block in table)
-        counted = sum(s.room // size for s in sequences if s.prefix is None)
+        counted = sum(s.capacity_tokens // size for s in sequences if s.prefix is None)
         used = counted + len(holders)
         hold(pool.used == used, "{} has {} KV blocks used, not {}", name, pool.used, used)
         named = dict(pool.named())

@@ -22,7 +22,7 @@ from mesh_nodes.text_engine import TextEngine
 Say = Callable[[str, float], None]
 """It is told what takes long at a start, in words, and the share of it that is done."""
 
-_AHEAD = 1
+_SPARE = 1
 """Processes that wait on a GPU for a load."""
 _STORE = Path("store")
 _BLOBS = _STORE / "compiled"
@@ -66,7 +66,7 @@ def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> 
         from mesh_nodes.engines.openvino.engine import OpenVinoEngine, release
         from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
         from mesh_nodes.engines.openvino.precision_choice import chosen, shape_of_store
-        from mesh_nodes.engines.openvino.trial_wish import TrialWish
+        from mesh_nodes.engines.openvino.trial_job import TrialJob
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
@@ -76,14 +76,14 @@ def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> 
     kind = fingerprint(
         options.hardware, device=options.device, threads=options.threads, engine=plain
     )
-    wish = TrialWish(
+    job = TrialJob(
         architecture=shape_of_store(ModelStore(options.home / _STORE)),
         threads=options.threads,
         compute=options.precision,
         kv=options.kv,
     )
     kept = options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json"
-    choice = chosen(wish, kept, say)
+    choice = chosen(job, kept, say)
     engine = OpenVinoEngine(
         threads=options.threads,
         precision=choice.precisions.compute,
@@ -138,7 +138,7 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         available_bytes=lambda: gpus.free_bytes(gpu),
         asleep_max=options.asleep_max,
         asleep_bytes_max=options.asleep_bytes_max,
-        ahead_max=_AHEAD,
+        spare_max=_SPARE,
         verify=options.verify,
     )
     engine.await_ready()
@@ -146,8 +146,8 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         TextEngine(engine),
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
         nearer=lambda folders: engine.in_host_memory(),
-        kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
-        base_read=engine.fill_ahead,
+        kept_bytes=(options.asleep_max + _SPARE) * GPU_PROCESS_BYTES,
+        base_read=engine.fill_spare,
         as_is=served_architectures(),
         least_load_s=_usual_load_s,
     )

@@ -67,10 +67,10 @@ class DeviceRange:
         try:
             self._back(fresh)
         except EngineError:
-            self._let_go(spare_max)
+            self._unmap_unwanted(spare_max)
             raise
         self._wanted = wanted
-        self._let_go(spare_max)
+        self._unmap_unwanted(spare_max)
         return list(runs(fresh))
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class DeviceRange:
         for first, end in runs(fresh):
             self._driver.allow(self._at(first), (end - first) * self.chunk_bytes)
 
-    def _let_go(self, spare_max: int) -> None:
+    def _unmap_unwanted(self, spare_max: int) -> None:
         for chunk in sorted(self._mapped.keys() - self._wanted):
             try:
                 self._driver.unmap(self._at(chunk), self.chunk_bytes)

@@ -95,7 +95,7 @@ class FileGuard:
         finally:
             os.close(copy)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give the lease back."""
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -157,7 +157,7 @@ def _copy_for(guards: list[FileGuard]) -> None:
         for guard in guards:
             guard.lost = True
     for guard in guards:
-        guard.let_go()
+        guard.release()
     if any(guard.lost for guard in guards):
         log.error(
             "%s was written to while this process did not answer: what its instances compute may "

@@ -17,13 +17,12 @@ def own_resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def resident_bytes(nursery: int | None, pids: Iterable[int]) -> int:
-    """The memory of the nursery and of the processes that it has forked. Pages that an engine
-    process shares with the nursery count once, and those that it has copied of them meanwhile, not
-    at all.
+def resident_bytes(forkserver: int | None, pids: Iterable[int]) -> int:
+    """The memory of the forkserver and of the processes that it has forked. Pages that an engine
+    process shares with the forkserver count once; those that it has copied since do not count.
     """
-    nursery_bytes = _rss_bytes(nursery)
-    return nursery_bytes + sum(max(_rss_bytes(pid) - nursery_bytes, 0) for pid in pids)
+    forkserver_bytes = _rss_bytes(forkserver)
+    return forkserver_bytes + sum(max(_rss_bytes(pid) - forkserver_bytes, 0) for pid in pids)
 
 
 def _rss_bytes(pid: int | None) -> int:

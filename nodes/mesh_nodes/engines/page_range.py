@@ -69,7 +69,7 @@ class PageRange:
             number = ctypes.get_errno()
             raise OSError(number, f"a file is not mapped: {os.strerror(number)}")
 
-    def give_back(self, begin_bytes: int, end_bytes: int) -> None:
+    def free_pages(self, begin_bytes: int, end_bytes: int) -> None:
         """Give the whole pages between the two back to the system; both may lie amid a page.
 
         Raises OSError when the system refuses, as it does for pages that are locked in memory.
@@ -84,5 +84,5 @@ class PageRange:
 
     def close(self) -> None:
         """Give every page back, whoever still holds an array, and keep none to it."""
-        self.give_back(0, self._bytes.size)
+        self.free_pages(0, self._bytes.size)
         self._bytes = self._bytes[:0].copy()

@@ -46,7 +46,7 @@ def changes(instance: LocalInstance, held: LocalRequest) -> dict[str, Callable[[
         "a request went": lambda: instance.remove(held),
         "an iteration ended": lambda: instance.note_iteration(1),
         "another profile holds": lambda: instance.use_profile(better),
-        "it leaves": instance.leave,
+        "it is unloaded": instance.unload,
     }
 
 

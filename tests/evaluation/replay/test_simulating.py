@@ -8,7 +8,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.slo import Slo
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
-from mesh.evaluation.replay.simulating import LiveCell, cell_plan, simulate
+from mesh.evaluation.replay.simulating import ReplayedCell, cell_plan, simulate
 from mesh.sim.testbed import known_models
 from mesh.v1 import control_pb2
 from mesh.wire.codec import to_wire, view_from_wire
@@ -56,9 +56,9 @@ PLAN = ReplayPlan(
 )
 
 
-def live(view: DeploymentSnapshot = VIEW, *nodes: NodeSnapshot, known: bool = True) -> LiveCell:
+def live(view: DeploymentSnapshot = VIEW, *nodes: NodeSnapshot, known: bool = True) -> ReplayedCell:
     views = (ProfileView(profile=COSTS.profile, nodes=(HOST.node_id,)),) if known else ()
-    return LiveCell(nodes=nodes or (HOST,), deployments=(view,), profiles={"chat": views})
+    return ReplayedCell(nodes=nodes or (HOST,), deployments=(view,), profiles={"chat": views})
 
 
 def test_the_same_calls_come_with_the_same_lengths() -> None:

@@ -25,8 +25,8 @@ class Recorded:
 
     def await_ready(self) -> None: ...
 
-    def fill_ahead(self) -> None:
-        Recorded.given["ahead"] = True
+    def fill_spare(self) -> None:
+        Recorded.given["spare"] = True
 
     def in_host_memory(self) -> tuple[str, ...]:
         return ASLEEP
@@ -54,11 +54,11 @@ def test_a_gpu_node_lets_models_sleep_and_counts_what_their_processes_hold(
     built = choosing.build_engine(options)
     given = Recorded.given
     assert (given["asleep_max"], given["asleep_bytes_max"]) == (asleep_max, asleep_bytes_max)
-    assert (given["ahead_max"], given["gpu_index"]) == (1, 0)
+    assert (given["spare_max"], given["gpu_index"]) == (1, 0)
     assert given["available_bytes"]() == 7 << 30
     assert built.resident_bytes() == 0, "what others use is not its own"
     assert built.kept_bytes == (asleep_max + 1) * GPU_PROCESS_BYTES
-    assert "ahead" not in given, "what waits ahead is in kept_bytes already"
+    assert "spare" not in given, "what waits is in kept_bytes already"
     built.base_read()
-    assert "ahead" in given
+    assert "spare" in given
     assert built.nearer([]) == ASLEEP  # type: ignore[comparison-overlap]

@@ -27,7 +27,7 @@ def test_what_is_given_back_leaves_the_process_and_reads_as_zeros() -> None:
     array = held.array(BYTES, (64 * MIB,), 0)
     array[:] = 1
     before = resident_bytes()
-    held.give_back(16 * MIB, 48 * MIB)
+    held.free_pages(16 * MIB, 48 * MIB)
     assert 31 * MIB < before - resident_bytes() < 33 * MIB
     assert array[: 16 * MIB].all()
     assert not array[16 * MIB : 48 * MIB].any()
@@ -37,9 +37,9 @@ def test_what_is_given_back_leaves_the_process_and_reads_as_zeros() -> None:
 def test_only_whole_pages_go() -> None:
     array = (held := PageRange(8 * PAGE_BYTES)).array(BYTES, (8 * PAGE_BYTES,), 0)
     array[:] = 1
-    held.give_back(PAGE_BYTES + 1, 4 * PAGE_BYTES - 1)
+    held.free_pages(PAGE_BYTES + 1, 4 * PAGE_BYTES - 1)
     assert array.reshape(8, PAGE_BYTES).any(axis=1).tolist() == [True, True, False, *[True] * 5]
-    held.give_back(5 * PAGE_BYTES + 1, 6 * PAGE_BYTES - 1)
+    held.free_pages(5 * PAGE_BYTES + 1, 6 * PAGE_BYTES - 1)
     assert array[5 * PAGE_BYTES :].all(), "not one whole page"
 
 
@@ -85,6 +85,6 @@ def test_a_mapped_file_is_read_and_never_written(tmp_path: Path) -> None:
     places = [PAGE_BYTES - 1, PAGE_BYTES, 2 * PAGE_BYTES + 9, 2 * PAGE_BYTES + 10]
     assert array[places].tolist() == content
     array[PAGE_BYTES] = 7
-    held.give_back(PAGE_BYTES, 3 * PAGE_BYTES)
+    held.free_pages(PAGE_BYTES, 3 * PAGE_BYTES)
     assert array[places].tolist() == content
     assert file.read_bytes()[:1] == b"a"

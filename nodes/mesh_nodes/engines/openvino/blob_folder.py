@@ -75,7 +75,7 @@ class BlobFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
         scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.path)
-        with scratch as folder, locks.held_if_free(Path(folder)):
+        with scratch as folder, locks.locked_if_free(Path(folder)):
             yield Path(folder)
 
     def _make_room(self, kept: str) -> None:

@@ -23,7 +23,7 @@ from mesh.domain.units import format_bytes
 from mesh_loader.bounded_child import run_bounded
 from mesh_loader.disk import require_free
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 
 WISHES_MAX = 16
 """At most so many orders wait. A shape that finds no place asks again with its next load."""
@@ -59,9 +59,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Wanted:
-    """A wish that waits, or is being fulfilled."""
+    """A job that waits, or is being done."""
 
-    wish: BlobWish
+    job: BlobJob
     model_bytes: int
     compile_s: float
     begun_s: float | None = None
@@ -97,16 +97,16 @@ class BlobMaker:
         self._changed = threading.Condition()
         self._closed = threading.Event()
 
-    def ask(self, wish: BlobWish, model_bytes: int, compile_s: float) -> None:
+    def ask(self, job: BlobJob, model_bytes: int, compile_s: float) -> None:
         """Have the blob made soon, unless it is wished for already or was not to be had.
         `model_bytes`: what the compiled model takes; `compile_s`: what its load took without.
         """
         with self._changed:
             if self._closed.is_set() or len(self._wanted) >= WISHES_MAX:
                 return
-            if self._of(wish.key) is not None or self._tries.get(wish.key, 0) >= TRIES_MAX:
+            if self._of(job.key) is not None or self._tries.get(job.key, 0) >= TRIES_MAX:
                 return
-            self._wanted.append(_Wanted(wish, model_bytes, compile_s))
+            self._wanted.append(_Wanted(job, model_bytes, compile_s))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work_off, name="mesh-blobs", daemon=True
@@ -144,7 +144,7 @@ class BlobMaker:
     def awaited(self) -> frozenset[str]:
         """Keys of blobs that a load waits for: any behind it will find them."""
         with self._changed:
-            return frozenset(each.wish.key for each in self._wanted if each.waiting_loads)
+            return frozenset(each.job.key for each in self._wanted if each.waiting_loads)
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is left to make; False when there is after `timeout_s`."""
@@ -161,7 +161,7 @@ class BlobMaker:
         self.wait(_CLOSE_S_MAX)
 
     def _of(self, key: str) -> _Wanted | None:
-        return next((each for each in self._wanted if each.wish.key == key), None)
+        return next((each for each in self._wanted if each.job.key == key), None)
 
     def _work_off(self) -> None:
         while True:
@@ -181,37 +181,37 @@ class BlobMaker:
                     self._changed.notify_all()
 
     def _make(self, wanted: _Wanted) -> None:
-        wish, model_bytes = wanted.wish, wanted.model_bytes
-        folder = BlobFolder(Path(wish.folder))
-        if folder.has(wish.key):
+        job, model_bytes = wanted.job, wanted.model_bytes
+        folder = BlobFolder(Path(job.folder))
+        if folder.has(job.key):
             return  # by another node of the store, or for an instance that shared this model
         wanted_bytes, available_bytes = model_bytes + CHILD_BYTES, self._available_bytes()
         if wanted_bytes > available_bytes:
             log.info(
                 "no blob of shape %s for now: making it takes %s, %s are available",
-                *(wish.key, format_bytes(wanted_bytes), format_bytes(available_bytes)),
+                *(job.key, format_bytes(wanted_bytes), format_bytes(available_bytes)),
             )
             return
-        self._tries[wish.key] = self._tries.get(wish.key, 0) + 1
+        self._tries[job.key] = self._tries.get(job.key, 0) + 1
         try:
             with folder.scratch() as scratch:
                 # OpenVINO exports all of the weights, and the blob takes them out again.
-                require_free(scratch, model_bytes, f"the blob of shape {wish.key}")
+                require_free(scratch, model_bytes, f"the blob of shape {job.key}")
                 ended = run_bounded(
-                    [sys.executable, "-m", _CHILD, wish.to_json(), str(scratch)],
+                    [sys.executable, "-m", _CHILD, job.to_json(), str(scratch)],
                     timeout_s=MAKE_S_MAX,
                     environment={},
                     on_begin=wanted.note_child,
                     on_wait=partial(self._go_on, wanted),
                 )
         except (OSError, StorageError) as error:
-            log.warning("no blob of shape %s, its models are compiled: %s", wish.key, error)
+            log.warning("no blob of shape %s, its models are compiled: %s", job.key, error)
             return
         if ended.exit_code == 0:
-            log.info("made the blob of shape %s: its next loads need no compile", wish.key)
+            log.info("made the blob of shape %s: its next loads need no compile", job.key)
             return
         reason = "its time was up" if ended.exit_code is None else _last_line(ended.output)
-        log.warning("no blob of shape %s, its models are compiled: %s", wish.key, reason)
+        log.warning("no blob of shape %s, its models are compiled: %s", job.key, reason)
 
     def _go_on(self, wanted: _Wanted) -> None:
         if self._closed.is_set():

@@ -2,7 +2,7 @@
 
 Owns the loaded instances. `compilation` brings a model up, `instance` runs it; here are the books,
 the checks before a load, and the release after one. Loads run beside steps: what they share is the
-table of instances, and the room of what stays cached.
+table of instances, and the budget of what stays cached.
 """
 
 import os
@@ -28,7 +28,7 @@ from mesh.domain.model import (
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange, repeated
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
     Ended,
@@ -44,14 +44,14 @@ from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
-from mesh_nodes.engines.openvino.books import FootprintBooks
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, engine_errors
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
+from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.rope import tables_bytes
@@ -65,22 +65,17 @@ REST_S = 0.05
 """Without an iteration, until the engine is not about to compute the next one."""
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def release() -> str:
     """OpenVINO's, which decides how long iterations take as much as the processor does."""
     return str(ov.get_version()).split("-")[0]
 
 
-def _books_of(
+def _footprints_of(
     weights: WeightPrecision, precisions: Precisions, folder: Path | None
-) -> FootprintBooks:
+) -> MeasuredFootprints:
     beside = "" if precisions.compute is ComputePrecision.F32 else f"-{precisions.compute}"
     name = f"openvino-{release()}-{weights}-{precisions.kv}{beside}.json"
-    return FootprintBooks(
+    return MeasuredFootprints(
         weights=weights,
         kv=precisions.kv,
         compute=precisions.compute,
@@ -121,7 +116,7 @@ class OpenVinoEngine:
         self._weights = weights
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
-        self._threads = threads or _cores()
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
         self._blob_maker = BlobMaker(available_bytes)
@@ -134,13 +129,13 @@ class OpenVinoEngine:
             wait_for_blob=self._blob_maker.wait_for,
         )
         self._precisions = self._compiler.precisions
-        self._books = _books_of(weights, self._precisions, footprints_path)
+        self._footprints = _footprints_of(weights, self._precisions, footprints_path)
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
-        self._room = CacheRoom(lock=threading.RLock())
+        self._budget = CacheBudget(lock=threading.RLock())
         self._loads_begun = self._loads_ended = 0
         self._computing, self._worked_s = False, 0.0
         self._prepared: dict[InstanceId, Path] = {}
@@ -184,7 +179,7 @@ class OpenVinoEngine:
         """Instances end with the agent, and never before it."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
-        return self._books.footprint(model)
+        return self._footprints.footprint(model)
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         self._compiler.prepare(model, model_path, progress)
@@ -205,14 +200,14 @@ class OpenVinoEngine:
             self._pages.use(prepared)
         self._loads_begun += 1
         try:
-            self._room.begin_load(order.instance_id, self._taken_bytes(order))
+            self._budget.begin_load(order.instance_id, self._taken_bytes(order))
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
             return_memory()
             raise
         finally:
-            self._room.end_load(order.instance_id)
+            self._budget.end_load(order.instance_id)
             self._loads_ended += 1
             self._worked_s = time.perf_counter()
         with self._lock:
@@ -249,7 +244,7 @@ class OpenVinoEngine:
         return_memory()
         freed_bytes = before_bytes - self._beside_kv_bytes()
         if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
-            self._books.note(model, freed_bytes, reached)
+            self._footprints.note(model, freed_bytes, reached)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
@@ -288,7 +283,7 @@ class OpenVinoEngine:
         return {instance_id: change for instance_id, change in told if change is not None}
 
     def bound_memory(self, memory_bytes: int) -> None:
-        self._room.bound(memory_bytes)
+        self._budget.bound(memory_bytes)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         """The memory of each instance. Weights that several instances share are counted with the
@@ -363,7 +358,7 @@ class OpenVinoEngine:
                 order,
                 graph,
                 footprint=self.footprint(order.model),
-                room=self._room,
+                budget=self._budget,
                 kv_resize=self._kv_resize,
             )
         return instance, graph
@@ -372,7 +367,7 @@ class OpenVinoEngine:
         """The one that would have spared the load, of so many seconds, its compile."""
         if graph.imported or graph.blob_key is None or self._blobs_path is None:
             return
-        wish = BlobWish(
+        job = BlobJob(
             key=graph.blob_key,
             folder=str(self._blobs_path),
             model_path=str(order.model_path),
@@ -382,7 +377,7 @@ class OpenVinoEngine:
             compute=order.model.precision or self._precisions.compute,
             kv=self._precisions.kv,
         )
-        self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes, compile_s)
+        self._blob_maker.ask(job, self.footprint(order.model).weights_bytes, compile_s)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

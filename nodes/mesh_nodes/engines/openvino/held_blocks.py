@@ -29,16 +29,16 @@ class HeldBlocks:
         *,
         slice_blocks: int,
         shared_blocks: int,
-        give_back: Callable[[int, int], None],
+        free_pages: Callable[[int, int], None],
     ) -> None:
-        """`give_back(first, end)` gives the pages back that these blocks cover wholly; it is called
+        """`free_pages(first, end)` frees the pages that these blocks cover wholly; it is called
         from the thread. `shared_blocks`: how far a block's pages reach into the next blocks; 0
         where blocks cover whole pages.
         """
         self.count = 0
         self._slice_blocks = slice_blocks
         self._shared_blocks = shared_blocks
-        self._give_back = give_back
+        self._free_pages = free_pages
         self._held = np.zeros(blocks, np.bool_)
         self._surplus = np.zeros(blocks, np.bool_)
         """Blocks whose pages are to be given back from `_due_s` on."""
@@ -121,7 +121,7 @@ class HeldBlocks:
 
     def _work_off(self) -> None:
         while (blocks := self._next_slice()) is not None:
-            given = self._give_back_all(blocks)
+            given = self._free_all_pages(blocks)
             with self._state:
                 self._in_hand = (0, 0)
                 self._surplus[blocks] = False
@@ -146,10 +146,10 @@ class HeldBlocks:
             self._thread = None
             return None
 
-    def _give_back_all(self, blocks: Blocks) -> bool:
+    def _free_all_pages(self, blocks: Blocks) -> bool:
         try:
             for begin, end in runs(blocks):
-                self._give_back(*self._reach(int(blocks[begin]), int(blocks[end - 1]) + 1))
+                self._free_pages(*self._reach(int(blocks[begin]), int(blocks[end - 1]) + 1))
         except OSError:
             log.exception("KV pages stay held")
             return False

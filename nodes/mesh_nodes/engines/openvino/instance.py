@@ -16,7 +16,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.domain.steps import Decode, Prefill, PrefixChange
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
@@ -46,7 +46,7 @@ class Instance:
         graph: CompiledGraph,
         *,
         footprint: Footprint,
-        room: CacheRoom,
+        budget: CacheBudget,
         kv_resize: KvResize = KvResize.ELASTIC,
     ) -> None:
         """Reserve the KV cache and run one token, which makes the first real step quick. `room`
@@ -63,7 +63,7 @@ class Instance:
         self.model = order.model
         self.reached = Reached()
         self._graph = graph
-        self._room = room
+        self._budget = budget
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
@@ -79,7 +79,7 @@ class Instance:
         self._pool = KvBlocks(
             order.kv_blocks,
             self._places,
-            room,
+            budget,
             block_bytes=self._cache.block_bytes,
             weights_bytes=footprint.weights_bytes,
             share=self.share,
@@ -205,7 +205,7 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        with self._room.lock:
+        with self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
             in_use = self._places.taken()

@@ -61,7 +61,7 @@ class ElasticKvCache:
             range_blocks,
             slice_blocks=max(_SLICE_BYTES // self.block_bytes, 1),
             shared_blocks=reach if self.dense else 0,
-            give_back=partial(_give_back, self._range, spans, self._backed),
+            free_pages=partial(_free_pages, self._range, spans, self._backed),
         )
 
     @property
@@ -103,7 +103,7 @@ class ElasticKvCache:
         self._arrays = []
 
 
-def _give_back(
+def _free_pages(
     pages: PageRange, spans: Spans, backed: npt.NDArray[np.bool_], first: int, end: int
 ) -> None:
     """The pages of these blocks, in all layers. No method, since a cache that its own parts refer
@@ -113,7 +113,7 @@ def _give_back(
     owed_s = 0.0
     for begin_bytes, block_bytes in spans:
         start_s = time.perf_counter()
-        pages.give_back(
+        pages.free_pages(
             begin_bytes + (FIRST_BLOCK + first) * block_bytes,
             begin_bytes + (FIRST_BLOCK + end) * block_bytes,
         )

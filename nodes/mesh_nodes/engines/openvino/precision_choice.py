@@ -19,7 +19,7 @@ import openvino as ov
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh_loader.bounded_child import run_bounded
-from mesh_loader.locks import held
+from mesh_loader.locks import locked
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import Architecture, Rope, read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
@@ -30,7 +30,12 @@ from mesh_nodes.engines.openvino.precisions import (
     choose,
     reason,
 )
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, share_told, told
+from mesh_nodes.engines.openvino.trial_job import (
+    TrialJob,
+    read_progress,
+    read_timings,
+    timings_json,
+)
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
@@ -73,7 +78,7 @@ class Choice:
         return f"{self.precisions}: {self.why}"
 
 
-def chosen(wish: TrialWish, kept: Path, say: Say = lambda phase, share: None) -> Choice:
+def chosen(job: TrialJob, kept: Path, say: Say = lambda phase, share: None) -> Choice:
     """The precisions to serve in; where nothing can be measured, what is known to serve. `kept` is
     the file of what was found, replaced by what is found now, and `say` is called with what is done
     meanwhile and the share of it that is done.
@@ -81,19 +86,19 @@ def chosen(wish: TrialWish, kept: Path, say: Say = lambda phase, share: None) ->
     Raises InvalidInput when the CPU, or the plugin, cannot do what was asked for.
     """
     capable_of = capable(ov.Core())
-    possible = candidates(capable_of, wish.compute, wish.kv)
+    possible = candidates(capable_of, job.compute, job.kv)
     if not possible:
         can = ", ".join(sorted(capable_of))
         raise InvalidInput(
-            f"--precision {wish.compute or 'auto'} with --kv {wish.kv or 'auto'} is nothing that "
+            f"--precision {job.compute or 'auto'} with --kv {job.kv or 'auto'} is nothing that "
             f"this CPU computes in: it can {can}",
             hint="leave out --kv, or both; caches are bf16 or u8 beside bf16, f16 or u8 beside f16",
         )
     if len(possible) == 1:
-        settled = wish.compute is not None
+        settled = job.compute is not None
         why = "as asked for" if settled else "this CPU multiplies in nothing else"
         return Choice(precisions=possible[0], why=why)
-    found = _read(kept, wish) or _found(wish, kept, say)
+    found = _read(kept, job) or _found(job, kept, say)
     if found is None:
         choice = Choice(
             precisions=possible[0], why="nothing could be measured, the node's log says why"
@@ -105,15 +110,15 @@ def chosen(wish: TrialWish, kept: Path, say: Say = lambda phase, share: None) ->
     return choice
 
 
-def tried(wish: TrialWish, say: Say = lambda phase, share: None) -> tuple[Timed, ...]:
+def tried(job: TrialJob, say: Say = lambda phase, share: None) -> tuple[Timed, ...]:
     """Times the candidates in a process of its own. Raises OSError, or ValueError with the
     reason.
     """
-    command = [sys.executable, "-m", _CHILD, wish.to_json()]
+    command = [sys.executable, "-m", _CHILD, job.to_json()]
     say(MEASURES, 0.0)
 
     def read(line: bytes) -> None:
-        share = share_told(line)
+        share = read_progress(line)
         if share is not None:
             say(MEASURES, share)
 
@@ -124,7 +129,7 @@ def tried(wish: TrialWish, say: Say = lambda phase, share: None) -> tuple[Timed,
     if ended.exit_code != 0:
         raise ValueError("its time was up" if ended.exit_code is None else last)
     try:
-        return heard(json.loads(last))
+        return read_timings(json.loads(last))
     except (KeyError, TypeError) as error:
         raise ValueError(f"it said {last}") from error
 
@@ -166,43 +171,43 @@ class _Found:
     timed: Sequence[Timed]
 
 
-def _found(wish: TrialWish, kept: Path, say: Say) -> _Found | None:
+def _found(job: TrialJob, kept: Path, say: Say) -> _Found | None:
     """By this node, or by another of the same kind that starts meanwhile: two that measured at once
     would measure each other."""
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         lock = kept.with_suffix(".lock")
-        with held(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: say(WAITS, 0.0)):
-            return _read(kept, wish) or _tried(wish, kept, say)
+        with locked(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: say(WAITS, 0.0)):
+            return _read(kept, job) or _tried(job, kept, say)
     except (OSError, Unavailable) as error:
         log.warning("precisions are not compared: %s", error)
         return None
 
 
-def _tried(wish: TrialWish, kept: Path, say: Say) -> _Found | None:
-    shape = wish.architecture
+def _tried(job: TrialJob, kept: Path, say: Say) -> _Found | None:
+    shape = job.architecture
     try:
         found = _Found(
             measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             shape=f"layers of {shape.hidden_size} by {shape.intermediate_size}",
-            timed=tried(wish, say),
+            timed=tried(job, say),
         )
         entry = {"measured_at": found.measured_at, "shape": found.shape}
-        timed = json.loads(told(found.timed))
-        keep_json(kept, {**_content(kept), _key(wish): {**entry, "timed": timed}})
+        timed = json.loads(timings_json(found.timed))
+        keep_json(kept, {**_content(kept), _key(job): {**entry, "timed": timed}})
     except (OSError, ValueError) as error:
         log.warning("precisions could not be compared on this machine: %s", error)
         return None
     return found
 
 
-def _read(path: Path, wish: TrialWish) -> _Found | None:
+def _read(path: Path, job: TrialJob) -> _Found | None:
     """`None` also for what cannot be compared as it is now: other rounds, other candidates."""
-    content = _content(path).get(_key(wish))
+    content = _content(path).get(_key(job))
     if content is None:
         return None
     try:
-        timed = heard(content["timed"])
+        timed = read_timings(content["timed"])
         found = _Found(
             measured_at=str(content["measured_at"]), shape=str(content["shape"]), timed=timed
         )
@@ -221,6 +226,6 @@ def _content(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _key(wish: TrialWish) -> str:
+def _key(job: TrialJob) -> str:
     """What was settled before the trial."""
-    return f"{wish.compute or 'any'}-{wish.kv or 'any'}"
+    return f"{job.compute or 'any'}-{job.kv or 'any'}"

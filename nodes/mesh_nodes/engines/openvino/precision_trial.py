@@ -18,7 +18,7 @@ import openvino as ov
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.profile import IterationShape
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_loader.bounded_child import end_first
 from mesh_nodes.engines.openvino.architecture import Architecture
@@ -42,7 +42,7 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.synthetic import sequences_of
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, done, told
+from mesh_nodes.engines.openvino.trial_job import TrialJob, progress_line, timings_json
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
 WEIGHTS_BYTES = 64 << 20
@@ -80,7 +80,7 @@ class _Runner:
             KvResize.ELASTIC, graph.model, self._request, blocks=_BLOCKS, range_blocks=_BLOCKS
         )
         places = BlockPlaces(self._cache, blocks=_BLOCKS, total=_BLOCKS)
-        self._pool = KvBlocks(_BLOCKS, places, CacheRoom())
+        self._pool = KvBlocks(_BLOCKS, places, CacheBudget())
 
     def run(self, shape: IterationShape) -> float:
         """Compute one iteration; how long it took, in seconds."""
@@ -100,22 +100,22 @@ class _Runner:
         self._cache.close()
 
 
-def tried(wish: TrialWish, tell: Callable[[float], None] = lambda share: None) -> tuple[Timed, ...]:
+def tried(job: TrialJob, tell: Callable[[float], None] = lambda share: None) -> tuple[Timed, ...]:
     """Each candidate but those that compute as one does that is too far off, which is not timed
     itself, either; what is known to serve comes first. `tell` is called with the share of the trial
     that is done. Raises RuntimeError or OutOfMemory."""
-    core, architecture = ov.Core(), cut(wish.architecture)
+    core, architecture = ov.Core(), cut(job.architecture)
     weights = _weights(architecture)
 
     def compiled(precisions: Precisions, group: int) -> CompiledGraph:
-        properties = properties_of(precisions, wish.threads, group)
+        properties = properties_of(precisions, job.threads, group)
         graph = build_graph(architecture, weights, CONTEXT_TOKENS)
         return CompiledGraph(core.compile_model(graph, "CPU", properties), weights, ())
 
     exact = _logits(compiled(_EXACT, 0))
     graphs = dict[Precisions, CompiledGraph]()
     found, good = list[Timed](), list[Timed]()
-    possible = candidates(capable(core), wish.compute, wish.kv)
+    possible = candidates(capable(core), job.compute, job.kv)
     for number, precisions in enumerate(possible):
         tell(COMPILED_SHARE * number / len(possible))
         if any(precisions.compute is each.precisions.compute for each in found if each not in good):
@@ -214,11 +214,11 @@ def main() -> int:
     end_first()
 
     def tell(share: float) -> None:
-        sys.stdout.write(f"{done(share)}\n")
+        sys.stdout.write(f"{progress_line(share)}\n")
         sys.stdout.flush()
 
     try:
-        sys.stdout.write(f"{told(tried(TrialWish.from_json(sys.argv[1]), tell))}\n")
+        sys.stdout.write(f"{timings_json(tried(TrialJob.from_json(sys.argv[1]), tell))}\n")
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

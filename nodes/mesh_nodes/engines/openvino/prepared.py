@@ -87,7 +87,7 @@ def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Arra
     except OSError as error:
         raise _not_written(target, error) from error
     try:
-        with locks.held_if_free(scratch):
+        with locks.locked_if_free(scratch):
             index = _write_weights(scratch / _WEIGHTS, weights)
             _write_text(scratch / _INDEX, json.dumps(index))
             write_index(scratch)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mesh.domain.ids import RequestId
 from mesh.domain.request import SamplingParams
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, plan
@@ -46,7 +46,7 @@ def probe_logits(
     blocks = -(-(prompt_tokens + _DECODES + 1) // BLOCK_TOKENS)
     how = KvResize.ELASTIC
     cache = bind_kv_cache(how, graph.model, request, blocks=blocks, range_blocks=blocks)
-    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheRoom())
+    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheBudget())
     found, finished = [], False
     try:
         while not finished:

@@ -126,7 +126,7 @@ class Sequence:
 
     def release(self, pool: KvBlocks) -> None:
         """Let all blocks go."""
-        pool.let_go(self.blocks())
+        pool.release(self.blocks())
         self._blocks = 0
 
     def move(self, renumbered: npt.NDArray[np.int32]) -> None:

@@ -105,7 +105,7 @@ class BoundBlob:
 
     def release_pages(self) -> None:
         """Those of the weights; see `mapped_file.Pages`."""
-        self._range.give_back(*self._weights)
+        self._range.free_pages(*self._weights)
 
     def settle(self) -> None:
         """What was to be read has been; see `FileGuard`."""

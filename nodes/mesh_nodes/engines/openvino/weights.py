@@ -298,10 +298,10 @@ def _quantise(
     """These rows of the tensor; a row of zeros has scale 1."""
     columns = values.shape[1]
     at_once = _rows_at_once(columns)
-    room = np.empty((min(at_once, len(values)), columns), np.float32)
+    buffer = np.empty((min(at_once, len(values)), columns), np.float32)
     for begin in range(0, len(values), at_once):
         part = slice(begin, min(begin + at_once, len(values)))
-        weights = room[: part.stop - part.start]
+        weights = buffer[: part.stop - part.start]
         tensor.read_f32(slice(rows.start + part.start, rows.start + part.stop), weights)
         largest = np.maximum(weights.max(axis=1), -weights.min(axis=1))
         scale = (largest / np.float32(127.0))[:, np.newaxis]

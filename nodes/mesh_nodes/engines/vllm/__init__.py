@@ -1,8 +1,8 @@
 """The engine of GPU nodes, on vLLM: one process per instance, stepped by the node agent.
 
 Neither vLLM nor torch is ever imported by the agent: `engine.VllmEngine` implements the engine port
-there, `nursery` imports vLLM once and forks engine processes, `process` and `instance` run in them.
-What of vLLM is private and touched all the same stands in `internals` alone.
+there, `forkserver` imports vLLM once and forks engine processes, `process` and `instance` run in
+them. Only `internals` uses private parts of vLLM.
 """
 
 from mesh_nodes.engines.vllm.engine import VllmEngine

@@ -1,8 +1,8 @@
 """What one engine process keeps cached beyond its size in force, in the agent's books.
 
-Implements what `mesh.memory.cache_room` bounds: the room shares what nobody has been promised among
-all instances of the node. Who was used the longest ago gives way first, its process within one
-call. Before: `engine`, at resizes, loads and bounds. After: `remote`.
+Implements what `mesh.memory.cache_budget` bounds: the budget divides memory that nobody has been
+promised among all instances of the node. The instance used the longest ago frees its blocks first,
+within one call of its process. Before: `engine`, at resizes, loads and bounds. After: `remote`.
 """
 
 from contextlib import suppress
@@ -10,14 +10,14 @@ from typing import cast
 
 from mesh.domain.errors import EngineError
 from mesh.domain.model import Footprint
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.shares import Share
 from mesh_nodes.engines.vllm.messages import Verb
 from mesh_nodes.engines.vllm.remote import Remote
 
 
 class CachedBlocks:
-    """What one loaded instance keeps cached. Its methods run under the room's lock, except
+    """What one loaded instance keeps cached. Its methods run under the budget's lock, except
     `note_use`.
     """
 
@@ -27,7 +27,12 @@ class CachedBlocks:
     """Each process has weights of its own."""
 
     def __init__(
-        self, remote: Remote, room: CacheRoom, footprint: Footprint, kv_blocks: int, overflows: bool
+        self,
+        remote: Remote,
+        budget: CacheBudget,
+        footprint: Footprint,
+        kv_blocks: int,
+        overflows: bool,
     ) -> None:
         """`overflows`: its process can keep blocks beyond the size in force."""
         self.blocks = kv_blocks
@@ -35,29 +40,29 @@ class CachedBlocks:
         self.weights_bytes = footprint.weights_bytes
         self.extra = 0
         """Its process may keep so many cached ones beyond the size in force."""
-        self.oldest = room.tick()
-        """When it was last used, on the room's clock."""
+        self.oldest = budget.tick()
+        """When it was last used, on the budget's clock."""
         self._remote = remote
-        self._room = room
+        self._budget = budget
         self._overflows = overflows
-        room.enter(self)
+        budget.add(self)
 
     def note_use(self) -> None:
-        self.oldest = self._room.tick()
+        self.oldest = self._budget.tick()
 
     def make_room(self) -> None:
-        """Blocks are about to be used: what is cached stays beside them as far as there is room."""
-        with self._room.lock:
+        """Blocks are about to be used: what is cached stays as far as the budget allows."""
+        with self._budget.lock:
             before = self.extra
             self._keep_all(self.blocks)
             if self.extra != before:
                 self.forgotten([])
 
     def resize(self, kv_blocks: int) -> int:
-        """Puts so many blocks in force; what is cached stays beside them as far as there is room.
+        """Puts so many blocks in force; what is cached stays as far as the budget allows.
         Returns how many are in force then. Raises what the process refuses with.
         """
-        with self._room.lock:
+        with self._budget.lock:
             self._keep_all(kv_blocks)
             try:
                 return cast(int, self._remote.call(Verb.RESIZE, kv_blocks, self.extra))
@@ -65,9 +70,9 @@ class CachedBlocks:
                 books = self._remote.books
                 self.blocks = kv_blocks if books is None else books.kv_blocks
 
-    def leave(self) -> None:
-        with self._room.lock:
-            self._room.leave(self)
+    def remove(self) -> None:
+        with self._budget.lock:
+            self._budget.remove(self)
 
     def forget_oldest(self) -> int:
         """Forgets one block; the process decides which, and says so by `forgotten`."""
@@ -83,4 +88,4 @@ class CachedBlocks:
         books = self._remote.books
         self.blocks = kv_blocks
         self.extra = books.kv_blocks_cached if books is not None and self._overflows else 0
-        self._room.fit(self)
+        self._budget.fit(self)

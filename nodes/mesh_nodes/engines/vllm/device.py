@@ -1,6 +1,6 @@
 """The device that vLLM sees, and the imports that its engine processes share.
 
-Before: `nursery`, which preloads; `instance`, which asks for room. After: vLLM and torch.
+Before: `forkserver`, which preloads; `instance`, which asks for room. After: vLLM and torch.
 """
 
 import importlib

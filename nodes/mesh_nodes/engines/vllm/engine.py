@@ -20,7 +20,7 @@ from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -33,7 +33,6 @@ from mesh.runtime.engine import (
 from mesh_loader.digests import Verifier, Verify, require_originals
 from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.refusals import lacks_memory
-from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.cached import CachedBlocks
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
@@ -41,7 +40,8 @@ from mesh_nodes.engines.vllm.host_pool import WeightsKey, open_pool
 from mesh_nodes.engines.vllm.messages import Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
 from mesh_nodes.engines.vllm.remote import LOAD_S_MAX, Remote
-from mesh_nodes.engines.vllm.sleeping import Bed, Kind, Sleepers, kind_of
+from mesh_nodes.engines.vllm.sleeping import SleepingProcesses, SleepSlot, WakeKey, wake_key
+from mesh_nodes.engines.vllm.spare_processes import SpareProcesses
 from mesh_nodes.engines.vllm.spawner import Spawner, start_spawner
 from mesh_nodes.engines.vllm.watch import Watch
 
@@ -69,7 +69,7 @@ class VllmEngine:
         available_bytes: Callable[[], int] = host_memory.available_bytes,
         asleep_max: int = 0,
         asleep_bytes_max: int = sys.maxsize,
-        ahead_max: int = 0,
+        spare_max: int = 0,
         verify: Verify = Verify.FIRST,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
@@ -78,7 +78,7 @@ class VllmEngine:
         `available_bytes` is asked before each load, which is refused when it is too little.
         `asleep_max`: unloaded instances that stay with their weights in the host's memory;
         `asleep_bytes_max`: of that, for these and for weights that a next load finds there.
-        `ahead_max`: processes that wait on the device for a load. `verify`: when a load checks the
+        `spare_max`: processes that wait on the device for a load. `verify`: when a load checks the
         digests of its files.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
@@ -93,32 +93,32 @@ class VllmEngine:
         self._lock = threading.Lock()
         """Guards the tables alone, never a call."""
         self._instances: dict[InstanceId, Remote] = {}
-        self._beds: dict[InstanceId, Bed] = {}
+        self._slots: dict[InstanceId, SleepSlot] = {}
         self._cached: dict[InstanceId, CachedBlocks] = {}
-        self._room = CacheRoom(lock=threading.RLock())
+        self._budget = CacheBudget(lock=threading.RLock())
         self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
         self._pool = (
             open_pool(asleep_bytes_max, host_memory.available_bytes) if asleep_max else None
         )
-        self._sleepers = Sleepers(count_max=asleep_max, pool=self._pool)
+        self._sleeping = SleepingProcesses(count_max=asleep_max, pool=self._pool)
         self._closed = False
         self._told: Ended = lambda instance_id, error: None
         self._watch = Watch(self._process_ended)
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
         descriptor = None if self._pool is None else self._pool.descriptor
-        self._ahead = Ahead(self._spawner, count_max=ahead_max, pool=descriptor)
+        self._spare = SpareProcesses(self._spawner, count_max=spare_max, pool=descriptor)
 
     def await_ready(self) -> None:
         """Wait until vLLM is imported, so that no load need. Raises EngineError when it fails."""
         self._spawner.await_ready()
 
-    def fill_ahead(self) -> None:
+    def fill_spare(self) -> None:
         """See that processes wait for loads, soon. Not before the node has looked what it takes of
         its device without any.
         """
-        self._ahead.fill()
+        self._spare.fill()
 
     def resident_bytes(self) -> int:
         """What the spawner's processes take, including one that does not end although it was
@@ -159,8 +159,8 @@ class VllmEngine:
         return True
 
     def tier_of(self, order: LoadOrder) -> LoadTier:
-        kind = kind_of(order, self._options(order.model))
-        here = self._sleepers.has(kind) or kind.weights in self._pooled()
+        key = wake_key(order, self._options(order.model))
+        here = self._sleeping.has(key) or key.weights in self._pooled()
         return LoadTier.HOST if here else LoadTier.DISK
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
@@ -173,14 +173,14 @@ class VllmEngine:
                 raise EngineError(f"instance {order.instance_id} is already loaded")
             self._loading[order.instance_id] = None
         footprint = self.footprint(order.model)
-        self._room.begin_load(order.instance_id, footprint.instance_bytes(order.kv_blocks))
+        self._budget.begin_load(order.instance_id, footprint.instance_bytes(order.kv_blocks))
         try:
             tier = self._bring_up(order, progress)
         finally:
-            self._room.end_load(order.instance_id)
+            self._budget.end_load(order.instance_id)
             with self._lock:
                 del self._loading[order.instance_id]
-        self._ahead.fill()
+        self._spare.fill()
         progress("loaded", 1.0)
         return InstanceLoaded(
             instance_id=order.instance_id,
@@ -193,23 +193,23 @@ class VllmEngine:
     def unload(self, instance_id: InstanceId) -> None:
         with self._lock:
             remote = self._instances.pop(instance_id, None)
-            bed = self._beds.pop(instance_id, None)
+            slot = self._slots.pop(instance_id, None)
             cached = self._cached.pop(instance_id, None)
         if cached is not None:
-            cached.leave()
-        if remote is not None and (bed is None or not self._sleepers.sleep(bed)):
+            cached.remove()
+        if remote is not None and (slot is None or not self._sleeping.sleep(slot)):
             remote.end()
 
     def asleep(self) -> tuple[HeldModel, ...]:
         """What a load would wake, the one asleep the longest first."""
-        return self._sleepers.listed()
+        return self._sleeping.listed()
 
     def in_host_memory(self) -> tuple[HeldModel, ...]:
         """What sleeps, and what a load of any context would find in the pool of weights."""
         pooled = tuple(
             HeldModel(model_id=key.model.model_id, tier=LoadTier.HOST) for key in self._pooled()
         )
-        return self._sleepers.listed() + pooled
+        return self._sleeping.listed() + pooled
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         """Submits the request, also to an instance whose process is gone. The next step reports
@@ -258,7 +258,7 @@ class VllmEngine:
         """Does not wait for iterations to end unless there is something new."""
         if memory_bytes != self._bound_bytes:
             self._bound_bytes = memory_bytes
-            self._room.bound(memory_bytes)
+            self._budget.bound(memory_bytes)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         with self._lock:
@@ -279,10 +279,10 @@ class VllmEngine:
             self._closed = True
             remotes = [*self._instances.values(), *filter(None, self._loading.values())]
             self._instances.clear()
-            self._beds.clear()
+            self._slots.clear()
         self._watch.close()
-        self._sleepers.close()
-        self._ahead.close()
+        self._sleeping.close()
+        self._spare.close()
         for remote in remotes:
             remote.end()
         if self._owns_spawner:
@@ -291,82 +291,84 @@ class VllmEngine:
             self._pool.close()
 
     def _bring_up(self, order: LoadOrder, progress: Progress) -> LoadTier:
-        kind = kind_of(order, self._options(order.model))
-        woken = self._sleepers.wake(order, kind)
-        bed, tier = (woken, LoadTier.HOST) if woken else self._start(order, kind, progress)
+        key = wake_key(order, self._options(order.model))
+        woken = self._sleeping.wake(order, key)
+        slot, tier = (woken, LoadTier.HOST) if woken else self._start(order, key, progress)
         try:
             if tier is LoadTier.DISK:
-                self._sleepers.reserve(bed)
-            self._put(self._beds, order.instance_id, bed)
+                self._sleeping.reserve(slot)
+            self._put(self._slots, order.instance_id, slot)
             cached = CachedBlocks(
-                bed.remote,
-                self._room,
+                slot.remote,
+                self._budget,
                 self.footprint(order.model),
                 order.kv_blocks,
-                overflows=kind.options.elastic and self._release.computes_on_cpu,
+                overflows=key.options.elastic and self._release.computes_on_cpu,
             )
             self._put(self._cached, order.instance_id, cached)
-            self._put(self._instances, order.instance_id, bed.remote)
+            self._put(self._instances, order.instance_id, slot.remote)
             if woken is None:
-                self._watch.add(bed.remote)
-            elif not bed.remote.alive:
+                self._watch.add(slot.remote)
+            elif not slot.remote.alive:
                 # The watch saw it when it was nobody's.
-                self._process_ended(bed.remote)
+                self._process_ended(slot.remote)
         except BaseException:
-            bed.remote.end()
+            slot.remote.end()
             raise
         return tier
 
-    def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> tuple[Bed, LoadTier]:
+    def _start(
+        self, order: LoadOrder, key: WakeKey, progress: Progress
+    ) -> tuple[SleepSlot, LoadTier]:
         """A new process. What fails from the pool is read from disk; where that goes well, what
         stood in the pool was wrong and is never tried again, unless the process was killed amid it.
         """
         self._check_room(order)
         progress("start an engine process", 0.0)
-        remote = self._ahead.take(order.instance_id)
-        where = self._held(kind, remote)
+        remote = self._spare.take(order.instance_id)
+        where = self._held(key, remote)
         if where is None:
-            return self._load(remote, order, kind, progress), LoadTier.DISK
+            return self._load(remote, order, key, progress), LoadTier.DISK
         try:
-            return self._load(remote, order, kind, progress, where), LoadTier.HOST
+            return self._load(remote, order, key, progress, where), LoadTier.HOST
         except OutOfMemory:
             raise
         except MeshError as error:
             log.warning("%s is not loaded from the pool: %s", order.instance_id, error.message)
-        bed = self._load(self._ahead.take(order.instance_id), order, kind, progress)
+        slot = self._load(self._spare.take(order.instance_id), order, key, progress)
         if not remote.killed:
             assert self._pool is not None
-            self._pool.refuse(kind.weights)
-        return bed, LoadTier.DISK
+            self._pool.refuse(key.weights)
+        return slot, LoadTier.DISK
 
-    def _held(self, kind: Kind, remote: Remote) -> Range | None:
+    def _held(self, key: WakeKey, remote: Remote) -> Range | None:
         """What such a load finds in the pool: it may go at any time until this process holds it."""
-        if self._pool is None or kind.weights not in self._pooled():
+        if self._pool is None or key.weights not in self._pooled():
             return None
-        return self._pool.hold(kind.weights, remote)
+        return self._pool.hold(key.weights, remote)
 
     def _load(
         self,
         remote: Remote,
         order: LoadOrder,
-        kind: Kind,
+        key: WakeKey,
         progress: Progress,
         where: Range | None = None,
-    ) -> Bed:
+    ) -> SleepSlot:
         """`where`: from there, which the process holds; else from disk."""
         try:
             self._put(self._loading, order.instance_id, remote)
             answer = remote.call(
                 Verb.LOAD,
-                *(order, self.footprint(order.model), kind.options, where),
+                *(order, self.footprint(order.model), key.options, where),
                 timeout_s=LOAD_S_MAX,
                 progress=progress,
             )
             loaded = cast(Loaded, answer)
             if where is not None:
                 assert self._pool is not None
-                self._pool.hold(kind.weights, remote, loaded.beside_bytes)
-            return Bed(kind=kind, loaded=loaded, remote=remote, stands=where is not None)
+                self._pool.hold(key.weights, remote, loaded.beside_bytes)
+            return SleepSlot(key=key, loaded=loaded, remote=remote, pinned=where is not None)
         except BaseException:
             remote.end()
             raise
@@ -385,7 +387,7 @@ class VllmEngine:
             dtype=self._dtype,
             block_tokens=self._block_tokens,
             elastic=self._elastic and self._can_be_elastic(model),
-            movable=self._sleepers.count_max > 0,
+            movable=self._sleeping.count_max > 0,
         )
 
     def _can_be_elastic(self, model: ModelInfo) -> bool:
@@ -401,7 +403,7 @@ class VllmEngine:
         self,
         table: MutableMapping[InstanceId, Any],
         instance_id: InstanceId,
-        entry: Remote | Bed | CachedBlocks,
+        entry: Remote | SleepSlot | CachedBlocks,
     ) -> None:
         """Where `close` finds it. Raises EngineError when that has been called meanwhile."""
         with self._lock:
@@ -422,6 +424,6 @@ class VllmEngine:
         """Those that sleep go before a load is refused. Raises OutOfMemory."""
         wanted_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
         while (available_bytes := self._available_bytes()) < wanted_bytes:
-            if self._sleepers.evict():
+            if self._sleeping.evict():
                 continue
             raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)

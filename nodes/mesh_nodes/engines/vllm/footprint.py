@@ -14,7 +14,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 _SHORT_BYTES = 2
 """The size of an element in most checkpoints."""
 _CPU_PROCESS_BYTES = 208 * 2**20
-"""An engine process's own memory without a model: what it does not share with the nursery."""
+"""An engine process's own memory without a model: what it does not share with the forkserver."""
 _CPU_WEIGHTS_FACTOR = 1.6
 """oneDNN packs matrices beside what was loaded, and the allocator keeps some of what it had."""
 _CPU_HEAD_FACTOR = 1.65

@@ -26,12 +26,12 @@ from mesh.domain.steps import (
 from mesh.runtime.measurable import check_measurable, made_up_tokens
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
-from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
 from mesh_nodes.engines.vllm.loader import StoreLoader, read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Range
 from mesh_nodes.engines.vllm.pooled import pooled_memory
+from mesh_nodes.engines.vllm.sampler import sample_order
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
 from mesh_nodes.engines.vllm.weights import Weights
 
@@ -111,7 +111,7 @@ class Instance:
             context_tokens_max=self._order.context_tokens_max,
             vocabulary_tokens=self._order.model.vocabulary_tokens,
         )
-        draw = draw_order(request)
+        draw = sample_order(request)
         sequence = sequence_of(
             request,
             key=self._keys(),

@@ -26,9 +26,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
 from mesh_nodes.engines.vllm.differences import KvSource, installed_shape
-from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
 from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
 from mesh_nodes.engines.vllm.loader import FORMAT
+from mesh_nodes.engines.vllm.sampler import EXTRA, MeshSampler, SampleOrder
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
@@ -213,7 +213,7 @@ class Core:
             # From 1 on kernels are tuned anew at each load.
             optimization_level=0,
             scheduler_cls=TurnScheduler,
-            logits_processors=[MeshDraw],
+            logits_processors=[MeshSampler],
         ).create_engine_config()
         with _SHAPE.kv_from(gpu_model_runner, kv_source, _Zeros):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
@@ -229,7 +229,7 @@ class Core:
         self,
         key: str,
         tokens: list[int],
-        draw: DrawOrder | None,
+        draw: SampleOrder | None,
         *,
         salt: str | None = None,
         computed: int = 0,

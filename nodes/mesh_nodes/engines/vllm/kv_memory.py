@@ -193,7 +193,7 @@ class ElasticKv:
         free = sorted(self._held.difference(in_use))[-surplus:] if surplus > 0 else []
         for first, end in runs(free):
             for begin, block_bytes, _ in self._layers:
-                self._range.give_back(begin + first * block_bytes, begin + end * block_bytes)
+                self._range.free_pages(begin + first * block_bytes, begin + end * block_bytes)
         self._held.difference_update(free)
 
 

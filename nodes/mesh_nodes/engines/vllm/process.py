@@ -1,6 +1,6 @@
 """The main loop of an engine process: takes the agent's calls one by one and answers them.
 
-It is forked by `nursery` with vLLM imported, lives for one instance, and ends with the agent's end
+It is forked by `forkserver` with vLLM imported, serves one instance, and ends with the agent's end
 of the socket. A failure in an iteration leaves vLLM in no known state, so it ends the process: the
 agent then places the requests anew. Before: `remote`, in the agent. After: `instance`.
 """

@@ -100,7 +100,7 @@ class Remote:
             if ends_within(self.pidfd, END_S_MAX):
                 self._exit_code = self._spawner.reap(self.pid)
             else:
-                # Not reaped: the nursery would wait for it, and could fork nothing.
+                # Not reaped: the forkserver would wait for it, and could fork nothing.
                 log.error(
                     "engine process %d of %s does not end %.0f s after it was killed: "
                     "its memory stays taken",

@@ -1,11 +1,11 @@
 """Engine processes of unloaded instances, kept with their weights in the host's memory.
 
-Decides who sleeps, who wakes and who has to go: the one asleep the longest goes when a place or the
-host's memory is wanted. Parameters stand in the node's pool, which is filled once, beside a model's
-first requests if there is plenty; who has had them there falls asleep again in no time, and what
-is awake keeps its own. One sleep or wake is under way at a time, since they share the bus to the
-device. Whatever fails in one ends the process, and the instance goes or comes as if there were no
-sleep. Before: `engine`, at an unload or a load. After: `remote`, `host_pool`.
+Decides which instances sleep and wake, and which are ended: the one asleep the longest, when a
+place or the host's memory is needed. Parameters are copied into the node's pool once, beside a
+model's first requests if the pool has plenty of memory; an instance whose parameters are there
+falls asleep at once. One sleep or wake runs at a time, since they share the bus to the device. If
+one fails, the process is ended, and the instance is unloaded or loaded without sleep. Before:
+`engine`, at an unload or a load. After: `remote`, `host_pool`.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class WakeKey:
     """What a load must have in common with an instance that sleeps to be served by waking it."""
 
     model: ModelInfo
@@ -42,18 +42,18 @@ class Kind:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Bed:
+class SleepSlot:
     """Where a loaded instance could sleep: what it is, and what it would take of the host."""
 
-    kind: Kind
+    key: WakeKey
     loaded: Loaded
     remote: Remote
-    stands: bool = False
-    """It has a range of the pool, and what it has in there is its until its process ends."""
+    pinned: bool = False
+    """Its parameters have a range of the pool until its process ends."""
 
 
-def kind_of(order: LoadOrder, options: ProcessOptions) -> Kind:
-    return Kind(
+def wake_key(order: LoadOrder, options: ProcessOptions) -> WakeKey:
+    return WakeKey(
         model=order.model,
         model_path=order.model_path,
         context_tokens_max=order.context_tokens_max,
@@ -62,7 +62,7 @@ def kind_of(order: LoadOrder, options: ProcessOptions) -> Kind:
     )
 
 
-class Sleepers:
+class SleepingProcesses:
     """May be called from any thread; `sleep` and `wake` wait for one another."""
 
     def __init__(self, *, count_max: int, pool: HostPool | None) -> None:
@@ -72,14 +72,14 @@ class Sleepers:
         self._moving = threading.Lock()
         self._table = threading.Lock()
         """Guards what follows, never a call."""
-        self._asleep: list[Bed] = []
+        self._asleep: list[SleepSlot] = []
         """The one asleep the longest first."""
-        self._falling: list[Bed] = []
+        self._falling: list[SleepSlot] = []
         """Those that will be asleep soon, or gone."""
         self._moved: Remote | None = None
         self._closed = False
 
-    def reserve(self, bed: Bed) -> None:
+    def reserve(self, slot: SleepSlot) -> None:
         """Have one that has just been loaded put its parameters into the pool already, if there is
         plenty: no more than half for all that are awake.
         """
@@ -88,79 +88,79 @@ class Sleepers:
         with self._table:
             asleep = [other.remote for other in self._asleep]
         awake_bytes = self._pool.held_bytes(but=asleep)
-        if awake_bytes + range_bytes(bed.loaded.layout) > self._pool.bytes_max // 2:
+        if awake_bytes + range_bytes(slot.loaded.layout) > self._pool.bytes_max // 2:
             return
-        where = self._place(bed)
+        where = self._place(slot)
         if where is not None:
-            bed.remote.call(Verb.FILL, where)
+            slot.remote.call(Verb.FILL, where)
 
-    def sleep(self, bed: Bed) -> bool:
+    def sleep(self, slot: SleepSlot) -> bool:
         """Whether it sleeps now: then it is found by a `wake`. Else it is the caller's to end."""
-        if not self.count_max or not bed.remote.alive:
+        if not self.count_max or not slot.remote.alive:
             return False
         with self._table:
-            self._falling.append(bed)
+            self._falling.append(slot)
         try:
             with self._moving:
-                if not self._lie_down(bed):
+                if not self._lie_down(slot):
                     return False
                 with self._table:
                     if not self._closed:
-                        self._asleep.append(bed)
+                        self._asleep.append(slot)
                     return not self._closed
         finally:
             with self._table:
-                self._falling.remove(bed)
+                self._falling.remove(slot)
 
-    def has(self, kind: Kind) -> bool:
-        """Whether one of this kind sleeps, or will soon."""
+    def has(self, key: WakeKey) -> bool:
+        """Whether one with this key sleeps, or will soon."""
         with self._table:
-            return any(bed.kind == kind for bed in (*self._asleep, *self._falling))
+            return any(slot.key == key for slot in (*self._asleep, *self._falling))
 
-    def wake(self, order: LoadOrder, kind: Kind) -> Bed | None:
+    def wake(self, order: LoadOrder, key: WakeKey) -> SleepSlot | None:
         """One that slept, as the instance of the order. None: load it the ordinary way."""
-        if not self.has(kind):
+        if not self.has(key):
             # A load from disk need not wait for what moves.
             return None
         with self._moving:
             # Not before the lock is had: it may just be falling asleep.
-            bed = self._take(kind)
-            if bed is None:
+            slot = self._take(key)
+            if slot is None:
                 return None
-            bed.remote.instance_id = order.instance_id
-            if self._call(bed.remote, Verb.WAKE, order):
+            slot.remote.instance_id = order.instance_id
+            if self._call(slot.remote, Verb.WAKE, order):
                 if self._pool is not None:
-                    self._pool.touch(kind.weights)
-                return bed
-            bed.remote.end()
+                    self._pool.touch(key.weights)
+                return slot
+            slot.remote.end()
             return None
 
     def evict(self) -> bool:
         """End the one asleep the longest. False when there is none."""
         with self._table:
-            bed = self._asleep.pop(0) if self._asleep else None
-        if bed is not None:
-            bed.remote.end()
-        return bed is not None
+            slot = self._asleep.pop(0) if self._asleep else None
+        if slot is not None:
+            slot.remote.end()
+        return slot is not None
 
     def listed(self) -> tuple[HeldModel, ...]:
         """What sleeps, the one asleep the longest first."""
         with self._table:
-            kinds = [bed.kind for bed in self._asleep if bed.remote.alive]
+            keys = [slot.key for slot in self._asleep if slot.remote.alive]
         return tuple(
             HeldModel(
-                model_id=kind.model.model_id,
+                model_id=key.model.model_id,
                 tier=LoadTier.HOST,
-                context_tokens_max=kind.context_tokens_max,
+                context_tokens_max=key.context_tokens_max,
             )
-            for kind in kinds
+            for key in keys
         )
 
     def close(self) -> None:
         """End all of them, one that is being moved as well. Nothing sleeps or wakes any more."""
         with self._table:
             self._closed = True
-            remotes = [bed.remote for bed in self._asleep]
+            remotes = [slot.remote for slot in self._asleep]
             remotes += [] if self._moved is None else [self._moved]
             self._asleep.clear()
         for remote in remotes:
@@ -182,56 +182,56 @@ class Sleepers:
                 self._moved = None
         return True
 
-    def _take(self, kind: Kind) -> Bed | None:
-        """The one of this kind that fell asleep last."""
-        self._let_dead_go()
+    def _take(self, key: WakeKey) -> SleepSlot | None:
+        """The one with this key that fell asleep last."""
+        self._end_dead()
         with self._table:
-            found = next((bed for bed in reversed(self._asleep) if bed.kind == kind), None)
+            found = next((slot for slot in reversed(self._asleep) if slot.key == key), None)
             if found is not None:
                 self._asleep.remove(found)
         return found
 
-    def _let_dead_go(self) -> None:
+    def _end_dead(self) -> None:
         """Those that died in their sleep take nobody's place."""
         with self._table:
-            dead = [bed for bed in self._asleep if not bed.remote.alive]
-            self._asleep = [bed for bed in self._asleep if bed not in dead]
-        for bed in dead:
-            bed.remote.end()
+            dead = [slot for slot in self._asleep if not slot.remote.alive]
+            self._asleep = [slot for slot in self._asleep if slot not in dead]
+        for slot in dead:
+            slot.remote.end()
 
-    def _lie_down(self, bed: Bed) -> bool:
+    def _lie_down(self, slot: SleepSlot) -> bool:
         """Whether it sleeps, in the place of others if need be. Where it cannot, others sleep on,
         unless the host's memory goes meanwhile.
         """
         assert self._pool is not None
-        self._let_dead_go()
-        if not self._fits(bed):
+        self._end_dead()
+        if not self._fits(slot):
             return False
         while len(self._asleep) >= self.count_max:
             if not self.evict():
                 return False
         where = None
-        while not bed.stands:
-            where = self._place(bed)
-            if where is None and not (self._fits(bed) and self.evict()):
+        while not slot.pinned:
+            where = self._place(slot)
+            if where is None and not (self._fits(slot) and self.evict()):
                 return False
-        self._pool.touch(bed.kind.weights)
-        return self._call(bed.remote, Verb.SLEEP, where)
+        self._pool.touch(slot.key.weights)
+        return self._call(slot.remote, Verb.SLEEP, where)
 
-    def _fits(self, bed: Bed) -> bool:
+    def _fits(self, slot: SleepSlot) -> bool:
         """Whether its parameters are or could be in the pool, if all that sleep went."""
         assert self._pool is not None
         with self._table:
             asleep = [other.remote for other in self._asleep]
-        return bed.stands or self._pool.fits(*self._wants(bed), but=asleep)
+        return slot.pinned or self._pool.fits(*self._wants(slot), but=asleep)
 
-    def _place(self, bed: Bed) -> Range | None:
+    def _place(self, slot: SleepSlot) -> Range | None:
         """Its own from now on."""
         assert self._pool is not None
-        key, layout, beside_bytes = self._wants(bed)
-        where = self._pool.take(key, bed.remote, layout, beside_bytes)
-        bed.stands = where is not None
+        key, layout, beside_bytes = self._wants(slot)
+        where = self._pool.take(key, slot.remote, layout, beside_bytes)
+        slot.pinned = where is not None
         return where
 
-    def _wants(self, bed: Bed) -> tuple[WeightsKey, Layout, int]:
-        return bed.kind.weights, bed.loaded.layout, bed.loaded.beside_bytes
+    def _wants(self, slot: SleepSlot) -> tuple[WeightsKey, Layout, int]:
+        return slot.key.weights, slot.loaded.layout, slot.loaded.beside_bytes

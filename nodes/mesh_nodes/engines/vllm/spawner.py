@@ -1,6 +1,6 @@
-"""The agent's end of the nursery: starts it, asks it for engine processes, learns how they ended.
+"""The agent's end of the forkserver: starts it, asks it for engine processes, learns of their ends.
 
-Owns the nursery's process, and knows which of the engine processes that came of any have not ended.
+It owns the forkserver's process, and knows which engine processes of any forkserver have not ended.
 It is started with the engine, so that its imports run while the node finds its cell, and again with
 the next load if it died meanwhile. Before: `engine`, at a load. After: `remote`, which talks to the
 process that came of it.
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 
 from mesh.domain.errors import EngineError
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
-from mesh_nodes.engines.vllm.nursery import FAILED, MESSAGE_BYTES_MAX, READY
+from mesh_nodes.engines.vllm.forkserver import FAILED, MESSAGE_BYTES_MAX, READY
 
 START_S_MAX = 180.0
 """For the imports, on a cold disk beside other work."""
@@ -30,9 +30,9 @@ COMMAND_S_MAX = 20.0
 REAP_WAIT_S_MAX = 1.0
 """How long it waits for others' forks: what it asks is only for the log."""
 END_S_MAX = 5.0
-"""For the nursery to end, and for all that it has forked."""
+"""For the forkserver to end, and for all that it has forked."""
 _POLL_S = 0.01
-_MODULE = "mesh_nodes.engines.vllm.nursery"
+_MODULE = "mesh_nodes.engines.vllm.forkserver"
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Spawner:
     """May be called from any thread."""
 
     def __init__(self, environment: Mapping[str, str], module: str = _MODULE) -> None:
-        """`environment` comes on top of this process's own; `module` is the nursery's."""
+        """`environment` comes on top of this process's own; `module` is the forkserver's."""
         self._module = module
         self._environment = {**os.environ, **environment}
         self._lock = threading.Lock()
@@ -79,12 +79,12 @@ class Spawner:
 
     @property
     def pid(self) -> int | None:
-        """The nursery's, while there is one."""
+        """The forkserver's, while there is one."""
         process = self._process
         return None if process is None else process.pid
 
     def pids(self) -> tuple[int, ...]:
-        """Engine processes that have not ended, those of a nursery that has among them."""
+        """Engine processes that have not ended, those of a forkserver that has among them."""
         with self._table:
             for pid, pidfd in list(self._forked.items()):
                 if ends_within(pidfd, 0.0):
@@ -92,7 +92,7 @@ class Spawner:
             return tuple(self._forked)
 
     def await_ready(self) -> None:
-        """Until the nursery can fork. Raises EngineError when it cannot."""
+        """Until the forkserver can fork. Raises EngineError when it cannot."""
         with self._lock:
             self._bring_up()
 
@@ -100,7 +100,7 @@ class Spawner:
         """A new engine process: its id, and the socket to talk to it with. `pool`: the descriptor
         of the host's memory for weights, which it gets as well.
 
-        Raises EngineError when the nursery does not come up, or does not answer.
+        Raises EngineError when the forkserver does not come up, or does not answer.
         """
         with self._lock:
             self._bring_up()
@@ -116,7 +116,7 @@ class Spawner:
     def reap(self, pid: int) -> int | None:
         """How an engine process that has ended did so: its exit code, a signal as its negative.
 
-        None when nobody knows any more: the nursery ended, too.
+        None when nobody knows any more: the forkserver ended, too.
         """
         if not self._lock.acquire(timeout=REAP_WAIT_S_MAX):
             return None
@@ -130,7 +130,7 @@ class Spawner:
             self._lock.release()
 
     def close(self) -> None:
-        """End the nursery, and with it every engine process that is left."""
+        """End the forkserver, and with it every engine process that is left."""
         with self._lock:
             self._closed = True
             self._stop()
@@ -150,7 +150,7 @@ class Spawner:
         self._ready = False
 
     def _bring_up(self) -> None:
-        """A nursery that can fork, another one if need be."""
+        """A forkserver that can fork, another one if need be."""
         if self._closed:
             raise EngineError("the vLLM engine is closed and starts no process any more")
         if self._process is None or self._process.poll() is not None:
@@ -179,7 +179,7 @@ class Spawner:
         return self._receive(COMMAND_S_MAX)
 
     def _receive(self, timeout_s: float) -> bytes:
-        """Raises EngineError, and ends the nursery, when it ended or takes too long."""
+        """Raises EngineError, and ends the forkserver, when it ended or takes too long."""
         assert self._commands is not None
         self._commands.settimeout(timeout_s)
         try:
@@ -210,7 +210,7 @@ class Spawner:
             self._end_forked()
 
     def _end_forked(self) -> None:
-        """As the kernel does with their nursery. Those that it does not let go of stay known."""
+        """As the kernel does with their forkserver. Those that it does not let go of stay known."""
         with self._table:
             for pidfd in self._forked.values():
                 with suppress(ProcessLookupError):

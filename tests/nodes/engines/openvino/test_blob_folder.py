@@ -15,8 +15,8 @@ from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh_nodes.engines.openvino import blob_folder, blob_maker
 from mesh_nodes.engines.openvino.architecture import parse_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.openvino.shape_key import shape_key
 from tests.support.waiting import until
@@ -131,9 +131,9 @@ def test_a_killed_makers_scratch_is_swept_and_a_running_ones_stays(tmp_path: Pat
     assert names(folder) == set()
 
 
-def wish(tmp_path: Path, key: str = "key") -> BlobWish:
+def job(tmp_path: Path, key: str = "key") -> BlobJob:
     """For a model that is not there."""
-    return BlobWish(
+    return BlobJob(
         key=key,
         folder=str(tmp_path / "blobs"),
         model_path=str(tmp_path / "nothing"),
@@ -146,7 +146,7 @@ def wish(tmp_path: Path, key: str = "key") -> BlobWish:
 
 
 def test_a_wish_arrives_as_it_was_sent(tmp_path: Path) -> None:
-    assert BlobWish.from_json(wish(tmp_path).to_json()) == wish(tmp_path)
+    assert BlobJob.from_json(job(tmp_path).to_json()) == job(tmp_path)
 
 
 def test_a_failure_is_logged_and_tried_again_a_few_times(
@@ -155,7 +155,7 @@ def test_a_failure_is_logged_and_tried_again_a_few_times(
     monkeypatch.setattr(blob_maker, "NICE", 0)  # no test waits until others leave a core
     maker = BlobMaker(available_bytes=lambda: 2**40)
     for _ in range(TRIES_MAX + 1):
-        maker.ask(wish(tmp_path), 0, 1.0)
+        maker.ask(job(tmp_path), 0, 1.0)
         assert maker.wait(60.0)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * TRIES_MAX
     assert "config.json cannot be read" in caplog.text
@@ -166,7 +166,7 @@ def test_none_is_made_without_the_memory_for_it(
 ) -> None:
     maker = BlobMaker(available_bytes=lambda: blob_maker.CHILD_BYTES + 9)
     with caplog.at_level(logging.INFO):
-        maker.ask(wish(tmp_path), 10, 1.0)
+        maker.ask(job(tmp_path), 10, 1.0)
         assert maker.wait(10.0)
     assert "for now" in caplog.text
 
@@ -176,7 +176,7 @@ def test_none_is_made_without_the_disk_for_it(
 ) -> None:
     """OpenVINO exports a whole model before its weights are taken out."""
     maker = BlobMaker(available_bytes=lambda: 2**62)
-    maker.ask(wish(tmp_path), 2**60, 1.0)
+    maker.ask(job(tmp_path), 2**60, 1.0)
     assert maker.wait(10.0)
     assert "the disk has" in caplog.text
     assert list((tmp_path / "blobs").iterdir()) == []
@@ -185,24 +185,24 @@ def test_none_is_made_without_the_disk_for_it(
 def test_a_node_that_stops_waits_for_no_blob(tmp_path: Path) -> None:
     maker = BlobMaker(available_bytes=lambda: 2**40)
     for number in range(blob_maker.WISHES_MAX + 3):
-        maker.ask(wish(tmp_path, str(number)), 0, 1.0)
+        maker.ask(job(tmp_path, str(number)), 0, 1.0)
     maker.close()
     assert maker.wait(5.0)
     assert list((tmp_path / "blobs").glob("*")) == []
-    maker.ask(wish(tmp_path), 0, 1.0)
+    maker.ask(job(tmp_path), 0, 1.0)
     assert maker.wait(0.0)
 
 
 class _Slow:
-    """The wish of a blob whose child sleeps, and the load that it was asked for by."""
+    """The job of a blob whose child sleeps, and the load that it was asked for by."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, compile_s: float) -> None:
         (folder / "sleeping.py").write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
         monkeypatch.setattr(blob_maker, "_CHILD", "sleeping")
         monkeypatch.setenv("PYTHONPATH", str(folder))
         self.maker = BlobMaker(available_bytes=lambda: 2**40)
-        self.maker.ask(wish(folder), 0, compile_s)
-        self.key = wish(folder).key
+        self.maker.ask(job(folder), 0, compile_s)
+        self.key = job(folder).key
 
     def nices(self) -> set[int]:
         """The niceness of the threads of this process's child, over this process's own."""

@@ -24,8 +24,8 @@ from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import blob_maker, blob_making, exported, shape_blob
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 from mesh_nodes.engines.openvino.blob_making import make_blob
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
@@ -88,16 +88,16 @@ def logits(graph: CompiledGraph) -> Any:
     return probe_logits(graph, vocabulary_tokens=VOCABULARY, context_tokens_max=CONTEXT_TOKENS_MAX)
 
 
-def wish(
+def job(
     model: TinyModel,
     folder: Path,
     precisions: Precisions = PLAIN,
     weights: WeightPrecision = WeightPrecision.I8,
-) -> BlobWish:
+) -> BlobJob:
     by = compiler(precisions=precisions, weights=weights)
     layout = by.layout(model.path)
     assert layout is not None
-    return BlobWish(
+    return BlobJob(
         key=by.blob_key(read_architecture(model.path), CONTEXT_TOKENS_MAX, layout),
         folder=str(folder),
         model_path=str(model.path),
@@ -109,7 +109,7 @@ def wish(
     )
 
 
-def make(wanted: BlobWish) -> None:
+def make(wanted: BlobJob) -> None:
     with BlobFolder(Path(wanted.folder)).scratch() as scratch:
         make_blob(wanted, scratch)
 
@@ -123,7 +123,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def made(model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model's blob, for copies."""
     folder = tmp_path_factory.mktemp("blobs")
-    make(wish(model, folder))
+    make(job(model, folder))
     return folder
 
 
@@ -142,7 +142,7 @@ def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
     first = prepared(tmp_path / "first", seed=0, **shape)
     second = prepared(tmp_path / "second", seed=1, **shape)
     try:
-        make(wish(first, tmp_path / "blobs", precisions))
+        make(job(first, tmp_path / "blobs", precisions))
     except EngineError as error:
         if precisions.compute is ComputePrecision.BF16 and "amx_bf16" in cpu_fields().get(
             "flags", ""
@@ -364,7 +364,7 @@ def test_a_blob_under_anothers_name_is_dropped(
 ) -> None:
     """Though it is sound in itself."""
     other = prepared(tmp_path / "other", kind="qwen3")
-    place = blob.with_stem(wish(other, blob.parent).key)
+    place = blob.with_stem(job(other, blob.parent).key)
     blob.rename(place)
     assert not compiled(compiler(blob.parent), other).imported
     assert not place.exists()
@@ -389,5 +389,5 @@ def test_what_computes_something_else_is_not_kept(
 
     monkeypatch.setattr(blob_making, "without_weights", wrong)
     with pytest.raises(EngineError, match="imported and compiled differ"):
-        make(wish(model, tmp_path / "blobs"))
+        make(job(model, tmp_path / "blobs"))
     assert list((tmp_path / "blobs").iterdir()) == []

@@ -64,6 +64,6 @@ def test_misuse_is_an_error() -> None:
         pool.take(1)
     with pytest.raises(ValueError, match="2 KV blocks are used"):
         pool.resize(1)
-    pool.let_go(taken[:1])
+    pool.release(taken[:1])
     with pytest.raises(ValueError, match="given back twice"):
-        pool.let_go(taken[:1])
+        pool.release(taken[:1])

@@ -20,8 +20,8 @@ from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_job import BlobJob
 from mesh_nodes.engines.openvino.blob_making import make_blob
-from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import activation_bytes
@@ -67,17 +67,17 @@ def test_what_was_compiled_is_imported_with_the_same_logits(
     blobs = BlobFolder(tmp_path / "blobs")
     compiler = Compiler(threads=1, weights=weights, precisions=PLAIN, blobs=blobs)
     with blobs.scratch() as scratch:
-        make_blob(prepared_wish(compiler, stored, tmp_path / "blobs", weights), scratch)
+        make_blob(prepared_job(compiler, stored, tmp_path / "blobs", weights), scratch)
     assert compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None).imported
 
 
-def prepared_wish(
+def prepared_job(
     compiler: Compiler, stored: StoredModel, folder: Path, weights: WeightPrecision
-) -> BlobWish:
+) -> BlobJob:
     prepare_here(stored.path, weights)
     layout = compiler.layout(stored.path)
     assert layout is not None
-    return BlobWish(
+    return BlobJob(
         key=compiler.blob_key(read_architecture(stored.path), CONTEXT_TOKENS, layout),
         folder=str(folder),
         model_path=str(stored.path),
@@ -94,10 +94,10 @@ def test_of_a_mixture_openvino_exports_an_operation_that_no_import_knows(tmp_pat
     stored = imported(tmp_path, families()["qwen3-moe"])
     blobs = BlobFolder(tmp_path / "blobs")
     compiler = Compiler(threads=1, weights=WeightPrecision.I8, precisions=PLAIN)
-    wish = prepared_wish(compiler, stored, tmp_path / "blobs", WeightPrecision.I8)
+    job = prepared_job(compiler, stored, tmp_path / "blobs", WeightPrecision.I8)
     unknown = "Cannot create GatherMatmulCompressed layer .* from unsupported opset"
     with blobs.scratch() as scratch, pytest.raises(RuntimeError, match=unknown):
-        make_blob(wish, scratch)
+        make_blob(job, scratch)
 
 
 @pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])

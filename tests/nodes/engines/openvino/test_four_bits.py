@@ -29,7 +29,7 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.weights import Matrix, weight_plan
 from tests.loader.tiny_gguf import byte_tokenizer, random_tensors, write_tiny_gguf
 from tests.nodes.engines.openvino.preparing import prepare_here
-from tests.nodes.engines.openvino.test_blobs import compiled, compiler, make, wish
+from tests.nodes.engines.openvino.test_blobs import compiled, compiler, job, make
 from tests.nodes.engines.openvino.test_graph import CHUNKS, computed_logits
 from tests.nodes.engines.openvino.test_weights import weights_of
 from tests.nodes.engines.openvino.tiny import (
@@ -176,7 +176,7 @@ def test_a_model_of_four_bits_is_imported_from_a_blob_of_its_shape(
     first, second = (gguf_model(tmp_path / str(n), tied=tied, seed=n)[0] for n in (0, 1))
     compiler(weights=weights).prepare(first.info, first.path, lambda *_: None)
     prepare_here(second.path, weights)
-    make(wish(first, tmp_path / "blobs", weights=weights))
+    make(job(first, tmp_path / "blobs", weights=weights))
     imported = compiled(compiler(tmp_path / "blobs", weights=weights), second)
     expected = compiled(compiler(weights=weights), second)
     assert (imported.imported, expected.imported) == (True, False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino.blocks import BlockPlaces, Blocks
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
@@ -29,10 +29,10 @@ class Pages:
         self.leave.set()
         self.fails = False
         self.held = HeldBlocks(
-            BLOCKS, slice_blocks=8, shared_blocks=shared_blocks, give_back=self.give_back
+            BLOCKS, slice_blocks=8, shared_blocks=shared_blocks, free_pages=self.free_pages
         )
 
-    def give_back(self, first: int, end: int) -> None:
+    def free_pages(self, first: int, end: int) -> None:
         self.enter.set()
         assert self.leave.wait(10)
         if self.fails:
@@ -189,7 +189,7 @@ def test_no_history_takes_pages_from_a_block_in_use(
     """With the pool that decides what is in use; and no more is held than may be taken."""
     pages = Pages(shared_blocks)
     places = BlockPlaces(Claimed(pages.held), blocks=40, total=BLOCKS)
-    pool = KvBlocks(40, places, CacheRoom())
+    pool = KvBlocks(40, places, CacheBudget())
     in_use: dict[int, int] = {}
     for serial, (action, number) in enumerate(history):
         if action == "take" and number <= pool.free:
@@ -197,7 +197,7 @@ def test_no_history_takes_pages_from_a_block_in_use(
             pages.contents |= written
         elif action == "give":
             freed = sorted(in_use)[::2][:number]
-            pool.let_go(freed)
+            pool.release(freed)
             in_use = {block: value for block, value in in_use.items() if block not in freed}
         elif action == "shrink" and number >= max(pool.used, 1):
             pool.resize(number)

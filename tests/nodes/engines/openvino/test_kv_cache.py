@@ -7,7 +7,7 @@ import pytest
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
-from mesh.memory.cache_room import CacheRoom
+from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import kv_elastic
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
@@ -35,7 +35,7 @@ class Bound:
             how, graph.model, self.request, blocks=blocks, range_blocks=RANGE_BLOCKS
         )
         self.places = BlockPlaces(self.cache, blocks=blocks, total=RANGE_BLOCKS)
-        self.pool = KvBlocks(blocks, self.places, CacheRoom())
+        self.pool = KvBlocks(blocks, self.places, CacheBudget())
 
     def resize(self, blocks: int) -> dict[int, int]:
         """As an instance does it; returns where the blocks in use have gone."""
@@ -114,7 +114,7 @@ def test_blocks_in_use_keep_their_contents_through_any_resizes(
         bound.write(taken, serial)
         contents |= dict.fromkeys(taken, serial)
         gone = [block for block in contents if rng.random() < 0.4]
-        bound.pool.let_go(gone)
+        bound.pool.release(gone)
         contents = {block: n for block, n in contents.items() if block not in gone}
         if not contents:
             bound.cache.rest(NONE)
@@ -141,7 +141,7 @@ def test_memory_is_what_the_books_say(bind: Bind, how: KvResize, kv: KvPrecision
     bound.write(taken, 1)
     assert bound.cache.held_bytes == whole_bytes
     assert 0.95 * whole_bytes < taken_bytes() < 1.05 * whole_bytes
-    bound.pool.let_go(taken[::2])
+    bound.pool.release(taken[::2])
     bound.resize(RANGE_BLOCKS // 2)
     until(lambda: bound.cache.held_bytes == whole_bytes // 2)
     assert 0.45 * whole_bytes < taken_bytes() < 0.55 * whole_bytes
@@ -154,7 +154,7 @@ def test_memory_of_a_cache_at_rest_goes_and_what_comes_anew_is_zeros(bind: Bind)
     bound = bind(blocks=64)
     taken = bound.pool.take(64)
     bound.write(taken, 1)
-    bound.pool.let_go(taken)
+    bound.pool.release(taken)
     bound.cache.rest(NONE)
     assert bound.cache.held_bytes == 64 * bound.cache.block_bytes, "a request may come yet"
     until(lambda: bound.cache.held_bytes == 0)
@@ -163,7 +163,7 @@ def test_memory_of_a_cache_at_rest_goes_and_what_comes_anew_is_zeros(bind: Bind)
 
 def test_no_token_moves_where_blocks_cover_whole_pages(bind: Bind) -> None:
     bound = bind(blocks=100)
-    bound.pool.let_go(bound.pool.take(100)[:99])
+    bound.pool.release(bound.pool.take(100)[:99])
     assert bound.resize(1) == {99: 99}
     until(lambda: bound.cache.held_bytes == bound.cache.block_bytes)
     assert bound.pool.free == 0
@@ -173,7 +173,7 @@ def test_where_they_do_not_the_tail_moves_and_all_its_pages_go(bind: Bind) -> No
     bound = bind(kv=KvPrecision.F16, blocks=100)
     taken = bound.pool.take(100)
     bound.write(taken, 3)
-    bound.pool.let_go(taken[:99])
+    bound.pool.release(taken[:99])
     assert bound.resize(1) == {99: 0}
     assert bound.numbers(0) == {3.0}
 
@@ -203,7 +203,7 @@ def test_a_block_is_backed_once_and_again_after_its_memory_went(bind: Bind, how:
     bound.write(taken, 3)
     bound.cache.back(np.array(taken))
     assert bound.numbers(5) == {3.0}, "there is memory under it already"
-    bound.pool.let_go(taken[2:])
+    bound.pool.release(taken[2:])
     bound.resize(2)
     until(lambda: bound.cache.held_bytes == 2 * bound.cache.block_bytes)
     bound.resize(8)

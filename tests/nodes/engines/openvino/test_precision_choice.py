@@ -33,13 +33,13 @@ from mesh_nodes.engines.openvino.precisions import (
     reason,
 )
 from mesh_nodes.engines.openvino.shape_key import cpu_fields
-from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
+from mesh_nodes.engines.openvino.trial_job import TrialJob, read_timings, timings_json
 from tests.nodes.engines.openvino.families import families
 from tests.nodes.engines.openvino.test_families import COMPUTED, imported
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
 
 CPU_FLAGS = cpu_fields().get("flags", "").split()
-WISH = TrialWish(architecture=USUAL, threads=1)
+JOB = TrialJob(architecture=USUAL, threads=1)
 QUICKER = Precisions(compute=ComputePrecision.BF16, kv=KvPrecision.BF16)
 FOUND = (
     Timed(precisions=PLAIN, error=0.01, rounds=((1.0, 1.0), (1.1, 1.2))),
@@ -50,11 +50,11 @@ EVERY = frozenset(ComputePrecision)
 
 
 @pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialWish]:
-    made: list[TrialWish] = []
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialJob]:
+    made: list[TrialJob] = []
 
-    def found(wish: TrialWish, say: Say) -> tuple[Timed, ...]:
-        made.append(wish)
+    def found(job: TrialJob, say: Say) -> tuple[Timed, ...]:
+        made.append(job)
         return FOUND
 
     monkeypatch.setattr(precision_choice, "tried", found)
@@ -65,9 +65,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialWish]:
 def test_a_real_trial_times_what_passes_and_takes_no_more_than_the_plugin_can(
     tiny: TinyModel,
 ) -> None:
-    wish = TrialWish(architecture=read_architecture(tiny.path), threads=1)
+    job = TrialJob(architecture=read_architecture(tiny.path), threads=1)
     said: list[tuple[str, float]] = []
-    found = tried(wish, lambda phase, share: said.append((phase, share)))
+    found = tried(job, lambda phase, share: said.append((phase, share)))
     assert said == sorted(said), "it goes forwards"
     assert {phase for phase, _ in said} == {precision_choice.MEASURES}
     assert {0.0, precision_trial.COMPILED_SHARE} < {share for _, share in said}
@@ -91,27 +91,27 @@ def test_a_real_trial_of_equals_stays_with_f32(
         pytest.skip("this CPU has bf16")
     both = frozenset({ComputePrecision.F32, ComputePrecision.BF16})
     monkeypatch.setattr(precision_trial, "capable", lambda core: both)
-    wish = TrialWish(architecture=read_architecture(tiny.path), threads=1, kv=KvPrecision.U8)
-    found = precision_trial.tried(wish)
+    job = TrialJob(architecture=read_architecture(tiny.path), threads=1, kv=KvPrecision.U8)
+    found = precision_trial.tried(job)
     assert len([each for each in found if each.rounds]) == 2
     assert choose(found) == Precisions(kv=KvPrecision.U8), reason(found)
 
 
 def test_the_second_start_takes_what_the_first_has_found(
-    tmp_path: Path, trials: list[TrialWish]
+    tmp_path: Path, trials: list[TrialJob]
 ) -> None:
     kept = tmp_path / "precisions" / "kind.json"
-    first = chosen(WISH, kept)
+    first = chosen(JOB, kept)
     assert first.precisions == QUICKER
-    assert chosen(WISH, kept) == first, "the reason is kept, too"
-    assert trials == [WISH]
+    assert chosen(JOB, kept) == first, "the reason is kept, too"
+    assert trials == [JOB]
     assert [each.name for each in kept.parent.iterdir() if each.suffix == ".json"] == ["kind.json"]
 
 
 def test_the_reason_says_when_on_what_and_how_far_the_rounds_differed(
-    tmp_path: Path, trials: list[TrialWish]
+    tmp_path: Path, trials: list[TrialJob]
 ) -> None:
-    said = str(chosen(WISH, tmp_path / "kind.json"))
+    said = str(chosen(JOB, tmp_path / "kind.json"))
     assert re.fullmatch(
         r"bf16, KV bf16: measured 20\d\d-\d\d-\d\d \d\d:\d\d UTC on layers of 1024 by 4096: "
         r"compared with f32, KV f16: bf16, KV bf16 took 0\.50 times as long "
@@ -136,42 +136,42 @@ def test_the_reason_says_when_on_what_and_how_far_the_rounds_differed(
             }
         ),
         json.dumps({"any-any": {"measured_at": "", "shape": "", "timed": []}}),
-        json.dumps({"any-any": {"timed": json.loads(told(FOUND))}}),
+        json.dumps({"any-any": {"timed": json.loads(timings_json(FOUND))}}),
         json.dumps(
             {
                 "any-any": {
                     "measured_at": "",
                     "shape": "",
-                    "timed": json.loads(told((replace(FOUND[0], rounds=((1.0,),)), FOUND[1]))),
+                    "timed": json.loads(
+                        timings_json((replace(FOUND[0], rounds=((1.0,),)), FOUND[1]))
+                    ),
                 }
             }
         ),
     ],
 )
 def test_a_file_that_does_not_say_it_as_this_release_does_is_measured_again(
-    tmp_path: Path, trials: list[TrialWish], content: str
+    tmp_path: Path, trials: list[TrialJob], content: str
 ) -> None:
     kept = tmp_path / "kind.json"
     kept.write_text(content)
-    assert chosen(WISH, kept).precisions == QUICKER
-    assert trials == [WISH]
-    assert chosen(WISH, kept).precisions == QUICKER
-    assert trials == [WISH], "the file is whole now"
+    assert chosen(JOB, kept).precisions == QUICKER
+    assert trials == [JOB]
+    assert chosen(JOB, kept).precisions == QUICKER
+    assert trials == [JOB], "the file is whole now"
 
 
-def test_what_is_settled_is_not_tried(tmp_path: Path, trials: list[TrialWish]) -> None:
-    both = TrialWish(
-        architecture=USUAL, threads=1, compute=ComputePrecision.F32, kv=KvPrecision.F32
-    )
+def test_what_is_settled_is_not_tried(tmp_path: Path, trials: list[TrialJob]) -> None:
+    both = TrialJob(architecture=USUAL, threads=1, compute=ComputePrecision.F32, kv=KvPrecision.F32)
     assert str(chosen(both, tmp_path / "k")) == "f32, KV f32: as asked for"
     assert trials == []
 
 
 def test_a_cpu_that_multiplies_in_f32_alone_tries_nothing(
-    tmp_path: Path, trials: list[TrialWish], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trials: list[TrialJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_choice, "capable", lambda core: frozenset({ComputePrecision.F32}))
-    assert str(chosen(WISH, tmp_path / "k")) == ("f32, KV f16: this CPU multiplies in nothing else")
+    assert str(chosen(JOB, tmp_path / "k")) == ("f32, KV f16: this CPU multiplies in nothing else")
     assert trials == []
 
 
@@ -180,7 +180,7 @@ def test_a_trial_that_fails_leaves_what_is_known_to_serve(
 ) -> None:
     monkeypatch.setattr(precision_choice, "_CHILD", "mesh_nodes.no_such_module")
     monkeypatch.setattr(precision_choice, "capable", lambda core: EVERY)
-    choice = chosen(WISH, tmp_path / "k")
+    choice = chosen(JOB, tmp_path / "k")
     assert choice.precisions == PLAIN
     assert "nothing could be measured" in choice.why
     assert "No module named" in caplog.text
@@ -189,7 +189,7 @@ def test_a_trial_that_fails_leaves_what_is_known_to_serve(
 
 def test_what_the_cpu_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision_choice, "capable", lambda core: frozenset({ComputePrecision.F32}))
-    wanted = TrialWish(architecture=USUAL, threads=1, compute=ComputePrecision.BF16)
+    wanted = TrialJob(architecture=USUAL, threads=1, compute=ComputePrecision.BF16)
     with pytest.raises(InvalidInput, match=r"--precision bf16 with --kv auto .* it can f32"):
         chosen(wanted, tmp_path / "k")
 
@@ -200,20 +200,20 @@ def test_a_store_without_models_is_tried_with_a_usual_shape(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_of_each_family_a_plain_shape_is_tried(tmp_path: Path, name: str) -> None:
-    """Layers are alike, and the wish comes through whole; what a mixture's tokens take counts."""
+    """Layers are alike, and the job comes through whole; what a mixture's tokens take counts."""
     architecture = plain(read_architecture(imported(tmp_path, families()[name]).path))
     assert architecture.intermediate_size > 0
-    wish = TrialWish(architecture=architecture, threads=1)
-    assert TrialWish.from_json(wish.to_json()) == wish
+    job = TrialJob(architecture=architecture, threads=1)
+    assert TrialJob.from_json(job.to_json()) == job
     assert cut(architecture).layers >= 1
 
 
 def test_a_wish_and_what_was_found_come_through_the_process_s_ends_whole() -> None:
-    wish = TrialWish(architecture=USUAL, threads=3, kv=KvPrecision.BF16)
-    assert TrialWish.from_json(wish.to_json()) == wish
-    assert heard(json.loads(told(FOUND)))[:2] == FOUND[:2]
+    job = TrialJob(architecture=USUAL, threads=3, kv=KvPrecision.BF16)
+    assert TrialJob.from_json(job.to_json()) == job
+    assert read_timings(json.loads(timings_json(FOUND)))[:2] == FOUND[:2]
     with pytest.raises(ValueError, match="no precision was timed"):
-        heard(json.loads(told(FOUND[2:])))
+        read_timings(json.loads(timings_json(FOUND[2:])))
 
 
 def test_a_trial_computes_a_few_layers(tiny: TinyModel) -> None:
@@ -235,6 +235,6 @@ def test_an_error_counts_as_far_as_both_computed_the_same() -> None:
 def test_without_amx_bf16_is_tried_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same processor, kept from AMX: it takes twice as long as f32."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    found = tried(TrialWish(architecture=replace(USUAL, hidden_size=512), threads=1))
+    found = tried(TrialJob(architecture=replace(USUAL, hidden_size=512), threads=1))
     assert any(each.precisions.compute is ComputePrecision.BF16 for each in found if each.rounds)
     assert choose(found).compute is ComputePrecision.F32

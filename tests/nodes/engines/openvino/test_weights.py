@@ -256,7 +256,7 @@ def test_a_preparation_that_is_stopped_or_killed_leaves_nothing_to_be_taken_for_
     left.mkdir(parents=True)
     (left / "weights.bin").write_bytes(b"half")
     os.utime(left, (time.time() - 60, time.time() - 60))
-    with locks.held_if_free(left):
+    with locks.locked_if_free(left):
         engine.prepare(model.info, model.path, lambda *_: None)
     assert left.exists(), "its writer lives"
     drop_prepared(model.path, key)

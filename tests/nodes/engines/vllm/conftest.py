@@ -1,4 +1,4 @@
-"""Without vLLM, only what needs none of it is collected; with it, one nursery serves all tests."""
+"""Without vLLM, only tests that do not need it are collected; one forkserver serves all of them."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
     else [
-        "test_ahead.py",
+        "test_spare_processes.py",
         "test_alike.py",
         "test_as_is.py",
-        "test_drawing.py",
+        "test_sampler.py",
         "test_ends.py",
         "test_exactness.py",
         "test_families.py",

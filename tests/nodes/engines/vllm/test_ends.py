@@ -24,9 +24,14 @@ PROMPT = tuple(range(5, 45))
 
 
 def engine_processes() -> set[int]:
-    """Those of this test process: what its nursery has forked."""
-    nurseries = psutil.Process().children()
-    return {child.pid for nursery in nurseries for child in nursery.children() if alive(child.pid)}
+    """Those of this test process: what its forkserver has forked."""
+    forkservers = psutil.Process().children()
+    return {
+        child.pid
+        for forkserver in forkservers
+        for child in forkserver.children()
+        if alive(child.pid)
+    }
 
 
 def alive(pid: int) -> bool:
@@ -155,15 +160,15 @@ def test_a_failure_that_nobody_expected_ends_the_process(
     check_gone(engine, bystander, pid, model)
 
 
-def test_a_killed_nursery_takes_every_instance_and_the_next_load_brings_another(
+def test_a_killed_forkserver_takes_every_instance_and_the_next_load_brings_another(
     engine: VllmEngine, model: StoredModel
 ) -> None:
     driver = Driver(engine, model.order(InstanceId("i"), kv_blocks=16))
     tokens = driver.run("alone", PROMPT, greedy(4))
     told: list[InstanceId] = []
     engine.watch(lambda instance_id, error: told.append(instance_id))
-    (nursery,) = (p for p in psutil.Process().children() if p.children())
-    nursery.kill()
+    (forkserver,) = (p for p in psutil.Process().children() if p.children())
+    forkserver.kill()
     wait_until(lambda: engine.memory() == ())
     wait_until(lambda: told == ["i"])
     with pytest.raises(EngineError, match="the engine process of i"):
@@ -215,6 +220,6 @@ def test_no_process_outlives_an_agent_that_is_killed(tmp_path: object) -> None:
     with agent, agent.stdout:
         assert agent.stdout.readline() == "loaded\n"
         below = psutil.Process(agent.pid).children(recursive=True)
-        assert len(below) == 2, "the nursery and one engine process"
+        assert len(below) == 2, "the forkserver and one engine process"
         agent.kill()
     wait_until(lambda: not any(alive(process.pid) for process in below))

@@ -11,7 +11,7 @@ import pytest
 
 from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES, HostPool, WeightsKey, open_pool
 from mesh_nodes.engines.vllm.messages import WHOLE, Layout, Range
-from mesh_nodes.engines.vllm.sleeping import Sleepers
+from mesh_nodes.engines.vllm.sleeping import SleepingProcesses
 from tests.contract.engine_contract import StoredModel
 
 CHUNKS = 10
@@ -253,4 +253,4 @@ def test_where_the_system_has_no_such_file_nothing_sleeps_and_the_node_goes_on(
     pool = open_pool(1 << 30, lambda: 1 << 50)
     assert pool is None
     assert "all loads are from disk: [Errno 38] Function not implemented" in caplog.text
-    assert Sleepers(count_max=2, pool=pool).count_max == 0
+    assert SleepingProcesses(count_max=2, pool=pool).count_max == 0

@@ -121,7 +121,7 @@ def tier_of_load(engine: VllmEngine, model: StoredModel) -> LoadTier:
     """It leaves no process behind, and its weights in the pool."""
     tier = engine.load(model.order(ONE), no_progress).tier
     engine.unload(ONE)
-    assert engine._sleepers.evict()
+    assert engine._sleeping.evict()
     return tier
 
 
@@ -188,7 +188,7 @@ def test_a_process_that_cannot_be_killed_is_called_no_more_and_holds_what_it_hol
         stuck.end()
         engine.unload(ONE)
     assert f"engine process {stuck.pid} of one does not end" in caplog.text
-    assert made_up.reaped == [], "the nursery would wait for it"
+    assert made_up.reaped == [], "the forkserver would wait for it"
     assert not stuck.alive
     with pytest.raises(EngineError):
         stuck.call(Verb.TELL)

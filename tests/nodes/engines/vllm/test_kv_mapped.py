@@ -205,7 +205,7 @@ def test_torch_is_told_of_the_memory_as_of_an_array_on_a_gpu() -> None:
 def test_an_instance_goes_on_after_a_grow_that_the_driver_refused(model: StoredModel) -> None:
     """In the blocks that it had, whatever their number: there is no memory under others."""
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "STAND_IN_CHUNKS_ALLOWED": "100"}
-    spawner = Spawner(environment, "tests.support.mapped_nursery")
+    spawner = Spawner(environment, "tests.support.mapped_forkserver")
     with closing(spawner), closing(VllmEngine(spawner=spawner)) as engine:
         load(engine, model.info, model.path)
         prompts = [[1 + number] * 200 for number in range(8)]

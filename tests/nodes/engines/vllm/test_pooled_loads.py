@@ -112,7 +112,7 @@ def switched(engine: VllmEngine, folder: Path, tmp_path: Path) -> list[LoadTier]
         tiers.append(load(engine, stored.info, stored.path).tier)
         tokens.append(run(engine, asked).tokens["r"])
         engine.unload(INSTANCE)
-        assert engine._sleepers.evict()
+        assert engine._sleeping.evict()
     assert tokens == tokens[:1] * 3
     return tiers
 

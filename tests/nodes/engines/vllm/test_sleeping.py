@@ -128,7 +128,7 @@ def test_what_was_cached_is_gone_after_a_sleep_and_nobody_is_told_otherwise(
 def test_a_sleep_takes_the_weights_off_the_device(engine: VllmEngine, model: StoredModel) -> None:
     """As many bytes as the parameters have, and those of the rotary embedding."""
     engine.load(model.order(ONE, kv_blocks=16), no_progress)
-    loaded = engine._beds[ONE].loaded
+    loaded = engine._slots[ONE].loaded
     weights_bytes = sum(loaded.layout.sizes_bytes)
     assert 0 < weights_bytes - 4 * model.info.parameters < 2**20
     assert 0 < loaded.beside_bytes < 2**20
@@ -146,7 +146,7 @@ def test_only_what_has_the_same_limits_is_woken(engine: VllmEngine, model: Store
         assert loaded.tier is LoadTier.HOST
         assert len(engine_processes() - before) == 1
         assert alive(pid) == ("kv_blocks" not in limits), "its addresses do not do for those"
-        engine._beds.pop(TWO)
+        engine._slots.pop(TWO)
         engine.unload(TWO)
 
 
@@ -352,7 +352,7 @@ def test_what_sleeps_does_not_outlive_an_agent_that_is_killed(tmp_path: object) 
     with agent, agent.stdout:
         assert agent.stdout.readline() == "asleep\n"
         below = psutil.Process(agent.pid).children(recursive=True)
-        assert len(below) == 2, "the nursery and the process that sleeps"
+        assert len(below) == 2, "the forkserver and the process that sleeps"
         agent.kill()
     wait_until(lambda: not any(alive(process.pid) for process in below))
 

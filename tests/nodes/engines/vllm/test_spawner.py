@@ -1,4 +1,4 @@
-"""A nursery that cannot come up says why, and one that is gone is no trap."""
+"""A forkserver that cannot come up says why, and one that is gone is no trap."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ while words := commands.recv(4096):
         _, status = os.waitpid(int(words.split()[1]), 0)
         commands.send(b"%d" % os.waitstatus_to_exitcode(status))
 """
-"""A nursery without vLLM."""
+"""A forkserver without vLLM."""
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def test_an_import_that_fails_is_told_with_its_cause(broken: dict[str, str]) -> 
     spawner.close()
 
 
-def test_nobody_knows_how_a_process_ended_once_the_nursery_is_gone(broken: dict[str, str]) -> None:
+def test_nobody_knows_how_a_process_ended_once_the_forkserver_is_gone(
+    broken: dict[str, str],
+) -> None:
     spawner = Spawner(broken)
     assert spawner.reap(1) is None
     spawner.close()
@@ -65,13 +67,13 @@ def test_a_closed_spawner_starts_nothing(broken: dict[str, str]) -> None:
 
 @pytest.fixture
 def spawner(tmp_path: Path) -> Iterator[Spawner]:
-    (tmp_path / "nursery_of_sleepers.py").write_text(SLEEPERS)
-    spawner = Spawner({"PYTHONPATH": str(tmp_path)}, module="nursery_of_sleepers")
+    (tmp_path / "forkserver_of_sleepers.py").write_text(SLEEPERS)
+    spawner = Spawner({"PYTHONPATH": str(tmp_path)}, module="forkserver_of_sleepers")
     yield spawner
     spawner.close()
 
 
-def kill_nursery(spawner: Spawner) -> None:
+def kill_forkserver(spawner: Spawner) -> None:
     pid = spawner.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -89,22 +91,22 @@ def test_processes_are_known_until_they_have_ended(spawner: Spawner) -> None:
     assert not alive(two)
 
 
-def test_processes_of_a_nursery_that_is_gone_have_ended_before_another_starts(
+def test_processes_of_a_forkserver_that_is_gone_have_ended_before_another_starts(
     spawner: Spawner,
 ) -> None:
     one, _ = spawner.spawn()
-    kill_nursery(spawner)
+    kill_forkserver(spawner)
     two, _ = spawner.spawn()
     assert not alive(one)
     assert spawner.pids() == (two,)
 
 
-def test_one_that_outlives_its_nursery_stays_known_until_it_ends(
+def test_one_that_outlives_its_forkserver_stays_known_until_it_ends(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one amid a call of its driver's."""
     one, _ = spawner.spawn()
-    kill_nursery(spawner)
+    kill_forkserver(spawner)
     with monkeypatch.context() as patched:
         patched.setattr(signal, "pidfd_send_signal", lambda pidfd, number: None)
         patched.setattr(spawner_module, "END_S_MAX", 0.2)
@@ -115,23 +117,23 @@ def test_one_that_outlives_its_nursery_stays_known_until_it_ends(
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-def test_a_nursery_that_outlives_its_kill_is_replaced(
+def test_a_forkserver_that_outlives_its_kill_is_replaced(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, _ = spawner.spawn()
-    nursery = spawner.pid
-    assert nursery is not None
+    forkserver = spawner.pid
+    assert forkserver is not None
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "kill", lambda process: None)
         patched.setattr(spawner_module, "END_S_MAX", 0.2)
         patched.setattr(spawner_module, "COMMAND_S_MAX", 0.2)
-        os.kill(nursery, signal.SIGSTOP)
+        os.kill(forkserver, signal.SIGSTOP)
         try:
             with pytest.raises(EngineError, match="did not answer"):
                 spawner.spawn()
-            assert f"process {nursery}, which started vLLM's, outlives its kill" in caplog.text
+            assert f"process {forkserver}, which started vLLM's, outlives its kill" in caplog.text
         finally:
-            os.kill(nursery, signal.SIGKILL)
+            os.kill(forkserver, signal.SIGKILL)
     two, _ = spawner.spawn()
     until(lambda: spawner.pids() == (two,))
     assert not alive(one)

@@ -65,7 +65,7 @@ class Node:
         self._model = model
         port: Any = self
         performer = NodePerformer(engine=engine, lanes=self.lanes, link=port, models=port)
-        limits = NodeLimits(primed_tokens_max=0, delivery_s_max=0.0)
+        limits = NodeLimits(primed_tokens_max=0, deadline_margin_s_max=0.0)
         self._host: Host[NodeEvent, NodeAction] = Host(
             core=NodeCore(limits=limits), clock=HeapClock(), perform=performer.perform
         )

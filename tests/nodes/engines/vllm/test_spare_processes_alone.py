@@ -6,9 +6,9 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
-from mesh_nodes.engines.vllm import ahead
-from mesh_nodes.engines.vllm.ahead import Ahead
+from mesh_nodes.engines.vllm import spare_processes
 from mesh_nodes.engines.vllm.messages import Verb
+from mesh_nodes.engines.vllm.spare_processes import SpareProcesses
 from mesh_nodes.engines.vllm.spawner import Spawner
 
 TRIES = 5
@@ -36,8 +36,8 @@ def test_a_process_that_ends_as_soon_as_it_is_ready_is_not_replaced_at_once(
         def end(self) -> None:
             ended.append(self)
 
-    monkeypatch.setattr(ahead, "Remote", ShortLived)
-    Ahead(cast(Spawner, None), count_max=1)._fill()
+    monkeypatch.setattr(spare_processes, "Remote", ShortLived)
+    SpareProcesses(cast(Spawner, None), count_max=1)._fill()
     assert len(made) == 1
     assert ended == made
     assert "signal 9" in caplog.text

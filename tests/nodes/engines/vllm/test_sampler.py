@@ -14,7 +14,7 @@ from mesh.text.assets import read_assets
 from mesh.text.grammars import choice_grammar
 from mesh.text.tokenizer import TextCodec
 from mesh_nodes.engines.sampling import Draw, Past, choose
-from mesh_nodes.engines.vllm.drawing import EXTRA, MeshDraw, draw_order
+from mesh_nodes.engines.vllm.sampler import EXTRA, MeshSampler, sample_order
 from tests.nodes.engines.serving import request
 from tests.support.tiny_model import write_tiny_llama
 
@@ -23,15 +23,15 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=7, max_token
 PENALISED = SamplingParams(repetition_penalty=1.7, max_tokens=20)
 
 
-def processor(model_path: Path = Path("no folder")) -> MeshDraw:
+def processor(model_path: Path = Path("no folder")) -> MeshSampler:
     model = SimpleNamespace(get_vocab_size=lambda: WORDS, model=str(model_path))
-    return MeshDraw(SimpleNamespace(model_config=model), torch.device("cpu"), False)
+    return MeshSampler(SimpleNamespace(model_config=model), torch.device("cpu"), False)
 
 
 def added(
     index: int, sampling: SamplingParams, outputs: list[int], given: tuple[int, ...] = ()
 ) -> tuple[int, VllmParams, list[int], list[int]]:
-    order = draw_order(request(f"r{index}", [3, 4, 5], sampling, output=given))
+    order = sample_order(request(f"r{index}", [3, 4, 5], sampling, output=given))
     extra = None if order is None else {EXTRA: order}
     return index, VllmParams(temperature=0.0, extra_args=extra), [3, 4, 5], outputs
 
@@ -44,7 +44,7 @@ def logits(rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).normal(size=(rows, WORDS)).astype(np.float32))
 
 
-def chosen(draws: MeshDraw, given: torch.Tensor) -> list[int]:
+def chosen(draws: MeshSampler, given: torch.Tensor) -> list[int]:
     tokens: list[int] = draws.apply(given.clone()).argmax(dim=-1).tolist()
     return tokens
 
@@ -58,7 +58,7 @@ def test_a_row_keeps_to_its_grammar_greedy_or_drawn(tmp_path: Path) -> None:
         grammar = choice_grammar(["yes", "no"])
         asked = request("r0", [3], replace(sampling, grammar=grammar), stops=(end,))
         draws, outputs = processor(folder), list[int]()
-        params = VllmParams(temperature=0.0, extra_args={EXTRA: draw_order(asked)})
+        params = VllmParams(temperature=0.0, extra_args={EXTRA: sample_order(asked)})
         draws.update_state(update(added=[(0, params, [3], outputs)]))
         while end not in outputs:
             outputs += chosen(draws, logits(1))

@@ -125,7 +125,10 @@ def _bar_charts(
             title=f"{title}SLO met",
             y_label="% of requests",
             groups=cells,
-            bars=bars(_met_percent, _their_met_percent),
+            bars=bars(
+                lambda run: 100 * run.numbers.met / max(run.numbers.requests, 1),
+                _their_met_percent,
+            ),
             y_most=100.0,
         ),
         BarChart(
@@ -143,10 +146,6 @@ def _bar_charts(
             bars=bars(lambda run: run.numbers.cpu_nodes_busy, lambda run: None),
         ),
     )
-
-
-def _met_percent(run: EvaluatedRun) -> float:
-    return 100 * run.numbers.met / max(run.numbers.requests, 1)
 
 
 def _their_met_percent(run: EvaluatedRun) -> float | None:

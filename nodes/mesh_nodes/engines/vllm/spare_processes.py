@@ -19,7 +19,7 @@ _NOBODY = InstanceId("nobody yet")
 log = logging.getLogger(__name__)
 
 
-class Ahead:
+class SpareProcesses:
     """May be called from any thread."""
 
     def __init__(self, spawner: Spawner, *, count_max: int, pool: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""A nursery whose engine processes have their KV caches in virtual memory, on a CPU.
+"""A forkserver whose engine processes have their KV caches in virtual memory, on a CPU.
 
-`python -m tests.support.mapped_nursery FD` is the nursery but for that: where engine processes
+`python -m tests.support.mapped_forkserver FD` is the forkserver except for that: where processes
 would find CUDA's driver they find one that stands in for it, with 64 KiB a chunk. It refuses access
 while more chunks are mapped than `STAND_IN_CHUNKS_ALLOWED` says.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import kv_mapped, nursery
+from mesh_nodes.engines.vllm import forkserver, kv_mapped
 from mesh_nodes.engines.vllm.kv_memory import KvMemory
 from tests.support.cuda_driver import StandInDriver
 
@@ -36,6 +36,6 @@ def _mapped(
 
 
 if __name__ == "__main__":
-    # Before the nursery imports what takes it from there.
+    # Before the forkserver imports what takes it from there.
     kv_mapped.kv_memory = _mapped
-    nursery.main(int(sys.argv[1]))
+    forkserver.main(int(sys.argv[1]))

@@ -16,7 +16,7 @@ _DONE = "done "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialWish:
+class TrialJob:
     """The order for a trial: the model's shape, of which a few layers, all alike, are timed, and
     the precisions that are settled already.
     """
@@ -30,7 +30,7 @@ class TrialWish:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "TrialWish":
+    def from_json(cls, text: str) -> "TrialJob":
         fields = json.loads(text)
         shape = fields["architecture"]
         rope = Rope(**{**shape["rope"], "short_factors": ()})
@@ -42,14 +42,15 @@ class TrialWish:
         )
 
 
-def told(timed: Sequence[Timed]) -> str:
+def timings_json(timed: Sequence[Timed]) -> str:
     """As one line of JSON."""
     return json.dumps([asdict(each) for each in timed])
 
 
-def heard(content: Any) -> tuple[Timed, ...]:
-    """What `told` was given, of its JSON. Raises KeyError, TypeError or ValueError, also where
-    nothing was timed."""
+def read_timings(content: Any) -> tuple[Timed, ...]:
+    """The timings of what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also where
+    nothing was timed.
+    """
     timed = tuple(_timed(**each) for each in content)
     if not any(each.rounds for each in timed):
         raise ValueError("no precision was timed")
@@ -67,13 +68,13 @@ def _timed(precisions: dict[str, str], error: float, rounds: list[list[float]]) 
     )
 
 
-def done(share: float) -> str:
+def progress_line(share: float) -> str:
     """A line that says how much of the trial is done, 0 to 1."""
     return f"{_DONE}{share:.3f}"
 
 
-def share_told(line: bytes) -> float | None:
-    """What `done` was given; None for any other line."""
+def read_progress(line: bytes) -> float | None:
+    """The share in a `progress_line`; `None` for any other line."""
     text = line.decode("ascii", "replace").strip()
     try:
         return float(text.removeprefix(_DONE)) if text.startswith(_DONE) else None

@@ -16,19 +16,19 @@ from tests.nodes.engines.vllm.test_ends import PROMPT, alive, engine_processes, 
 
 @pytest.fixture
 def engine() -> Iterator[VllmEngine]:
-    engine = VllmEngine(spawner=vllm_spawner(), ahead_max=1, asleep_max=1)
+    engine = VllmEngine(spawner=vllm_spawner(), spare_max=1, asleep_max=1)
     engine.await_ready()
-    assert engine._ahead._waiting == []
-    engine.fill_ahead()
-    wait_until(lambda: len(engine._ahead._waiting) == 1)
+    assert engine._spare._waiting == []
+    engine.fill_spare()
+    wait_until(lambda: len(engine._spare._waiting) == 1)
     yield engine
     engine.close()
 
 
 def waiting(engine: VllmEngine) -> int:
     """The process that waits, once there is one and no other is coming."""
-    wait_until(lambda: engine._ahead._coming is None and len(engine._ahead._waiting) == 1)
-    (remote,) = engine._ahead._waiting
+    wait_until(lambda: engine._spare._coming is None and len(engine._spare._waiting) == 1)
+    (remote,) = engine._spare._waiting
     return remote.pid
 
 
@@ -67,12 +67,12 @@ def test_one_that_was_killed_is_not_taken(engine: VllmEngine, model: StoredModel
 
 def test_close_ends_what_waits_and_what_is_coming(model: StoredModel) -> None:
     before = engine_processes()
-    engine = VllmEngine(spawner=vllm_spawner(), ahead_max=2)
+    engine = VllmEngine(spawner=vllm_spawner(), spare_max=2)
     engine.await_ready()
-    engine.fill_ahead()
+    engine.fill_spare()
     wait_until(lambda: len(engine_processes() - before) == 2)
     engine.close()
     wait_until(lambda: engine_processes() == before)
-    engine._ahead.fill()
-    engine._ahead.close()
+    engine._spare.fill()
+    engine._spare.close()
     assert engine_processes() == before

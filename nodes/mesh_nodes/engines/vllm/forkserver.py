@@ -1,6 +1,6 @@
 """A process that has vLLM imported and forks engine processes: ten seconds are spent only once.
 
-`python -m mesh_nodes.engines.vllm.nursery FD` imports vLLM, says so on the socket FD, and obeys:
+`python -m mesh_nodes.engines.vllm.forkserver FD` imports vLLM, says so on the socket FD, and obeys:
 "fork" makes an engine process, with a socket that comes beside it, and the host's pool of weights
 if that does, too; "reap PID" says how one ended. It never starts a thread or computes anything, so
 that a fork of it is whole. It ends with the agent's end of its socket, and the kernel kills the

@@ -1,6 +1,6 @@
-"""A wish for the blob of one shape, as it goes from the node to the process that makes it.
+"""The job of making the blob of one shape, as it goes from the node to the process that makes it.
 
-`engine` has one where a load found no blob, `blob_maker` queues it, `blob_making` fulfils it.
+`engine` has one where a load found no blob, `blob_maker` queues it, `blob_making` does it.
 """
 
 import json
@@ -11,7 +11,7 @@ from mesh_nodes.engines.openvino.precisions import Precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlobWish:
+class BlobJob:
     """The model whose shape is wanted, and how its node compiles."""
 
     key: str
@@ -31,7 +31,7 @@ class BlobWish:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "BlobWish":
+    def from_json(cls, text: str) -> "BlobJob":
         fields = json.loads(text)
         fields["weights"] = WeightPrecision(fields["weights"])
         fields["compute"] = ComputePrecision(fields["compute"])

@@ -26,7 +26,7 @@ SHAPES_MAX = 1024
 log = logging.getLogger(__name__)
 
 
-class FootprintBooks:
+class MeasuredFootprints:
     """`note` is for one thread at a time, `footprint` for any."""
 
     def __init__(

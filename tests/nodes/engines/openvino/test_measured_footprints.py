@@ -8,9 +8,9 @@ import pytest
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import ComputePrecision, KvPrecision, ModelInfo, WeightPrecision
 from mesh.memory.footprints import SEEN_MIN
-from mesh_nodes.engines.openvino.books import SIZES_MIN, FootprintBooks
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX, KERNEL_SIZES, Reached, estimate
+from mesh_nodes.engines.openvino.measured_footprints import SIZES_MIN, MeasuredFootprints
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import load
 
@@ -23,8 +23,8 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "footprints" / "seen.json"
 
 
-def books(path: Path | None) -> FootprintBooks:
-    return FootprintBooks(weights=WeightPrecision.F16, kv=KvPrecision.F32, path=path)
+def footprints(path: Path | None) -> MeasuredFootprints:
+    return MeasuredFootprints(weights=WeightPrecision.F16, kv=KvPrecision.F32, path=path)
 
 
 def whole_life(tokens: int = 512) -> Reached:
@@ -38,7 +38,7 @@ def test_a_shape_is_booked_by_what_was_freed_also_by_the_next_engine(
     kept: Path, tiny: TinyModel
 ) -> None:
     first = estimate(tiny.info, weights=WeightPrecision.F16, kv=KvPrecision.F32)
-    mine = books(kept)
+    mine = footprints(kept)
     for _ in range(SEEN_MIN):
         assert mine.footprint(tiny.info) == first
         mine.note(tiny.info, 9 * MIB, whole_life())
@@ -46,11 +46,11 @@ def test_a_shape_is_booked_by_what_was_freed_also_by_the_next_engine(
     assert mine.footprint(tiny.info).kv_block_bytes == first.kv_block_bytes
     owns = [made.weights_bytes - made.shared_bytes for made in (first, mine.footprint(tiny.info))]
     assert 2 * MIB < owns[0] == owns[1], "of a further instance: it is the weights that were less"
-    assert books(kept).footprint(tiny.info) == mine.footprint(tiny.info)
+    assert footprints(kept).footprint(tiny.info) == mine.footprint(tiny.info)
 
 
 def test_what_an_instance_never_computed_is_reckoned_on_top(tiny: TinyModel) -> None:
-    least, most = books(None), books(None)
+    least, most = footprints(None), footprints(None)
     for _ in range(SEEN_MIN):
         least.note(tiny.info, 9 * MIB, Reached(sizes=set(range(SIZES_MIN))))
         most.note(tiny.info, 9 * MIB, whole_life())
@@ -60,14 +60,14 @@ def test_what_an_instance_never_computed_is_reckoned_on_top(tiny: TinyModel) -> 
 def test_nodes_that_share_a_state_folder_lose_nothing_of_each_other(
     kept: Path, tiny: TinyModel
 ) -> None:
-    one, other = books(kept), books(kept)
+    one, other = footprints(kept), footprints(kept)
     one.note(tiny.info, 9000 * MIB, whole_life())
     other.note(tiny.info, 9 * MIB, whole_life())
-    assert books(kept).footprint(tiny.info).weights_bytes > 9000 * MIB
-    one, other = books(kept), books(kept)
+    assert footprints(kept).footprint(tiny.info).weights_bytes > 9000 * MIB
+    one, other = footprints(kept), footprints(kept)
     other.note(tiny.info, 12000 * MIB, whole_life())
     one.note(tiny.info, 9 * MIB, whole_life())
-    assert books(kept).footprint(tiny.info).weights_bytes > 12000 * MIB
+    assert footprints(kept).footprint(tiny.info).weights_bytes > 12000 * MIB
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 3}', '{"a": [-1, 2]}', '{"a": ["b", 2]}'])
@@ -75,7 +75,7 @@ def test_a_torn_file_is_as_good_as_none(kept: Path, tiny: TinyModel, content: st
     kept.parent.mkdir()
     kept.write_text(content)
     first = estimate(tiny.info, weights=WeightPrecision.F16, kv=KvPrecision.F32)
-    assert books(kept).footprint(tiny.info) == first
+    assert footprints(kept).footprint(tiny.info) == first
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What an engine's unloads have freed, as far as they count."""
     found: list[int] = []
 
-    def note(_: FootprintBooks, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
+    def note(_: MeasuredFootprints, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
         found.append(freed_bytes)
 
-    monkeypatch.setattr(FootprintBooks, "note", note)
+    monkeypatch.setattr(MeasuredFootprints, "note", note)
     return found
 
 
@@ -132,7 +132,7 @@ def test_in_f16_weights_of_8_bits_are_held_as_f16(tiny: TinyModel) -> None:
     )
     assert plain == bf16
     assert f16 - plain == 4 * tiny.info.parameters
-    books = FootprintBooks(
+    footprints = MeasuredFootprints(
         weights=WeightPrecision.I8, kv=kv, compute=ComputePrecision.F16, path=None
     )
-    assert books.footprint(tiny.info).weights_bytes == f16
+    assert footprints.footprint(tiny.info).weights_bytes == f16

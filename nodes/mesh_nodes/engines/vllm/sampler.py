@@ -33,7 +33,7 @@ EXTRA = "mesh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawOrder:
+class SampleOrder:
     """The request whose tokens are drawn."""
 
     request: EngineRequest
@@ -43,20 +43,20 @@ class DrawOrder:
     """
 
 
-def draw_order(request: EngineRequest) -> DrawOrder | None:
+def sample_order(request: EngineRequest) -> SampleOrder | None:
     """Nothing for a request that vLLM's argmax serves as it is."""
     sampling = request.sampling
     greedy = sampling.temperature <= 0.0 and sampling.grammar is None
     if greedy and sampling.logprobs is None and not is_penalised(sampling):
         return None
-    return DrawOrder(request=request)
+    return SampleOrder(request=request)
 
 
 class _Row:
     """One row of the batch. `outputs` is vLLM's own list, which grows with every token."""
 
     def __init__(
-        self, order: DrawOrder, outputs: list[int], vocabulary_tokens: int, model_path: Path
+        self, order: SampleOrder, outputs: list[int], vocabulary_tokens: int, model_path: Path
     ) -> None:
         self.order = order
         self._outputs = outputs
@@ -75,7 +75,7 @@ class _Row:
         return Draw(request.sampling, self._seed, index, self._past, self._constraint)
 
 
-class MeshDraw(LogitsProcessor):  # type: ignore[misc]
+class MeshSampler(LogitsProcessor):  # type: ignore[misc]
     """See vLLM's `LogitsProcessor` for when it calls what."""
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:

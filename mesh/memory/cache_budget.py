@@ -33,7 +33,7 @@ class CachingBlocks(Protocol):
     def forgotten(self, blocks: list[int]) -> None: ...
 
 
-class CacheRoom:
+class CacheBudget:
     """The memory that one engine's cached blocks share. `lock` guards it and all blocks in it where
     several threads come.
     """
@@ -51,11 +51,11 @@ class CacheRoom:
     def tick(self) -> int:
         return next(self._ticks)
 
-    def enter(self, blocks: CachingBlocks) -> None:
+    def add(self, blocks: CachingBlocks) -> None:
         with self.lock:
             self._members.append(blocks)
 
-    def leave(self, blocks: CachingBlocks) -> None:
+    def remove(self, blocks: CachingBlocks) -> None:
         self._members.remove(blocks)
 
     def bound(self, memory_bytes: int) -> None:
@@ -65,7 +65,7 @@ class CacheRoom:
             self._fit_all()
 
     def begin_load(self, instance: Hashable, instance_bytes: int) -> None:
-        """It takes so much from now on, until it enters with its blocks and `end_load`."""
+        """It takes so much from now on, until its blocks are added and `end_load`."""
         with self.lock:
             self._loading[instance] = instance_bytes
             self._fit_all()
