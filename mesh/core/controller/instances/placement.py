@@ -294,14 +294,16 @@ class StartSearch:
 
     def _end_round(self) -> Site | NoRoom | NoTime:
         """What a round in vain says: the first node where it would be in time by a hair, if any."""
+        found = self._why_none()
+        if isinstance(found, NoTime) and self._tight:
+            return self._round(self._tight[:1]) or self._why_none()
+        return found
+
+    def _why_none(self) -> NoRoom | NoTime:
         if self._left and self._wanted is not None and not self.stopped:
             # The policy would not have it there, now: that says nothing about their memory.
             self._ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, self._wanted.by)
-        if not self._busy:
-            return NoRoom()
-        if self._tight and self._among != self._tight[:1]:
-            return self._round(self._tight[:1]) or self._end_round()
-        return NoTime()
+        return NoTime() if self._busy else NoRoom()
 
     def _has_time(self, plan: Plan, site: Site) -> bool | None:
         """Whether its node could compute for the instance too; None: no more can be looked at."""
