@@ -130,7 +130,7 @@ class Played:
 
     @property
     def again_admitted(self) -> float | None:
-        """The share admitted of the refused calls that came again: 0 if none did, None without any."""
+        """The share admitted of refused calls that came again: 0 if none did, None without any."""
         if not self.judged.refused:
             return None
         return len(self.again.admitted) / max(self.again.requests, 1)
