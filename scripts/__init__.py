@@ -1,0 +1,1 @@
+"""Programs for whoever works on mesh; nothing that is installed imports them."""

@@ -1,0 +1,1 @@
+"""The model store: models are fetched, imported, prepared and kept."""

@@ -1,0 +1,1 @@
+"""Programs that measure and check on GPU nodes."""

@@ -16,7 +16,7 @@ from mesh.wire.credentials import Credentials, show
 from tests.cli.running import Ran, mesh
 from tests.support.tiny_model import write_tiny_llama
 
-READY_S_MAX = 60.0
+READY_S_MAX = 150.0
 STEP_S = "0.01"
 
 

@@ -71,7 +71,7 @@ def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_
     monkeypatch.setattr(children, "start", begin)
     cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"])))
     said, ready = "", list[str]()
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 60
 
     def stopping() -> bool:
         nonlocal said
@@ -91,18 +91,18 @@ def test_a_controller_that_hangs_holds_a_look_up_for_a_moment(hanging: LocalCell
     began_s = time.monotonic()
     hanging.check_alive()
     took_s = time.monotonic() - began_s
-    assert ANSWER_S_MAX / 2 < took_s < UNARY_S_MAX / 2
+    assert ANSWER_S_MAX / 2 < took_s < UNARY_S_MAX
 
 
 def test_a_controller_that_stands_still_is_told_of_once_and_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pulse, "ASK_EVERY_S", 0.05)
-    monkeypatch.setattr(pulse, "STILL_S_MAX", 1.0)
+    monkeypatch.setattr(pulse, "STILL_S_MAX", 3.0)
     cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=()))
 
     def look_until(words: str) -> str:
-        said, until_s = "", time.monotonic() + 30
+        said, until_s = "", time.monotonic() + 60
         while words not in said:
             assert time.monotonic() < until_s, said
             cell.check_alive()
@@ -117,7 +117,7 @@ def test_a_controller_that_stands_still_is_told_of_once_and_when_it_is_back(
         assert "answer" not in capsys.readouterr().err
         (controller,) = cell.children
         os.kill(controller.process.pid, signal.SIGSTOP)
-        said = look_until("the controller has not answered for 1 s")
+        said = look_until("the controller has not answered for 3 s")
         _look_until(cell, time.monotonic() + 1.5)
         os.kill(controller.process.pid, signal.SIGCONT)
         said += look_until("the controller answers again, after")

@@ -22,7 +22,7 @@ from tests.e2e.live_cell import SETTLED
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
-READY_S_MAX = 60.0
+READY_S_MAX = 150.0
 GONE_S_MAX = 60.0
 
 
@@ -119,7 +119,7 @@ def test_a_second_up_on_the_same_home_is_refused_at_once_and_touches_nothing(up:
     logs = {path: path.stat().st_ino for path in (up.home / "logs").iterdir()}
     begun_s = time.monotonic()
     ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(up.home))
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 30.0
     assert ran.code == 1
     error, hint = ran.error_lines
     assert f"{up.home}: process {up.process.pid}" in error

@@ -1,0 +1,1 @@
+"""The engines that a node may have, and which of them it takes."""
