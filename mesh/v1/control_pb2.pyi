@@ -377,7 +377,7 @@ class Deployment(_message.Message):
     served: _builtins.int
     refused: _builtins.int
     phase: _builtins.str
-    """While it is imported: what is being done, and how far it is (0 to 1)."""
+    """While it is imported: what is being done, and how far it is (0 to 1); why, where it has failed."""
     share: _builtins.float
     revision: _builtins.int
     """The number of the revision that serves; all that are kept, if there has been another."""
