@@ -12,6 +12,10 @@ def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def total_bytes() -> int:
+    return int(psutil.virtual_memory().total)
+
+
 def own_resident_bytes() -> int:
     """RSS of this process."""
     return int(psutil.Process().memory_info().rss)

@@ -273,8 +273,8 @@ class _Builder:
         cosines, sines = rope_tables(rope, self._rotary_size, context_tokens_max)
         return self._rows_at_positions(cosine, cosines), self._rows_at_positions(sine, sines)
 
-    def _rows_at_positions(self, name: str, table: Array) -> Node:
-        rows = _gather(_named(name, ops.constant(table)), self._position_ids)
+    def _rows_at_positions(self, name: str, table: ov.Tensor) -> Node:
+        rows = _gather(_named(name, ov.op.Constant(table)), self._position_ids)
         return ops.reshape(rows, _shape(-1, 1, 1, self._rotary_size), False)
 
 

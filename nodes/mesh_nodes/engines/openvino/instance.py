@@ -21,6 +21,7 @@ from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
+from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
@@ -67,7 +68,10 @@ class Instance:
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
-        self._range_blocks = max(order.kv_blocks, blocks_useful, _RANGE_BLOCKS_MIN)
+        # Each claim looks through the whole range: seconds where a context of millions had all.
+        blocks_held_max = host_memory.total_bytes() // footprint.kv_block_bytes
+        useful = min(blocks_useful, blocks_held_max)
+        self._range_blocks = max(order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
         self._cache = bind_kv_cache(
             kv_resize,
             graph.model,

@@ -6,6 +6,7 @@ the graph only gathers rows from them. `graph` calls both functions.
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
 import openvino.opset13 as ops
 from openvino import Node
 
@@ -38,10 +39,10 @@ def inverse_frequencies(rope: Rope, head_size: int) -> npt.NDArray[np.float64]:
     return base
 
 
-def rope_tables(
-    rope: Rope, head_size: int, context_tokens_max: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines, each [context_tokens_max, head_size] (the half repeated).
+def rope_tables(rope: Rope, head_size: int, context_tokens_max: int) -> tuple[ov.Tensor, ov.Tensor]:
+    """Cosines and sines, each [context_tokens_max, head_size] (the half repeated), in memory of
+    OpenVINO's: it would copy an array with the interpreter locked, gigabytes in seconds in which
+    the node answers nobody.
 
     Raises UnsupportedModel for longrope beyond the original context: which of its factors hold
     changes there with a sequence's length, and what was cached would have to be rotated anew.
@@ -54,15 +55,16 @@ def rope_tables(
             "or deploy it on vLLM nodes",
         )
     frequencies = inverse_frequencies(rope, head_size)
-    cosines = np.empty((context_tokens_max, 2 * len(frequencies)), np.float32)
-    sines = np.empty_like(cosines)
+    shape = ov.Shape([context_tokens_max, 2 * len(frequencies)])
+    tables = ov.Tensor(ov.Type.f32, shape), ov.Tensor(ov.Type.f32, shape)
+    cosines, sines = (table.data for table in tables)
     for begin in range(0, context_tokens_max, PIECE_TOKENS):
         rows = slice(begin, min(begin + PIECE_TOKENS, context_tokens_max))
         angles = np.outer(np.arange(rows.start, rows.stop), frequencies)
         angles = np.concatenate([angles, angles], axis=1)
         cosines[rows] = np.cos(angles) * rope.table_factor
         sines[rows] = np.sin(angles) * rope.table_factor
-    return cosines, sines
+    return tables
 
 
 def tables_bytes(head_size: int, context_tokens_max: int) -> int:

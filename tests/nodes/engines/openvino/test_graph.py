@@ -10,11 +10,16 @@ from mesh.domain.ids import RequestId
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest
+from mesh_nodes.engines.openvino import graph
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
+from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
 from mesh_nodes.engines.openvino.precisions import Precisions
+from mesh_nodes.engines.openvino.rope import rope_tables
 from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.openvino.weights import graph_weights
 from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.openvino.tiny import (
     CONTEXT_TOKENS_MAX,
@@ -40,11 +45,11 @@ def computed_logits(
 ) -> dict[int, Any]:
     """Logits after the last token of each chunk, by that token's place."""
     compiler = Compiler(threads=1, weights=weights, precisions=Precisions(kv=kv))
-    graph = compiler.compile(model.info, model.path, CONTEXT_TOKENS_MAX, lambda *_: None)
-    request = graph.model.create_infer_request()
+    compiled = compiler.compile(model.info, model.path, CONTEXT_TOKENS_MAX, lambda *_: None)
+    request = compiled.model.create_infer_request()
     blocks = -(-len(tokens) // 32)
-    cache = ElasticKvCache(graph.model, request, range_blocks=blocks)
-    inputs, pool = BatchInputs(graph.model, request), pool_of(blocks, cache)
+    cache = ElasticKvCache(compiled.model, request, range_blocks=blocks)
+    inputs, pool = BatchInputs(compiled.model, request), pool_of(blocks, cache)
     sequence = Sequence(
         EngineRequest(
             request_id=RequestId("r"),
@@ -106,3 +111,24 @@ def test_i8_weights_stay_close(tmp_path: Path, kind: str) -> None:
     logits = computed_logits(model, tokens, WeightPrecision.I8, KvPrecision.F16)
     for place, row in logits.items():
         assert np.std(row - expected[place]) < 0.1 * np.std(expected[place])
+
+
+def test_rope_tables_of_any_length_are_not_copied_into_the_graph(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy holds the interpreter's lock: seconds for a context of millions, and the node's link
+    breaks meanwhile.
+    """
+    made: list[Any] = []
+
+    def tables(*asked: Any) -> tuple[Any, Any]:
+        made.extend(rope_tables(*asked))
+        return made[-2], made[-1]
+
+    monkeypatch.setattr(graph, "rope_tables", tables)
+    architecture = read_architecture(tiny.path)
+    weights = dict(graph_weights(architecture, Checkpoint(tiny.path), WeightPrecision.F16))
+    ops = graph.build_graph(architecture, weights, CONTEXT_TOKENS_MAX).get_ops()
+    held = {op.get_friendly_name(): op for op in ops}
+    for name, table in zip((graph.COSINE, graph.SINE), made, strict=True):
+        assert np.shares_memory(held[name].data, table.data)

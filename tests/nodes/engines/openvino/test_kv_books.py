@@ -8,6 +8,8 @@ import pytest
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import InstanceMemory
+from mesh_nodes.engines import host_memory
+from mesh_nodes.engines.openvino import instance
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from tests.nodes.engines.openvino.residency import (
@@ -118,3 +120,14 @@ def test_resizes_leave_no_mapping_and_no_memory(tiny: TinyModel, how: KvResize) 
     assert mapped_bytes() - before[1] < 200 * MIB
     assert resident_bytes() - before[2] < 20 * MIB
     engine.close()
+
+
+def test_a_cache_has_numbers_for_no_more_blocks_than_the_machine_could_hold(
+    engine: OpenVinoEngine, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the context: each claim looks through all of them."""
+    monkeypatch.setattr(instance, "_RANGE_BLOCKS_MIN", 1)
+    block_bytes = engine.footprint(tiny.info).kv_block_bytes
+    monkeypatch.setattr(host_memory, "total_bytes", lambda: 100 * block_bytes)
+    load(engine, tiny.info, tiny.path, context_tokens_max=1 << 16, batch_max=256)
+    assert engine.resize_kv(INSTANCE, 1 << 20).kv_blocks == 100
