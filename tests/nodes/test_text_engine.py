@@ -64,9 +64,12 @@ def submit(
     output: Iterable[int] = (),
     stop_ids: tuple[int, ...] = (),
     max_tokens: int = 60,
+    min_tokens: int = 0,
     held: bool = False,
 ) -> None:
-    sampling = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=not stop_ids)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, min_tokens=min_tokens, stop=stop, ignore_eos=not stop_ids
+    )
     request = EngineRequest(
         request_id=RequestId(name),
         prompt_tokens=PROMPT,
@@ -191,6 +194,20 @@ def test_a_request_that_moves_goes_on_with_its_text(engine: TextEngine, cut: int
     submit(engine, "moved", stop=stop, output=ids(whole[:cut]))
     moved = run(engine)
     assert [replace(output, request_id=RequestId("whole")) for output in moved] == whole[cut:]
+
+
+@pytest.mark.parametrize("cut", [0, 7, 30])
+def test_a_stop_string_counts_from_the_token_after_the_least(engine: TextEngine, cut: int) -> None:
+    """In what was given out elsewhere, too."""
+    submit(engine, "free")
+    free = run(engine)
+    whole, begins = text(free), len(text(free[:50]))
+    stops = whole[4:6], whole[begins + 4 : begins + 6]
+    submit(engine, "r", stop=stops, output=ids(free[:cut]), min_tokens=50)
+    tokens = run(engine)
+    ends = min(at for stop in stops if (at := whole.find(stop, begins)) >= 0)
+    assert text(free[:cut]) + text(tokens) == whole[:ends]
+    assert tokens[-1].finish is FinishReason.STOP
 
 
 def test_a_stop_token_has_no_text(engine: TextEngine) -> None:
