@@ -122,6 +122,20 @@ def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(
     assert [(t.token_ids, t.text) for t in rest] == [(t.token_ids, t.text) for t in whole[33:]]
 
 
+def test_a_request_that_pauses_is_not_fed_its_own_tokens_again(engine: TextEngine) -> None:
+    """Its text would hold the stop string, if it came twice."""
+    submit(engine, "free")
+    free = run(engine)
+    stop = (text(free[:9])[-1] + text(free)[:4],)
+    assert stop[0] not in text(free)
+    submit(engine, "r", stop=stop)
+    before = [engine.step(INSTANCE, 64).outputs[0] for _ in range(9)]
+    submit(engine, "r", stop=stop, output=ids(before), held=True)
+    assert not engine.step(INSTANCE, 64).outputs
+    submit(engine, "r", stop=stop, output=ids(before))
+    assert text(before) + text(run(engine)) == text(free)
+
+
 def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine) -> None:
     submit(engine, "free")
     free = text(run(engine))
