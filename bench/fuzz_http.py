@@ -43,7 +43,16 @@ _MEANT = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     *("stream", "stream_options", "response_format", "structured_outputs", "chat_template_kwargs"),
     *("ignore_eos", "max_completion_tokens", "user", "metadata", "tokens", "add_special_tokens"),
-    *("system", "thinking", "tool_choice", "stop_sequences", "output_config"),
+    *(
+        "logit_bias",
+        "min_tokens",
+        "stop_token_ids",
+        "system",
+        "thinking",
+        "tool_choice",
+        "stop_sequences",
+        "output_config",
+    ),
 )
 _OTHERS_MAX = 3
 """What is drawn of a body that would else be answered: at most so many of these."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from mesh.controller.invocation_checks import (
     check_invocation,
+    check_named_tokens,
     check_token_ids,
     own_slo,
     sampling_of,
@@ -343,6 +344,7 @@ class Gateway:
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
+        check_named_tokens(asked, deployment.model.vocabulary_tokens)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)

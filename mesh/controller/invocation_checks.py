@@ -9,7 +9,12 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from mesh.domain.checks import CACHE_SALT_CHARS_MAX, SLO_S_MAX, SLO_TOKENS_PER_S_MAX
+from mesh.domain.checks import (
+    CACHE_SALT_CHARS_MAX,
+    CONTEXT_TOKENS_MAX,
+    SLO_S_MAX,
+    SLO_TOKENS_PER_S_MAX,
+)
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
 from mesh.domain.request import SamplingParams
@@ -21,6 +26,10 @@ CHAT_MESSAGES_MAX = 4096
 LOGPROBS_MAX = 20
 PENALTY_MAX = 2.0
 """Presence and frequency, as with OpenAI."""
+LOGIT_BIASES_MAX = 1024
+BIAS_MAX = 100.0
+"""As with OpenAI: this much forbids a token, or allows no other."""
+STOP_TOKENS_MAX = 128
 SEED_MAX = (1 << 63) - 1
 TOP_K_MAX = (1 << 32) - 1
 """As much as a node can be told; no vocabulary is larger."""
@@ -76,6 +85,18 @@ def _check_prompt(asked: Invocation) -> None:
 def _check_limits(asked: Invocation) -> None:
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise _wrong("max_tokens", asked.max_tokens, "1 or more")
+    most = CONTEXT_TOKENS_MAX if asked.max_tokens is None else asked.max_tokens
+    if not 0 <= asked.min_tokens <= most:
+        raise _wrong("min_tokens", asked.min_tokens, f"from 0 to max_tokens, {most}")
+    for name, count_max in (("logit_bias", LOGIT_BIASES_MAX), ("stop_token_ids", STOP_TOKENS_MAX)):
+        if len(getattr(asked, name)) > count_max:
+            count = len(getattr(asked, name))
+            raise InvalidInput(f"{name} has {count} tokens; at most {count_max}", field=name)
+    if len({one.token_id for one in asked.logit_bias}) < len(asked.logit_bias):
+        raise InvalidInput("logit_bias has a token twice", field="logit_bias")
+    for one in asked.logit_bias:
+        if not -BIAS_MAX <= one.bias <= BIAS_MAX:
+            raise _wrong("logit_bias", one.bias, f"from -{BIAS_MAX:g} to {BIAS_MAX:g}")
     if asked.top_k is not None and not 0 <= asked.top_k <= TOP_K_MAX:
         raise _wrong("top_k", asked.top_k, f"from 0 (no limit) to {TOP_K_MAX}")
     if asked.logprobs is not None and not 0 <= asked.logprobs <= LOGPROBS_MAX:
@@ -86,10 +107,11 @@ def _check_limits(asked: Invocation) -> None:
             raise _wrong(name, seconds, f"above 0 and at most {SLO_S_MAX:g} s")
     if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
         raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
-    if asked.grammar is not None and asked.ignore_eos:
-        raise InvalidInput(
-            "ignore_eos: an answer that keeps to a grammar ends where that does", field="ignore_eos"
-        )
+    for name in ("ignore_eos", "min_tokens", "stop_token_ids"):
+        if asked.grammar is not None and getattr(asked, name):
+            raise InvalidInput(
+                f"{name}: an answer that keeps to a grammar ends where that does", field=name
+            )
     if len(asked.stop) > STOPS_MAX:
         raise InvalidInput(
             f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
@@ -123,6 +145,15 @@ def check_token_ids(
             )
 
 
+def check_named_tokens(asked: Invocation, vocabulary_tokens: int) -> None:
+    """Raise InvalidInput for a bias or a stop of a token that the model does not have."""
+    biased = [one.token_id for one in asked.logit_bias]
+    for name, token_ids in (("logit_bias", biased), ("stop_token_ids", asked.stop_token_ids)):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocabulary_tokens:
+                raise _wrong(name, token_id, f"of the model's tokens, 0 to {vocabulary_tokens - 1}")
+
+
 def own_slo(asked: Invocation, deployment: Slo) -> Slo | None:
     """The SLO of a checked invocation that has one of its own; what it leaves open is as its
     deployment has it.
@@ -150,9 +181,12 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
         repetition_penalty=_given(asked.repetition_penalty, _DEFAULTS.repetition_penalty),
         presence_penalty=_given(asked.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_given(asked.frequency_penalty, _DEFAULTS.frequency_penalty),
+        logit_bias=asked.logit_bias,
         max_tokens=min(wanted, max(1, room_tokens)),
+        min_tokens=asked.min_tokens,
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
+        stop_token_ids=asked.stop_token_ids,
         logprobs=asked.logprobs,
         grammar=asked.grammar,
     )

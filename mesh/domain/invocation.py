@@ -12,7 +12,7 @@ from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import TokenLogprobs
+from mesh.domain.request import TokenBias, TokenLogprobs
 from mesh.domain.text import ChatMessage
 
 
@@ -58,9 +58,12 @@ class Invocation:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: tuple[TokenBias, ...] = ()
     max_tokens: int | None = None
+    min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
     """The grammar that the answer keeps to."""

@@ -10,9 +10,17 @@ from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBias:
+    """What is added to a token's logit each time that a token is chosen."""
+
+    token_id: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen. Temperature 0 is greedy; the other fields then do not matter,
-    but for the penalties, the limits, the stops and the log-probabilities.
+    but for the biases, the penalties, the limits, the stops and the log-probabilities.
     """
 
     temperature: float = 0.0
@@ -33,10 +41,16 @@ class SamplingParams:
     """
     frequency_penalty: float = 0.0
     """The same for each time that the output has it."""
+    logit_bias: tuple[TokenBias, ...] = ()
+    """It has a token once at most."""
     max_tokens: int = 256
+    min_tokens: int = 0
+    """No stop ends the output before it has so many tokens."""
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     """Stop strings; the output ends before the first that appears."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output as the model's own do, and also where those are ignored."""
     logprobs: int | None = None
     """For each output token, its own log-probability is told, and those of this many likeliest
     tokens.

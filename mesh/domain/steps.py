@@ -144,8 +144,15 @@ class EngineRequest:
     output_tokens: tuple[int, ...]
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    """The model's own."""
     held: bool = False
     cache_salt: str | None = None
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end it, once it has `min_tokens`."""
+        own = self.sampling.stop_token_ids
+        return own if self.sampling.ignore_eos else (*self.stop_token_ids, *own)
 
 
 Prefill = int | tuple[tuple[RequestId, int], ...]

@@ -15,6 +15,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
+from mesh.domain.request import TokenBias
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, TextPart
@@ -27,7 +28,6 @@ PROMPTS_MAX = 16
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logit_bias": ({},),
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
@@ -38,8 +38,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
     "bad_words": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -72,10 +70,13 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias or {}),
         max_tokens=_max_tokens(body),
+        min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
         logprobs=_logprobs(body),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
         grammar=_grammar(body),
         cache_salt=body.cache_salt or "",
     )
@@ -176,6 +177,14 @@ def _logprobs(body: Body) -> int | None:
                 field="top_logprobs",
             )
     return None
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[TokenBias, ...]:
+    """Raises InvalidInput."""
+    wrong = next((key for key in given if not key.isascii() or not key.isdecimal()), None)
+    if wrong is not None:
+        raise InvalidInput(f"logit_bias has {wrong!r}, which is no token's id", field="logit_bias")
+    return tuple(TokenBias(token_id=int(key), bias=bias) for key, bias in given.items())
 
 
 def _max_tokens(body: Body) -> int:

@@ -141,7 +141,9 @@ class Body(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Added to the logits of tokens, by their ids: -100 to 100."
+    )
     n: int | None = None
     user: str | None = Field(default=None, description="Ignored, as metadata, store and the like.")
     metadata: Any = None
@@ -152,8 +154,12 @@ class Body(Strict):
     prompt_cache_retention: Any = None
     prediction: Any = None
     prompt_logprobs: Any = None
-    min_tokens: Any = None
-    stop_token_ids: Any = None
+    min_tokens: int | None = Field(
+        default=None, description="No stop ends the answer before it has so many."
+    )
+    stop_token_ids: list[int] | None = Field(
+        default=None, description="They end the answer as the model's own do."
+    )
     bad_words: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None

@@ -93,7 +93,7 @@ _WHETHER = override(unstruct_hook=lambda salt: None if salt is None else "")
 _NOTHING = override(unstruct_hook=lambda said: said[:0])
 _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     Grammar: {"text": _NOTHING},
-    SamplingParams: {"stop": _NOTHING},
+    SamplingParams: {"stop": _NOTHING, "stop_token_ids": _NOTHING, "logit_bias": _NOTHING},
     Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER},
     RequestOrder: {"output_tokens": _NUMBER},
     EngineRequest: {"prompt_tokens": _NUMBER, "output_tokens": _NUMBER, "cache_salt": _WHETHER},

@@ -158,8 +158,9 @@ class Instance:
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
         length = most if tokens is None else min(tokens, most)
         answer = answer_of(request.prompt_tokens, sampling, length, self.order.model)
-        stops = () if sampling.ignore_eos else request.stop_token_ids
-        stopped = [answer.index(stop_id) + 1 for stop_id in stops if stop_id in answer]
+        late = answer[sampling.min_tokens :]
+        stops = [stop_id for stop_id in request.end_ids if stop_id in late]
+        stopped = [sampling.min_tokens + late.index(stop_id) + 1 for stop_id in stops]
         answer = answer[: min(stopped, default=length)]
         self.sequences[request.request_id] = Sequence(
             request_id=request.request_id,

@@ -45,6 +45,7 @@ from mesh.domain.request import (
     RequestOrder,
     RequestTokens,
     SamplingParams,
+    TokenBias,
     TokenLogprobs,
 )
 from mesh.domain.slo import PACE, Slo
@@ -313,7 +314,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
 _SAME: tuple[str, ...] = (
     *("deployment", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "stop"),
-    *("slo_ttft_s", "slo_tpot_s", "cache_salt"),
+    *("slo_ttft_s", "slo_tpot_s", "cache_salt", "min_tokens", "stop_token_ids"),
 )
 """Fields of the same name and form in an invocation and its message."""
 
@@ -321,7 +322,8 @@ _SAME: tuple[str, ...] = (
 def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
     grammar = to_wire(asked.grammar, model_pb2.Grammar) if asked.grammar is not None else None
     same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
-    message = inference_pb2.InvokeRequest(grammar=grammar, **same)
+    biases = [to_wire(one, model_pb2.TokenBias) for one in asked.logit_bias]
+    message = inference_pb2.InvokeRequest(grammar=grammar, logit_bias=biases, **same)
     match asked.prompt:
         case TextPrompt():
             message.prompt = asked.prompt.text
@@ -340,7 +342,8 @@ def invocation_from_wire(message: inference_pb2.InvokeRequest) -> Invocation:
     return Invocation(
         prompt=_prompt(message),
         grammar=from_wire(message.grammar, Grammar) if message.HasField("grammar") else None,
-        **same | {"stop": tuple(message.stop)},
+        logit_bias=tuple(from_wire(one, TokenBias) for one in message.logit_bias),
+        **same | {"stop": tuple(message.stop), "stop_token_ids": tuple(message.stop_token_ids)},
     )
 
 

@@ -55,7 +55,8 @@ class _RequestText:
     """The text of one request. Fed with the tokens so far, it is where those left it."""
 
     def __init__(self, codec: TextCodec, request: EngineRequest) -> None:
-        self._stop_ids = frozenset(request.stop_token_ids)
+        self._end_ids = frozenset(request.end_ids)
+        self._min_tokens = request.sampling.min_tokens
         self._detokenizer = Detokenizer(codec, prompt=request.prompt_tokens)
         self.stops = StopMatcher(request.sampling.stop)
         self._fed = 0
@@ -64,8 +65,8 @@ class _RequestText:
     def feed(self, request: EngineRequest) -> None:
         """The request's tokens that it was not fed with yet: they were given out elsewhere."""
         for token_id in request.output_tokens[self._fed :]:
-            self.stops.push(self._detokenizer.push(token_id))
-        self._fed = len(request.output_tokens)
+            self._fed += 1
+            self._matched(self._detokenizer.push(token_id))
 
     def push(self, output: RequestTokens) -> RequestTokens:
         """The tokens with the text that they make it safe to give out, all that is left with the
@@ -87,14 +88,21 @@ class _RequestText:
         return replace(output, text=text)
 
     def _pushed(self, token_id: int, finish: FinishReason | None) -> str:
-        ends = finish is FinishReason.STOP and token_id in self._stop_ids
+        self._fed += 1
+        ends = finish is FinishReason.STOP and token_id in self._end_ids
         text = "" if ends else self._detokenizer.push(token_id)
         if finish is not None:
             text += self._detokenizer.flush()
-        text = self.stops.push(text)
+        text = self._matched(text)
         if finish is not None and not self.stops.stopped:
             text += self.stops.flush()
         return text
+
+    def _matched(self, text: str) -> str:
+        """What may be given out of the text of the token that came last. That of the first
+        `min_tokens` is no beginning of a stop string, nor all of one.
+        """
+        return text if self._fed <= self._min_tokens else self.stops.push(text)
 
 
 class TextEngine:

@@ -1,6 +1,7 @@
 """Contract: how requests begin and end: refusals, limits, stop tokens, aborts, resumption."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,29 @@ def test_ignore_eos_runs_past_stop_tokens(driver: Driver) -> None:
     ignoring = driver.submit("r", PROMPT, greedy(20), stop_ids=tuple(free))
     driver.finish()
     assert (ignoring.tokens, ignoring.finish) == (free, FinishReason.LENGTH)
+
+
+def test_a_stop_of_its_own_ends_a_request_wherever_eos_does_not(driver: Driver) -> None:
+    free = driver.run("free", PROMPT, greedy(20))
+    own = replace(greedy(20), stop_token_ids=(free[7],))
+    stopped = driver.submit("r", PROMPT, own, stop_ids=tuple(free))
+    driver.finish()
+    assert stopped.tokens == free[: free.index(free[7]) + 1]
+    assert stopped.finish is FinishReason.STOP
+
+
+def test_no_stop_ends_a_request_before_it_has_its_tokens(driver: Driver) -> None:
+    free = driver.run("free", PROMPT, greedy(20))
+    sampling = SamplingParams(max_tokens=20, min_tokens=12)
+    stopped = driver.submit("r", PROMPT, sampling, stop_ids=tuple(free[:3]))
+    driver.finish()
+    assert len(stopped.tokens) > 12
+    again = driver.submit(
+        "b", PROMPT, sampling, stop_ids=tuple(free[:3]), output=stopped.tokens[:9]
+    )
+    driver.finish()
+    assert stopped.tokens == [*stopped.tokens[:9], *again.tokens]
+    assert again.finish is stopped.finish
 
 
 def test_an_abort_frees_the_blocks_before_the_next_step(driver: Driver) -> None:

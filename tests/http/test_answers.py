@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from mesh.domain.invocation import Invocation, TextPrompt, Tokens
 from mesh.domain.messages import SubmitRequest
-from mesh.domain.request import SamplingParams, TokenLogprobs
+from mesh.domain.request import SamplingParams, TokenBias, TokenLogprobs
 from mesh.domain.text import SamplingDefaults
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion
 from mesh.http.asking import with_defaults
@@ -231,6 +231,9 @@ async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
         stop=["x", "y"],
         repetition_penalty=1.5,
         ignore_eos=True,
+        min_tokens=1,
+        stop_token_ids=[5, 6],
+        logit_bias={"7": -100, "8": 0.5},
         user="u",
         store=True,
         metadata={"a": "b"},
@@ -254,7 +257,10 @@ async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
             repetition_penalty=1.5,
             max_tokens=2,
             ignore_eos=True,
+            min_tokens=1,
             stop=("x", "y"),
+            stop_token_ids=(5, 6),
+            logit_bias=(TokenBias(token_id=7, bias=-100.0), TokenBias(token_id=8, bias=0.5)),
         )
     ]
 

@@ -64,9 +64,12 @@ def submit(
     output: Iterable[int] = (),
     stop_ids: tuple[int, ...] = (),
     max_tokens: int = 60,
+    min_tokens: int = 0,
     held: bool = False,
 ) -> None:
-    sampling = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=not stop_ids)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, min_tokens=min_tokens, stop=stop, ignore_eos=not stop_ids
+    )
     request = EngineRequest(
         request_id=RequestId(name),
         prompt_tokens=PROMPT,
@@ -117,6 +120,20 @@ def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(
     submit(engine, "r", output=ids(whole[:33]))
     rest = run(engine)
     assert [(t.token_ids, t.text) for t in rest] == [(t.token_ids, t.text) for t in whole[33:]]
+
+
+def test_a_request_that_pauses_is_not_fed_its_own_tokens_again(engine: TextEngine) -> None:
+    """Its text would hold the stop string, if it came twice."""
+    submit(engine, "free")
+    free = run(engine)
+    stop = (text(free[:9])[-1] + text(free)[:4],)
+    assert stop[0] not in text(free)
+    submit(engine, "r", stop=stop)
+    before = [engine.step(INSTANCE, 64).outputs[0] for _ in range(9)]
+    submit(engine, "r", stop=stop, output=ids(before), held=True)
+    assert not engine.step(INSTANCE, 64).outputs
+    submit(engine, "r", stop=stop, output=ids(before))
+    assert text(before) + text(run(engine)) == text(free)
 
 
 def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine) -> None:
@@ -191,6 +208,20 @@ def test_a_request_that_moves_goes_on_with_its_text(engine: TextEngine, cut: int
     submit(engine, "moved", stop=stop, output=ids(whole[:cut]))
     moved = run(engine)
     assert [replace(output, request_id=RequestId("whole")) for output in moved] == whole[cut:]
+
+
+@pytest.mark.parametrize("cut", [0, 7, 30])
+def test_a_stop_string_counts_from_the_token_after_the_least(engine: TextEngine, cut: int) -> None:
+    """In what was given out elsewhere, too."""
+    submit(engine, "free")
+    free = run(engine)
+    whole, begins = text(free), len(text(free[:50]))
+    stops = whole[4:6], whole[begins + 4 : begins + 6]
+    submit(engine, "r", stop=stops, output=ids(free[:cut]), min_tokens=50)
+    tokens = run(engine)
+    ends = min(at for stop in stops if (at := whole.find(stop, begins)) >= 0)
+    assert text(free[:cut]) + text(tokens) == whole[:ends]
+    assert tokens[-1].finish is FinishReason.STOP
 
 
 def test_a_stop_token_has_no_text(engine: TextEngine) -> None:

@@ -1,9 +1,10 @@
 """Chooses the next token of every row of a batch from its logits.
 
-Greedy rows cost one argmax. Sampled rows take, in this order, the penalties, the grammar,
-temperature, min-p, top-k and top-p, and then uniform numbers that depend on the request's seed and
-the token's index alone. All engines that compute here draw with it, once per iteration, and all
-that it knows follows from a request's tokens, so that it continues alike wherever it goes on.
+Greedy rows cost one argmax. Sampled rows take, in this order, the biases, the penalties, the
+grammar, temperature, min-p, top-k and top-p, and then uniform numbers that depend on the request's
+seed and the token's index alone. All engines that compute here draw with it, once per iteration,
+and all that it knows follows from a request's tokens, so that it continues alike wherever it goes
+on.
 """
 
 import hashlib
@@ -49,6 +50,10 @@ def past_of(request: EngineRequest, vocabulary: int) -> Past | None:
     return Past(request.prompt_tokens, request.output_tokens, vocabulary)
 
 
+def is_biased(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias) or sampling.min_tokens > 0
+
+
 def is_penalised(sampling: SamplingParams) -> bool:
     return (
         sampling.repetition_penalty != 1.0
@@ -68,6 +73,8 @@ class Draw:
     """None when no penalty looks at it."""
     constraint: Constraint | None = None
     """None when it may be any token."""
+    end_ids: tuple[int, ...] = ()
+    """The tokens that would end the request."""
 
 
 def seed_of(request: EngineRequest) -> int:
@@ -106,10 +113,11 @@ def _logprobs(row: Floats, token: int, top: int) -> TokenLogprobs:
 
 
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:
-    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Penalties and
-    grammars are written into the logits.
+    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Biases, penalties
+    and grammars are written into the logits.
     """
     for row, draw in enumerate(draws):
+        _bias(logits[row], draw)
         _penalise(logits[row], draw)
         if draw.constraint is not None:
             draw.constraint.restrict(logits[row])
@@ -123,6 +131,14 @@ def choose(logits: Floats, draws: list[Draw]) -> list[int]:
         for row, token in zip(sampled, _sample(columns, sampled, draws), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _bias(row: Floats, draw: Draw) -> None:
+    """Add the request's own biases, and leave out what would end it too early."""
+    for one in draw.sampling.logit_bias:
+        row[one.token_id] += one.bias
+    if draw.index < draw.sampling.min_tokens:
+        row[[token_id for token_id in draw.end_ids if token_id < row.size]] = -np.inf
 
 
 def _penalise(row: Floats, draw: Draw) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenBias
 from mesh_nodes.engines.philox import philox, uniforms
 from mesh_nodes.engines.sampling import Draw, Past, choose, choose_telling
 
@@ -152,6 +152,26 @@ def test_the_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
         logits = np.array([values], np.float32)
         past = Past([seen_token], [], 2)
         assert choose(logits, [Draw(params, 0, 0, past)]) == [expected]
+
+
+def test_biases_are_added_before_the_penalties() -> None:
+    biases = (TokenBias(token_id=1, bias=3.0), TokenBias(token_id=0, bias=-100.0))
+    params = SamplingParams(logit_bias=biases, repetition_penalty=2.0)
+    logits = np.array([[2.0, 1.0, 0.5]], np.float32)
+    assert choose(logits, [Draw(params, 0, 0, Past([1], [], 3))]) == [1]
+    np.testing.assert_allclose(logits[0], [-98.0, 2.0, 0.5])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_ends_a_request_before_it_has_its_tokens(temperature: float) -> None:
+    """Ids that the model has no logits of are no matter."""
+    params = SamplingParams(temperature=temperature, top_p=0.3, min_tokens=3)
+    logits = np.array([[9.0, 8.0, 1.0, 0.0]], np.float32)
+    drawn = [
+        choose(logits.copy(), [Draw(params, 5, index, None, end_ids=(0, 1, 70))])[0]
+        for index in range(5)
+    ]
+    assert drawn == [2, 2, 2, 0, 0]
 
 
 def test_presence_and_frequency_look_at_the_output_alone() -> None:

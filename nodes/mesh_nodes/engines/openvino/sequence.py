@@ -30,7 +30,7 @@ class Sequence:
         self.request_id = request.request_id
         self.attempt = request.attempt
         self._sampling = request.sampling
-        self._stops = () if request.sampling.ignore_eos else request.stop_token_ids
+        self._end_ids = request.end_ids
         self._prompt_tokens = len(request.prompt_tokens)
         given = [*request.prompt_tokens, *request.output_tokens]
         self._tokens_max = min(
@@ -136,7 +136,8 @@ class Sequence:
     def draw(self) -> Draw:
         """How the next token is to be chosen."""
         index = self.length - self._prompt_tokens
-        return Draw(self._sampling, self._seed, index, self._past, self._constraint)
+        ends = self._end_ids
+        return Draw(self._sampling, self._seed, index, self._past, self._constraint, ends)
 
     def append(self, token_id: int) -> tuple[int, FinishReason | None]:
         """Take a new token; returns its output index and whether it is the last."""
@@ -149,6 +150,6 @@ class Sequence:
             self._constraint.add((token_id,))
             if self._constraint.failed:
                 return index, FinishReason.FAILED
-        if token_id in self._stops:
+        if token_id in self._end_ids:
             return index, FinishReason.STOP
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None

@@ -2,8 +2,8 @@
 
 vLLM's own sampler keeps a generator's state per request, which a request that moves to another node
 would lose. This logits processor takes its place through the interface that vLLM offers for it: a
-row that is sampled, penalised or asked about is drawn here by `mesh_nodes.engines.sampling` and
-left with one token to choose; greedy rows are not touched. Drawn rows are copied to the host.
+row that is sampled, biased, penalised or asked about is drawn here by `mesh_nodes.engines.sampling`
+and left with one token to choose; greedy rows are not touched. Drawn rows are copied to the host.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.sampling import (
     Draw,
     choose_telling,
+    is_biased,
     is_penalised,
     past_of,
     seed_of,
@@ -47,7 +48,8 @@ def sample_order(request: EngineRequest) -> SampleOrder | None:
     """Nothing for a request that vLLM's argmax serves as it is."""
     sampling = request.sampling
     greedy = sampling.temperature <= 0.0 and sampling.grammar is None
-    if greedy and sampling.logprobs is None and not is_penalised(sampling):
+    shifted = is_penalised(sampling) or is_biased(sampling)
+    if greedy and sampling.logprobs is None and not shifted:
         return None
     return SampleOrder(request=request)
 
@@ -72,7 +74,8 @@ class _Row:
                 follows.add(self._outputs[self._counted :])
         self._counted = drawn
         index = len(request.output_tokens) + drawn
-        return Draw(request.sampling, self._seed, index, self._past, self._constraint)
+        ends = request.end_ids
+        return Draw(request.sampling, self._seed, index, self._past, self._constraint, ends)
 
 
 class MeshSampler(LogitsProcessor):  # type: ignore[misc]

@@ -41,8 +41,7 @@ class Sequence:
         """Take a new token; says why it is the last, if it is."""
         self.length += 1
         self.decoding = True
-        sampling = self.request.sampling
-        if not sampling.ignore_eos and token_id in self.request.stop_token_ids:
+        if token_id in self.request.end_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.length_max else None
 

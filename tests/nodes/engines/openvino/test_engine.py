@@ -6,6 +6,7 @@ import random
 import threading
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
@@ -15,7 +16,7 @@ from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedM
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenBias
 from mesh_nodes.engines.openvino.compilation import Compiler, capable
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.instance import Instance
@@ -125,6 +126,19 @@ def test_a_stop_token_ends_a_request_and_is_reported(loaded: OpenVinoEngine) -> 
     assert stopped.finished["r"] is FinishReason.STOP
     ignoring = run(loaded, request("r", PROMPT, greedy(), stops=(stop,)))
     assert ignoring.tokens["r"] == free
+
+
+def test_a_bias_decides_and_a_stop_that_comes_too_early_is_left_out(
+    loaded: OpenVinoEngine,
+) -> None:
+    chosen = SamplingParams(max_tokens=6, logit_bias=(TokenBias(token_id=9, bias=100.0),))
+    assert run(loaded, request("r", PROMPT, chosen)).tokens["r"] == [9] * 6
+    late = replace(chosen, min_tokens=4)
+    outputs = run(loaded, request("r", PROMPT, late, stops=(9,)))
+    *before, last = outputs.tokens["r"]
+    assert (len(before), last) == (4, 9)
+    assert 9 not in before
+    assert outputs.finished["r"] is FinishReason.STOP
 
 
 def test_a_full_context_ends_a_request(engine: OpenVinoEngine, tiny: TinyModel) -> None:
