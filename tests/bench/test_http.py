@@ -22,5 +22,5 @@ async def test_both_hear_every_answer_to_its_end(tmp_path: Path) -> None:
             heard = await asyncio.to_thread(ask, address, SPEC.name, CALLS)
             assert len(heard) == len(CALLS)
             assert all(0.0 < one.first_s <= one.last_s for one in heard)
-            with pytest.raises(Unavailable, match="torn|not answered in full"):
+            with pytest.raises(Unavailable, match=r"torn|not answered in full"):
                 await asyncio.to_thread(ask, address, DeploymentName("none"), CALLS)
