@@ -57,8 +57,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error.name} is not installed here", file=sys.stderr)
         print(f"hint: make bench-{name} installs what the benchmark needs", file=sys.stderr)
         return 2
-    run, given = (module.perform, [path]) if scenario else (module.run, [])
-    return performed(name, run, _about(path), rest, *given)
+    about = _about(path)
+    if scenario:
+        asked = module.Asked
+        return performed(name, lambda **of: module.perform(path, asked(**of)), about, rest, asked)
+    return performed(name, module.run, about, rest)
 
 
 if __name__ == "__main__":

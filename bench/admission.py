@@ -17,7 +17,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -85,6 +86,17 @@ class Times:
         return (Distribution.of(self.taken_ns).at(99) or 0.0) / 1e3
 
 
+@contextmanager
+def settled(check: Callable[[], None]) -> Iterator[None]:
+    """The collector need not look at what stays, as in the controller; checked before and after."""
+    check()
+    gc.collect()
+    gc.freeze()
+    yield
+    check()
+    gc.unfreeze()
+
+
 def measure(
     scenario: Scenario, decisions: int, rounds: int, seed: int, note: Callable[[str], None]
 ) -> Times:
@@ -93,14 +105,9 @@ def measure(
     for number in range(rounds):
         note(f"{scenario.nodes} nodes, {scenario.outcome}: cell {number + 1} of {rounds}")
         cell = PaperCell(nodes=scenario.nodes, busy=scenario.busy, seed=seed + number)
-        cell.check()
-        # As the controller does: its collector need not look at what stays.
-        gc.collect()
-        gc.freeze()
-        _decide(cell, scenario, WARM_UP, Times())
-        _decide(cell, scenario, -(-decisions // rounds), times)
-        cell.check()
-        gc.unfreeze()
+        with settled(cell.check):
+            _decide(cell, scenario, WARM_UP, Times())
+            _decide(cell, scenario, -(-decisions // rounds), times)
     return times
 
 
@@ -184,13 +191,9 @@ def measure_overload(
     for number in range(cells):
         note(f"{nodes} nodes, {unloaded} deployments wait: cell {number + 1} of {cells}")
         overload = Overload(nodes=nodes, unloaded=unloaded, seed=seed + number)
-        overload.check()
-        gc.collect()
-        gc.freeze()
-        overload.decide(WARM_UP // ROUND, Times())
-        overload.decide(-(-decisions // cells // ROUND), times)
-        overload.check()
-        gc.unfreeze()
+        with settled(overload.check):
+            overload.decide(WARM_UP // ROUND, Times())
+            overload.decide(-(-decisions // cells // ROUND), times)
     return times
 
 

@@ -23,7 +23,7 @@ import requests
 
 from bench import attack_attempts as attempts
 from bench.attack_attempts import tiny_model
-from bench.cells import deployed, keys_shown, local_cell
+from bench.cells import deployed, keys_shown, local_cell, shown
 from bench.demo_model import SOURCE, stored_model
 from bench.harness import Report, Table, show_status
 from mesh.cli.cell import LocalCell
@@ -34,7 +34,6 @@ from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
-from mesh.wire.credentials import Credentials, credentials, show
 
 TOGETHER = 4
 """Calls of one attempt at once."""
@@ -287,17 +286,6 @@ def attacked(folder: Path) -> tuple[Attacker, Beside, list[str], dict[str, float
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         ]
     return attacker, beside, ended, kept_mib
-
-
-@contextmanager
-def shown(key: str) -> Iterator[None]:
-    """This key, by the clients that dial meanwhile."""
-    before = credentials()
-    show(Credentials(key=key))
-    try:
-        yield
-    finally:
-        show(before)
 
 
 def run() -> Report:

@@ -106,7 +106,6 @@ def _weights(vocabulary: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-GIB = 1 << 30
 DEEP = 50_000
 
 

@@ -221,12 +221,6 @@ def _row(what: str, seconds: Sequence[float]) -> tuple[str, ...]:
     return (what, str(len(seconds)), *shown)
 
 
-def _ratio(
-    of: Callable[[Sequence[float]], float], one: Sequence[float], other: Sequence[float]
-) -> float | None:
-    return of(one) / of(other) if one and other else None
-
-
 def report(loads: Sequence[Load], iterations: Iterations) -> Report:
     alone_s, beside_s = wakes_of(loads)
     imports_s = [load.elapsed_s for load in loads if load.tier is LoadTier.PREPARED]
@@ -237,9 +231,13 @@ def report(loads: Sequence[Load], iterations: Iterations) -> Report:
         _row("wake beside a load", beside_s),
         _row("load", imports_s),
     ]
+    pairs = {
+        "neighbour_slowdown": (mean, iterations.beside_s, iterations.alone_s),
+        "wake_beside_load_ratio": (median, beside_s, alone_s),
+    }
     figures = {
-        "neighbour_slowdown": _ratio(mean, iterations.beside_s, iterations.alone_s),
-        "wake_beside_load_ratio": _ratio(median, beside_s, alone_s),
+        name: of(one) / of(other) if one and other else None
+        for name, (of, one, other) in pairs.items()
     }
     return Report(
         figures={name: rounded(value) for name, value in figures.items()},

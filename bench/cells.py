@@ -1,6 +1,8 @@
 """A cell on this machine, for benchmarks that measure the whole system."""
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -92,18 +95,27 @@ def local_cell(
 
 
 @contextmanager
+def shown(key: str) -> Iterator[None]:
+    """This key, by the clients that dial meanwhile."""
+    before = credentials()
+    show(Credentials(key=key))
+    try:
+        yield
+    finally:
+        show(before)
+
+
+@contextmanager
 def keys_shown(home: Path) -> Iterator[None]:
     """An operator's key for a cell with this home, shown by this process and its children."""
     with closing(KeyBook(home / "controller")) as book:
         secret, _ = book.create(Role.ADMIN, TenantName(""))
-    before = credentials()
     os.environ[KEY_VARIABLE] = secret
-    show(Credentials(key=secret))
     try:
-        yield
+        with shown(secret):
+            yield
     finally:
         del os.environ[KEY_VARIABLE]
-        show(before)
 
 
 def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
@@ -163,3 +175,24 @@ def wait_calm(cell: LocalCell) -> None:
     wait_until(
         lambda: node.cpu_percent(CALM_S) <= 100 * CALM_SHARE, "the node is not idle", poll_s=0.0
     )
+
+
+def replay_said(command: Sequence[str], s_max: float, told: Path | None = None) -> dict[str, Any]:
+    """What a replay's JSON says, on its standard output or in the file `told`. Raises MeshError
+    where it says nothing, or not how many calls the controller has counted.
+    """
+    ran = subprocess.run(
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=s_max,
+    )
+    said = ran.stdout if told is None else told.read_text() if told.exists() else ""
+    if not said:
+        raise MeshError(f"a replay ended with {ran.returncode}: {ran.stderr.strip()[-2000:]}")
+    made: dict[str, Any] = json.loads(said)
+    if made["counts_difference"] is None:
+        raise MeshError("the controller's own counts are not to be had")
+    return made

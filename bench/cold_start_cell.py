@@ -2,14 +2,16 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from bench.cells import local_cell, wait_calm, wait_until
 from bench.cold_start_shapes import Forms
+from bench.harness import timed
 from bench.reading import DIRECT_THREADS, direct, memcpy_s
 from mesh.cli.cell import LocalCell
 from mesh.domain.actions import StartStep
@@ -146,9 +148,8 @@ def rates(weights: Path) -> Rates:
 
 
 def _direct_rate(path: Path, threads: int) -> float:
-    start_s = time.perf_counter()
-    read_bytes = direct(path, threads)
-    return read_bytes / (time.perf_counter() - start_s)
+    taken_s, read_bytes = timed(lambda: direct(path, threads))
+    return read_bytes / taken_s
 
 
 _GRAPH_PHASES = ("import compiled", "compile")
@@ -208,6 +209,7 @@ class Starts:
 
     def __init__(self, cell: LocalCell, client: MeshClient, forms: Forms) -> None:
         self._cell = cell
+        self._wait = partial(wait_until, s_max=WAIT_S_MAX, cell=cell)
         self._client = client
         self._forms = forms
         self.calls: list[Called] = []
@@ -308,9 +310,6 @@ class Starts:
     def _instance(self, name: DeploymentName) -> InstanceSnapshot:
         (instance,) = self._client.get(name).instances
         return instance
-
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        wait_until(done, what, WAIT_S_MAX, cell=self._cell)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ llama.cpp a mapped file. Before: `shapes`. After: `__main__`, which asks them in
 
 import gc
 import importlib.util
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -25,6 +24,7 @@ from bench.cold_start_cell import (
     Tier,
 )
 from bench.cold_start_shapes import Forms
+from bench.harness import timed
 from bench.peer import Peer, llama_server
 
 PACKAGES = {Engine.GENAI: "openvino_genai", Engine.LLAMA_CPP: "xllamacpp"}
@@ -53,9 +53,9 @@ def starter(engine: Engine, forms: Forms) -> Callable[[Any], tuple[float, float,
 
     def start(_: object) -> tuple[float, float, float]:
         gc.collect()
-        load_s, call = _timed(load)
-        first_s, _token = _timed(call)
-        return load_s, first_s, median(_timed(call)[0] for _ in range(WARM_CALLS))
+        load_s, call = timed(load)
+        first_s, _token = timed(call)
+        return load_s, first_s, median(timed(call)[0] for _ in range(WARM_CALLS))
 
     return start
 
@@ -100,9 +100,3 @@ def _llama_cpp(forms: Forms) -> Callable[[], Call]:
         return lambda: server.handle_completions(asked)
 
     return load
-
-
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start_s = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start_s, result

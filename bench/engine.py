@@ -252,7 +252,6 @@ def _ratio_cell(work: Work, ratio: float | None) -> str:
     return f"{ratio:.2f}" + (f" (≥ {target:.1f})" if target else "")
 
 
-MODELS = (DEMO, "1B")
 ROUNDS = {DEMO: 3}
 """The rounds of the demo model; any other model has one, because its iterations are long."""
 OUTPUT_TOKENS = 16

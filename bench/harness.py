@@ -11,10 +11,12 @@ import json
 import math
 import operator
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,12 +29,14 @@ Run = Callable[..., "Report"]
 
 HELP = {
     "beside": "another checkout, which is measured as well",
+    "callers": "callers, each of which asks again and again",
     "deployments": "deployments",
     "join_ms": "how long the controller joins tokens, as --join-ms of mesh controller",
     "journal": "keep the controller's journal in this file",
     "models": "the models that are measured",
     "peers": "measure mesh alone",
     "quick": "the smallest run, to see that it works",
+    "requests": "requests that are to finish",
     "rounds": "rounds, each with all contenders",
     "seconds": "for how long calls are sent",
     "seed": "the seed of all random choices",
@@ -40,6 +44,8 @@ HELP = {
     "survey": "survey the model first",
     "threads": "cores that an engine computes on",
     "trace": "a trace file, in place of what is generated",
+    "traces": "trace files of any known format",
+    "workers": "clients, each of which asks again and again",
 }
 """What options that several benchmarks share mean."""
 SEEDS = ("first", "seed")
@@ -65,6 +71,22 @@ class Table:
     def markdown(self) -> str:
         cells = [self.headings, ["---"] * len(self.headings), *self.rows]
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """The seconds that it takes, and what it returns."""
+    start_s = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start_s, result
+
+
+def spread_table(taken_s: Mapping[str, Sequence[float]], first: str, title: str) -> Table:
+    """The median, the least and the most seconds of each step."""
+    return Table(
+        headings=(first, "median s", "least s", "most s"),
+        rows=[(n, *(f"{of(s):.3f}" for of in (median, min, max))) for n, s in taken_s.items()],
+        title=title,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +196,15 @@ def errors_told() -> Iterator[None]:
         show_status("")
 
 
-def performed(name: str, run: Run, about: str, arguments: Sequence[str], *given: object) -> int:
-    """Run a benchmark with these arguments, print its report and return its exit code. Its first
-    parameters are `given`, and no options.
+def performed(
+    name: str,
+    run: Run,
+    about: str,
+    arguments: Sequence[str],
+    options_of: Callable[..., object] | None = None,
+) -> int:
+    """Run a benchmark with these arguments, print its report and return its exit code. Its options
+    are its parameters, unless it has those of something else.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench {name}",
@@ -185,21 +213,22 @@ def performed(name: str, run: Run, about: str, arguments: Sequence[str], *given:
         allow_abbrev=False,
     )
     parser.add_argument("--markdown", action="store_true", help="tables as the documents have them")
-    several = _add_options(parser, run, len(given))
+    several = _add_options(parser, options_of or run)
     options = vars(parser.parse_args(arguments))
+    options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
     markdown: bool = options.pop("markdown")
     values = options.pop(several) if several else ()
     with errors_told():
-        report = run(*given, *values, **options)
+        report = run(*values, **options)
     return report.end(markdown=markdown)
 
 
-def _add_options(parser: argparse.ArgumentParser, run: Run, given: int) -> str:
+def _add_options(parser: argparse.ArgumentParser, run: Callable[..., object]) -> str:
     """An option for every parameter. Returns the name of the parameter that takes all arguments
     without a name, if there is one.
     """
     hints, several = get_type_hints(run, include_extras=True), ""
-    for name, parameter in list(inspect.signature(run).parameters.items())[given:]:
+    for name, parameter in inspect.signature(run).parameters.items():
         kind, said = hints[name], HELP.get(name, "")
         if get_origin(kind) is Annotated:
             kind, said = get_args(kind)

@@ -21,7 +21,8 @@ from statistics import median
 
 from bench.cold_start_cell import bring, forget
 from bench.demo_model import demo_gguf
-from bench.harness import Report, Table, in_turn, rounded
+from bench.driving import no_progress
+from bench.harness import Report, in_turn, rounded, spread_table, timed
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify
 from mesh_loader.reach import Reach
 from mesh_loader.store import ModelStore
@@ -81,9 +82,7 @@ def measured(source: str, root: Path, engine: OpenVinoEngine) -> dict[str, float
     found = seconds_by_step(marks, time.perf_counter())
     found.pop("done", None)
     os.sync()
-    begun_s = time.perf_counter()
-    engine.prepare(stored.info, stored.path, lambda phase, share: None)
-    found[PREPARE] = time.perf_counter() - begun_s
+    found[PREPARE], _ = timed(lambda: engine.prepare(stored.info, stored.path, no_progress))
     (prepared,) = stored.path.glob("prepared/*")
     for step, ready in ((CACHED, bring), (STORED, forget)):
         ready(stored.path)
@@ -105,11 +104,7 @@ def run(*, rounds: int = 5, quick: bool = False) -> Report:
                 found = measured(source, Path(folder), engine)
             for step, taken_s in found.items():
                 seconds[step].append(taken_s)
-    table = Table(
-        headings=("step", "median s", "least s", "most s"),
-        rows=[(s, *(f"{pick(t):.3f}" for pick in (median, min, max))) for s, t in seconds.items()],
-        title=f"{model.name}, {model.stat().st_size / 1e6:.0f} MB",
-    )
+    table = spread_table(seconds, "step", f"{model.name}, {model.stat().st_size / 1e6:.0f} MB")
     return Report(
         figures={step: rounded(median(taken)) for step, taken in seconds.items()}, shown=[table]
     )

@@ -14,7 +14,6 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
 
 from bench.audit import audit
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
@@ -25,7 +24,7 @@ from bench.harness import Report, Table, rounded, show_status
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
-from bench.scenario import Cell, Scenario, Scene, read_scenario, wanted
+from bench.scenario import Asked, Cell, Scenario, Scene, read_scenario, wanted
 from bench.sending import AtOnce, Load, Overload, Poisson, Waves, limit_bytes
 from bench.spans import spans_of
 from mesh.cli.output import message
@@ -57,17 +56,6 @@ PROFILED = DeploymentName("profiled")
 CONTROLLERS = "controller.journal"
 BASE_BYTES = 192 * 2**20
 """For a node's process without instances, which takes 165 MiB; less than an instance more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options that all scenes have."""
-
-    seed: int = 1
-    rounds: int = 1
-    peer: bool = True
-    sim: bool = True
-    journal: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,36 +426,13 @@ def report(scenario: Scenario, played: Sequence[Shown]) -> Report:
     return replace(made, figures={**found, "faults": made.missed()})
 
 
-def perform(
-    path: Path,
-    *,
-    scene: Annotated[str | None, "only this scene"] = None,
-    rates: Annotated[tuple[float, ...], "calls a second"] = (),
-    seconds: Annotated[float | None, "for how long a load's calls come"] = None,
-    deployments: Annotated[int | None, "deployments of a group"] = None,
-    rounds: Annotated[int, "rounds, each with other calls"] = 1,
-    seed: int = 1,
-    quick: bool = False,
-    peer: Annotated[bool, "without the peer that is not mesh"] = True,
-    sim: Annotated[bool, "simulate nothing"] = True,
-    survey: bool = False,
-    journal: Path | None = None,
-) -> Report:
+def perform(path: Path, asked: Asked) -> Report:
     scenario = read_scenario(path)
-    scenes = wanted(
-        scenario,
-        scene=scene,
-        quick=quick,
-        rates=tuple(rates),
-        seconds=seconds,
-        deployments=deployments,
-        survey=survey,
-    )
-    asked = Asked(seed=seed, rounds=rounds, peer=peer, sim=sim, journal=journal)
+    scenes = wanted(scenario, asked)
     with tempfile.TemporaryDirectory() as folder:
         stage = Stage(Path(folder), asked)
         played = [stage.play(each) for each in scenes]
-    if not quick and any(each.shapes for each in scenes):
+    if not asked.quick and any(each.shapes for each in scenes):
         show_status("what two shapes take")
         taken = dict(booked_over_rss())
         played = [

@@ -26,7 +26,6 @@ from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Call, offer
 from mesh.evaluation.replay.report import LATE_MS_MAX
 
-STREAMS, TOKENS, TOKEN_S, ROUNDS = 200, 100, 0.1, 2
 PROMPT_TOKENS = 32
 """The prompt of the first call; each further one has one token more, by which the server
 knows it.

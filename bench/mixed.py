@@ -22,7 +22,7 @@ from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import NodePlan
 from mesh.compute.times import Times
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
@@ -135,7 +135,6 @@ CONTEXT_TOKENS = 256
 KEEP_ALIVE_S = 2.0
 PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 """Until there is a profile to promise by."""
-WAIT_S_MAX = 120.0
 
 
 @contextmanager
@@ -157,8 +156,7 @@ class MixedCell:
 
     def __init__(self, cell: LocalCell) -> None:
         self.address = cell.address
-        self.check_alive = cell.check_alive
-        self._cell = cell
+        self.cell = cell
 
     def deploy(self, source: str, slo: Slo) -> None:
         """With nothing loaded; instead of what is deployed."""
@@ -173,9 +171,10 @@ class MixedCell:
         with MeshClient(self.address) as client:
             if client.list():
                 client.delete(NAME)
-                self.wait_for(
-                    "its instances to go",
+                wait_until(
                     lambda: not any(node.instances for node in client.nodes()),
+                    "its instances have not gone",
+                    cell=self.cell,
                 )
             client.deploy(spec)
 
@@ -188,15 +187,6 @@ class MixedCell:
         with MeshClient(self.address) as client:
             states = {str(i.node_id): i.state for i in client.get(NAME).instances}
         return states.get(SECOND) in (None, InstanceState.PARKED)
-
-    def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = WAIT_S_MAX) -> None:
-        """Raises Unavailable, with the ends of the logs, when it takes longer."""
-        try:
-            wait_until(condition, f"waited in vain for {what}", s_max, cell=self._cell)
-        except Unavailable as error:
-            logs = ([f"--- {child.name}", *child.log_tail()] for child in self._cell.children)
-            tails = "\n".join(line for log in logs for line in log)
-            raise Unavailable(f"{error}\n{tails}") from error
 
 
 SHAPE = LlamaShape(hidden=128, intermediate=256, layers=12, heads=64, kv_heads=64, head_size=64)
@@ -263,7 +253,7 @@ def phased(
     def phase(name: str, calls: list[Call]) -> None:
         note(f"{name}: {len(calls)} requests")
         answers = offer(cell.address, calls)
-        cell.check_alive()
+        cell.cell.check_alive()
         phases[name] += judge(calls, answers)
 
     phase(QUIET_BEFORE, quiet(NAME, sized, quiet_requests, draw))
@@ -271,7 +261,7 @@ def phased(
         phase(BURST, burst(NAME, sized, draw))
         phase(QUIET_AFTER, quiet(NAME, sized, quiet_requests, draw))
         note("wait until the second node is idle")
-        cell.wait_for("the second node to be idle", cell.second_is_idle, PARKED_S_MAX)
+        wait_until(cell.second_is_idle, "the second node is not idle", PARKED_S_MAX, cell=cell.cell)
     return Run(sizes=sized, phases=phases)
 
 
@@ -325,7 +315,7 @@ def figures(made: Run) -> dict[str, object]:
     }
 
 
-ROUNDS, QUIET_REQUESTS = 6, 6
+QUIET_REQUESTS = 6
 REQUESTS = Requests(prompt_tokens=64, served_s=4.0, ttft_s=8.0)
 
 

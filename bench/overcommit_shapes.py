@@ -25,13 +25,18 @@ SAMPLE_S = 0.05
 
 
 _STATUS = "/proc/{}/status"
-_WORDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+_WORDS = ("VmHWM", "VmRSS", "RssFile")
 
 
-def status_bytes(pid: int | str, word: str) -> int:
-    """One size that the system tells of a process. Raises OSError or KeyError when it has none."""
-    lines = Path(_STATUS.format(pid)).read_text(encoding="ascii", errors="replace").splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[word].split()[0]) * 1024
+def sizes_of(status: str) -> dict[str, int]:
+    """The sizes that the system tells of a process, in bytes; none of one that ends."""
+    lines = [line.split() for line in status.splitlines()]
+    return {each[0][:-1]: int(each[1]) * 1024 for each in lines if each[2:] == ["kB"]}
+
+
+def own_bytes(word: str) -> int:
+    """One size of this process."""
+    return sizes_of(Path(_STATUS.format("self")).read_text("ascii"))[word]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,10 +63,10 @@ class Resident:
 
     def note(self, status: str) -> None:
         """One reading of /proc/PID/status. One without memory, of a process that ends, is none."""
-        found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        found = sizes_of(status)
         if not all(word in found for word in _WORDS):
             return
-        peak, rss, _, file = (int(found[word].split()[0]) * 1024 for word in _WORDS)
+        peak, rss, file = (found[word] for word in _WORDS)
         self.samples += 1
         self.over += rss > self.limit_bytes
         self.high_water_bytes = max(self.high_water_bytes, peak)
@@ -117,18 +122,18 @@ def booked_over_rss() -> Mapping[str, float]:
 def measure(model: StoredModel) -> float:
     """What is booked, the process included, over its RSS at that peak."""
     engine = OpenVinoEngine()
-    base_bytes = status_bytes("self", "VmRSS") + ENGINE_BYTES
+    base_bytes = own_bytes("VmRSS") + ENGINE_BYTES
     engine.prepare(model.info, model.path, no_progress)
     for life in range(SEEN_MIN + 1):
         if life:
             engine.unload(INSTANCE)
             # As a node's heartbeats find it between two instances.
-            base_bytes = max(base_bytes, status_bytes("self", "VmRSS"))
+            base_bytes = max(base_bytes, own_bytes("VmRSS"))
         _live(engine, model)
     _FORGET_PEAK.write_text("5", encoding="ascii")
     engine.measure(INSTANCE, LARGEST)
     held = sum(books.weights_bytes + books.kv_held_bytes for books in engine.memory())
-    return (base_bytes + held) / status_bytes("self", "VmHWM")
+    return (base_bytes + held) / own_bytes("VmHWM")
 
 
 def _live(engine: OpenVinoEngine, model: StoredModel) -> None:

@@ -222,7 +222,6 @@ def _moments(decisions: Iterable[Decision]) -> tuple[_Moments, _Moments, _Moment
 
 
 NAME = DeploymentName("overhead")
-ROUNDS = 10
 HEADINGS = ("", "engine on", "bare engine", "cell", "added", "limit")
 
 

@@ -67,11 +67,6 @@ def sweeps(draw: random.Random, batches: int, count: int) -> list[Sweep]:
     return found
 
 
-def noisy_batches(draw: random.Random, count: int) -> list[int]:
-    """Sizes of batches that follow each other beside a noisy neighbour."""
-    return [draw.randint(1, BATCH_MAX) for _ in range(count)]
-
-
 TOLERANCE = 0.15
 WINDOW_S = 1.0
 
@@ -131,25 +126,18 @@ class Predictions:
         )
 
 
-def whole(iterations: Sequence[Iteration]) -> Iteration:
-    """All of them as one."""
+def as_one(
+    iterations: Sequence[Iteration], pick: Callable[[Iterator[float]], float] = sum
+) -> Iteration:
+    """All of them as one: their sums, or a typical one by their medians, where alike iterations may
+    have met a stall.
+    """
     return Iteration(
         at_s=iterations[-1].at_s,
-        measured_s=sum(i.measured_s for i in iterations),
-        predicted_s=sum(i.predicted_s for i in iterations),
-        refined_s=sum(i.refined_s for i in iterations),
-        corrected_s=sum(i.corrected_s for i in iterations),
-    )
-
-
-def typical(iterations: Sequence[Iteration]) -> Iteration:
-    """Their medians: alike iterations, of which some may have met a stall."""
-    return Iteration(
-        at_s=iterations[-1].at_s,
-        measured_s=median(i.measured_s for i in iterations),
-        predicted_s=median(i.predicted_s for i in iterations),
-        refined_s=median(i.refined_s for i in iterations),
-        corrected_s=median(i.corrected_s for i in iterations),
+        measured_s=pick(i.measured_s for i in iterations),
+        predicted_s=pick(i.predicted_s for i in iterations),
+        refined_s=pick(i.refined_s for i in iterations),
+        corrected_s=pick(i.corrected_s for i in iterations),
     )
 
 
@@ -414,7 +402,7 @@ class Measuring:
             chunks = []
             while self._model.running:
                 chunks.append(self._step(predictions))
-            return whole(chunks)
+            return as_one(chunks)
 
         for number, tokens in enumerate(lengths):
             self._note(f"prefill: {number + 1} of {len(lengths)}")
@@ -427,7 +415,7 @@ class Measuring:
 
         def batch_of_them() -> Iteration:
             self._step(predictions)  # follows an iteration of another size
-            return typical([self._step(predictions) for _ in range(DECODES)])
+            return as_one([self._step(predictions) for _ in range(DECODES)], median)
 
         for sweep in sweeps:
             self._model.grow(sweep.context_tokens)
@@ -449,11 +437,11 @@ class Measuring:
         with ExitStack() as stack:
             stack.enter_context(noisy_neighbour())
             came_s = time.perf_counter()
-            for number, batch in enumerate(noisy_batches(self._draw, count)):
+            for number in range(count):
                 self._note(f"beside a neighbour: {number + 1} of {count}")
                 if number:
-                    self._batch(predictions, history, batch)
-                workloads.append(whole(self._decode_for(predictions, history, workload_s)))
+                    self._batch(predictions, history, self._draw.randint(1, BATCH_MAX))
+                workloads.append(as_one(self._decode_for(predictions, history, workload_s)))
             self._batch(predictions, history, BATCH_MAX // 4)
             self._decode_for(predictions, history, workload_s)
         left_s = time.perf_counter()

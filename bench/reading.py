@@ -16,7 +16,6 @@ import os
 import random
 import tempfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from bench.harness import Report, Table, rounded, show_status
+from bench.harness import Report, Table, rounded, show_status, timed
 from mesh.cli import output
 from mesh_loader.digests import Verifier, Verify, write_index
 from mesh_loader.disk import require_free
@@ -152,12 +151,7 @@ LIMITS: dict[str, Reader] = {
 def memcpy_s(size_bytes: int, rounds: int) -> float:
     """The median time of a copy into pages that are there."""
     source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
-    seconds = []
-    for _ in range(rounds):
-        start_s = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - start_s)
-    return median(seconds)
+    return median(timed(lambda: np.copyto(target, source))[0] for _ in range(rounds))
 
 
 def _touched(file: MappedFile) -> int:
@@ -195,20 +189,12 @@ def _measure(folder: Path, readers: dict[str, Reader], rounds: int) -> Seconds:
             gc.collect()
             for path in folder.iterdir():
                 forget(path)
-            seconds[name, COLD].append(_timed(reader, folder))
+            seconds[name, COLD].append(timed(partial(reader, folder))[0])
             if name not in LIMITS:
                 reader(folder)
-                seconds[name, WARM].append(_timed(reader, folder))
+                seconds[name, WARM].append(timed(partial(reader, folder))[0])
     show_status("")
     return seconds
-
-
-def _timed(reader: Reader, folder: Path) -> float:
-    start_s = time.perf_counter()
-    kept = reader(folder)
-    elapsed_s = time.perf_counter() - start_s
-    del kept
-    return elapsed_s
 
 
 def run(

@@ -9,7 +9,6 @@ The last line is one JSON object: `late_ms_p99` (of the file with the latest cal
 
 import csv
 import json
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,11 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from bench.cells import MESH, deployed, local_cell
+from bench.cells import MESH, deployed, local_cell, replay_said
 from bench.demo_model import SOURCE
 from bench.harness import Report, Table, show_status
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.evaluation.replay.report import LATE_MS_MAX
@@ -138,7 +136,7 @@ def replayed(address: str, path: Path, seconds: float, time_scale: float, folder
     shorter = list(scaled(lengths, tokens))
     rate, record = rate_scale(shorter, seconds * time_scale), folder / f"{path.stem}.csv"
     show_status(f"{path.name}: {seconds:g} s in {seconds * time_scale:g} s, {rate:g} of its calls")
-    ran = subprocess.run(
+    made = replay_said(
         [
             *(*MESH, "replay", str(path), "--controller", address, "-o", "json"),
             *("--duration", str(seconds), "--time-scale", str(time_scale)),
@@ -146,16 +144,8 @@ def replayed(address: str, path: Path, seconds: float, time_scale: float, folder
             *("--deployments", ",".join(DEPLOYMENTS), "--map", "popularity"),
             *("--record", str(record)),
         ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=seconds + RUN_S_MAX,
+        seconds + RUN_S_MAX,
     )
-    if not ran.stdout:
-        raise MeshError(ran.stderr.strip())
-    made = json.loads(ran.stdout)
-    if made["counts_difference"] is None:
-        raise MeshError("the controller's own counts are not to be had")
     whole, sent = made["numbers"][0], sent_lengths(record)
     return Replayed(
         file=path.name,

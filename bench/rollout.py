@@ -9,6 +9,7 @@ each change took until one revision served alone. Exit code 1 when any failed.
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.cells import local_cell, wait_until
@@ -108,23 +109,20 @@ def drained(client: MeshClient) -> Callable[[], bool]:
     return lambda: all(not n.instances for n in client.nodes() if n.node_id == node_id)
 
 
-def _done(change: Callable[[], bool]) -> float:
-    return wait_until(change, "a change is not done", CHANGE_S_MAX)
-
-
 def changed(client: MeshClient, load: Load, requests: int) -> dict[str, float]:
     """Seconds of each change."""
     took: dict[str, float] = {}
+    done = partial(wait_until, what="a change is not done", s_max=CHANGE_S_MAX)
     for number, step in enumerate(STEPS, start=1):
         show_status(f"{step}: {load.finished} requests")
         if step == "update":
             client.deploy(spec("new"))
-            took[step] = _done(lambda: serves_alone(client, 2))
+            took[step] = done(lambda: serves_alone(client, 2))
         elif step == "undo":
             client.undo(NAME)
-            took[step] = _done(lambda: serves_alone(client, 3))
+            took[step] = done(lambda: serves_alone(client, 3))
         else:
-            took[step] = _done(drained(client))
+            took[step] = done(drained(client))
         load.until(number * requests // len(STEPS), wait_s_max=CHANGE_S_MAX)
     return took
 

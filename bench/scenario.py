@@ -8,7 +8,7 @@ the file, which figures are told of every load, and what they have to be. Before
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.demo_model import SOURCE
 from bench.own_models import own_source
@@ -127,7 +127,7 @@ class Scene:
     call_s_max: float = 60.0
     """After the last call of a load."""
     optional: bool = False
-    """Whether it is played only where it is asked for by name."""
+    """It is played where it is asked for by name alone."""
     quick: bool = True
     """Whether a quick run has it."""
     shapes: bool = False
@@ -153,11 +153,11 @@ class Scenario:
     """What it measures, in its first sentence, and what its figures mean."""
     scenes: tuple[Scene, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
-    """The figures of each load of a scene that names none of its own."""
+    """What is told of each load of a scene that has no figures of its own."""
     whole: Mapping[str, str] = field(default_factory=dict)
     """The same of all loads of such a scene together."""
     peer_figures: Mapping[str, str] = field(default_factory=dict)
-    """The figures of a peer."""
+    """What is told of a peer."""
     targets: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """By figure what it has to be, as `harness.Report` has it."""
 
@@ -193,38 +193,42 @@ def read_scenario(path: Path) -> Scenario:
     return made
 
 
-def wanted(
-    scenario: Scenario,
-    *,
-    scene: str | None,
-    quick: bool,
-    rates: tuple[float, ...],
-    seconds: float | None,
-    deployments: int | None,
-    survey: bool,
-) -> list[Scene]:
-    """The scenes as options of the command line would have them. Raises InvalidInput."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that all scenarios have; `harness` makes them options of the command line."""
+
+    scene: Annotated[str | None, "only this scene"] = None
+    rates: Annotated[tuple[float, ...], "calls a second"] = ()
+    seconds: Annotated[float | None, "for how long a load's calls come"] = None
+    deployments: Annotated[int | None, "deployments of a group"] = None
+    rounds: Annotated[int, "rounds, each with other calls"] = 1
+    seed: int = 1
+    quick: bool = False
+    peer: Annotated[bool, "without the peer that is not mesh"] = True
+    sim: Annotated[bool, "simulate nothing"] = True
+    survey: bool = False
+    journal: Path | None = None
+
+
+def wanted(scenario: Scenario, asked: Asked) -> list[Scene]:
+    """The scenes as these options would have them. Raises InvalidInput."""
     names = [each.name for each in scenario.scenes]
-    if scene is not None and scene not in names:
-        raise InvalidInput(f"there is no scene {scene}, only {', '.join(names)}")
+    if asked.scene is not None and asked.scene not in names:
+        raise InvalidInput(f"there is no scene {asked.scene}, only {', '.join(names)}")
     found = []
-    for each in scenario.scenes:
-        if each.name != scene if scene is not None else each.optional or (quick and not each.quick):
-            continue
-        loads = [_as_asked(load, quick, seconds) for load in each.loads]
-        if rates and isinstance(loads[0], Poisson):
-            loads = [replace(loads[0], rate=rate) for rate in rates]
-        groups = each.deployments
-        if deployments is not None:
-            groups = tuple(replace(g, count=deployments) if g.count else g for g in groups)
-        found.append(
-            replace(
-                each,
-                loads=tuple(loads),
-                deployments=groups,
-                surveyed=each.surveyed or survey,
-            )
-        )
+    for scene in scenario.scenes:
+        usual = not scene.optional and (scene.quick or not asked.quick)
+        if scene.name == asked.scene if asked.scene is not None else usual:
+            loads = [_as_asked(load, asked.quick, asked.seconds) for load in scene.loads]
+            if asked.rates and isinstance(loads[0], Poisson):
+                loads = [replace(loads[0], rate=rate) for rate in asked.rates]
+            groups = [
+                replace(group, count=asked.deployments or group.count) if group.count else group
+                for group in scene.deployments
+            ]
+            surveyed = scene.surveyed or asked.survey
+            made = replace(scene, loads=tuple(loads), deployments=tuple(groups), surveyed=surveyed)
+            found.append(made)
     return found
 
 

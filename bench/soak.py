@@ -50,14 +50,12 @@ class Held:
 
     def rss_growth(self) -> float:
         """Share by which the last quarter's median lies above the second quarter's."""
-        quarter = max(1, len(self.rss_bytes) // 4)
-        early = median(self.rss_bytes[quarter : 2 * quarter] or self.rss_bytes)
-        return median(self.rss_bytes[-quarter:]) / early - 1
+        early, late = _quarters(self.rss_bytes)
+        return late / early - 1
 
     def fds_growth(self) -> int:
-        quarter = max(1, len(self.fds) // 4)
-        early = median(self.fds[quarter : 2 * quarter] or self.fds)
-        return int(median(self.fds[-quarter:]) - early)
+        early, late = _quarters(self.fds)
+        return int(late - early)
 
     def leaks(self) -> list[str]:
         found = []
@@ -68,9 +66,10 @@ class Held:
         return found
 
 
-def sample(held: Sequence[Held]) -> None:
-    for process in held:
-        process.sample()
+def _quarters(values: Sequence[int]) -> tuple[float, float]:
+    """The medians of the second quarter and of the last one."""
+    quarter = max(1, len(values) // 4)
+    return median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
 
 
 def leftovers(client: MeshClient) -> list[str]:
@@ -196,7 +195,8 @@ async def run_traffic(traffic: Traffic, held: list[Held], seconds: float) -> Non
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         await asyncio.sleep(min(SAMPLE_S, left_s))
-        sample(held)
+        for process in held:
+            process.sample()
         done = sum(traffic.outcomes.values())
         output.message(
             f"{seconds - max(0.0, left_s):5.0f} s  {done} requests  {traffic.tokens} tokens  "
@@ -218,7 +218,8 @@ def run(*, seconds: float = 600.0, workers: int = 12, seed: int = 1) -> Report:
             deploy(client)
             asyncio.run(run_traffic(traffic, held, seconds))
             leaks = leftovers(client)
-        sample(held)
+        for process in held:
+            process.sample()
     for process in held:
         leaks += process.leaks()
     failures = traffic.failures()

@@ -1,4 +1,4 @@
-"""Measures vLLM's own loop and mesh's adapter in turn, A B C A B C …, decoding a batch of eight.
+"""Measures vLLM's own loop and mesh's adapter in turn, A B C C B A …, decoding a batch of eight.
 
 B asks for one iteration a message, C for a turn of four, as the node's agent does where nobody else
 has work.
@@ -20,7 +20,7 @@ from statistics import median
 
 from bench.demo_model import stored_model
 from bench.driving import LoadedModel
-from bench.harness import Report, Table
+from bench.harness import Report, Table, in_turn
 from bench.peer import Peer
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
@@ -122,78 +122,62 @@ class Adapter:
         return taken_ms, agent_ms
 
 
-class Rounds:
-    """What the adapter took, beside vLLM's own loop in the same rounds."""
-
-    def __init__(self, iterations: int) -> None:
-        self.iterations = iterations
-        self._whole_ms: list[float] = []
-        self._agent_ms: list[float] = []
-
-    def note(self, taken_ms: list[float], agent_ms: list[float]) -> None:
-        self._whole_ms.append(median(taken_ms))
-        self._agent_ms += agent_ms
-
-    @property
-    def whole_ms(self) -> float:
-        return median(self._whole_ms)
-
-    @property
-    def agent_ms(self) -> float:
-        return median(self._agent_ms)
-
-    def overhead_share(self, own_ms: list[float]) -> float:
-        return median(b / a - 1.0 for a, b in zip(own_ms, self._whole_ms, strict=True))
+TURNS = {"vLLM's own loop": 0, "one a message": 1, f"turns of {TURN}": TURN}
+"""Iterations that the agent asks for at once."""
 
 
-def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
-    """The median of each round: in vLLM's own loop, with single iterations, and with turns."""
+def measure(rounds: int, threads: int) -> tuple[dict[int, list[float]], dict[int, float]]:
+    """By iterations of a turn: the median of each round, and what of an iteration is spent on the
+    agent's side, in the median; milliseconds.
+    """
     stored = stored_model()
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    own_ms, single, turns = [], Rounds(1), Rounds(TURN)
+    whole_ms: dict[int, list[float]] = {turn: [] for turn in TURNS.values()}
+    agent_ms: dict[int, list[float]] = {1: [], TURN: []}
     with (
         Peer("vLLM's own loop", contender, str(stored.path), environment=environment) as own,
         closing(Adapter(stored, threads)) as adapter,
     ):
         own.wait_ready()
-        for number in range(rounds + 1):
-            own_taken = own.ask()
-            taken = [(each, adapter.steps_ms(each.iterations)) for each in (single, turns)]
-            if number > 0:  # the first warms up
-                own_ms.append(median(own_taken))
-                for each, times in taken:
-                    each.note(*times)
-    return own_ms, single, turns
+        for number, _, turn in in_turn(TURNS, rounds, warm_ups=1):
+            taken, spent = adapter.steps_ms(turn) if turn else (own.ask(), [])
+            if number > 0:
+                whole_ms[turn].append(median(taken))
+                if turn:
+                    agent_ms[turn] += spent
+    return whole_ms, {turn: median(spent) for turn, spent in agent_ms.items()}
 
 
 def run(*, rounds: int = 10, threads: int = max(1, len(os.sched_getaffinity(0)) - 1)) -> Report:
-    own_ms, single, turns = measure(rounds, threads)
-    share, share_of_4 = single.overhead_share(own_ms), turns.overhead_share(own_ms)
-    own = f"{median(own_ms):.2f}"
-    whole = (f"{each.whole_ms:.2f}" for each in (single, turns))
-    agent = (f"{each.agent_ms:.2f}" for each in (single, turns))
+    whole_ms, agent_ms = measure(rounds, threads)
+    own_ms, single_ms, turn_ms = (median(whole_ms[turn]) for turn in TURNS.values())
+    share, share_of_4 = (
+        median(b / a - 1.0 for a, b in zip(whole_ms[0], whole_ms[turn], strict=True))
+        for turn in (1, TURN)
+    )
+    agent = (f"{each:.2f}" for each in agent_ms.values())
     rows = [
-        ("vLLM's own loop, ms an iteration", own, own, ""),
-        ("stepped by the agent, ms an iteration", *whole, ""),
+        ("vLLM's own loop, ms an iteration", f"{own_ms:.2f}", f"{own_ms:.2f}", ""),
+        ("stepped by the agent, ms an iteration", f"{single_ms:.2f}", f"{turn_ms:.2f}", ""),
         ("overhead", f"{share:+.1%}", f"{share_of_4:+.1%}", f"{OVERHEAD_SHARE_MAX:.0%}"),
         ("of it on the agent's side, ms", *agent, f"{AGENT_MS_MAX:.1f}"),
     ]
     return Report(
         figures={
             "overhead_share": round(share, 4),
-            "agent_ms_p50": round(single.agent_ms, 3),
+            "agent_ms_p50": round(agent_ms[1], 3),
             "overhead_share_of_4": round(share_of_4, 4),
-            "agent_ms_p50_of_4": round(turns.agent_ms, 3),
-            "own_ms_p50": round(median(own_ms), 3),
-            "stepped_ms_p50": round(single.whole_ms, 3),
-            "stepped_ms_p50_of_4": round(turns.whole_ms, 3),
+            "agent_ms_p50_of_4": round(agent_ms[TURN], 3),
+            "own_ms_p50": round(own_ms, 3),
+            "stepped_ms_p50": round(single_ms, 3),
+            "stepped_ms_p50_of_4": round(turn_ms, 3),
             "batch": BATCH,
             "rounds": rounds,
             "threads": threads,
         },
         shown=[
             Table(
-                headings=("", "one a message", f"turns of {TURN}", "limit"),
+                headings=("", *list(TURNS)[1:], "limit"),
                 rows=rows,
                 title=f"batch {BATCH}, medians over {rounds} rounds",
             )

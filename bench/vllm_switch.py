@@ -9,12 +9,11 @@ of load to load from the pool in a round, and `load_s_as_is` where nothing may s
 """
 
 import os
-import time
 from statistics import median
 
 from bench.demo_model import stored_model
 from bench.driving import no_progress, order, request
-from bench.harness import Report, Table
+from bench.harness import Report, spread_table, timed
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import LoadTier
 from mesh_loader.store import StoredModel
@@ -44,6 +43,7 @@ class Switched:
     def __init__(self, stored: StoredModel, spawner: Spawner, asleep_max: int) -> None:
         self._engine = VllmEngine(spawner=spawner, asleep_max=asleep_max)
         self._stored = stored
+        self.close = self._engine.close
         self._loads = 0
 
     def load_s(self, tier: LoadTier, batch_max: int = BATCH) -> float:
@@ -73,12 +73,7 @@ class Switched:
         raise SystemExit(f"error: {len(tokens)} of {OUTPUT_TOKENS} tokens in {STEPS_MAX} steps")
 
     def unload_s(self) -> float:
-        start_s = time.perf_counter()
-        self._engine.unload(self._instance)
-        return time.perf_counter() - start_s
-
-    def close(self) -> None:
-        self._engine.close()
+        return timed(lambda: self._engine.unload(self._instance))[0]
 
 
 def measure(rounds: int, threads: int) -> dict[str, list[float]]:
@@ -121,14 +116,8 @@ def one_round(
 
 def run(*, rounds: int = 7, threads: int = len(os.sched_getaffinity(0))) -> Report:
     taken = measure(rounds, threads)
-    table = Table(
-        headings=("", "median s", "least s", "most s"),
-        rows=[
-            (text, *(f"{pick(taken[name]):.3f}" for pick in (median, min, max)))
-            for name, text in WORDS.items()
-        ],
-        title=f"SmolLM2-135M in float32, medians of {rounds} rounds",
-    )
+    title = f"SmolLM2-135M in float32, medians of {rounds} rounds"
+    table = spread_table({text: taken[name] for name, text in WORDS.items()}, "", title)
     ratios = {
         key: round(median(a / b for a, b in zip(taken["load_s"], taken[name], strict=True)), 2)
         for key, name in (("ratio", "wake_s"), ("pooled_ratio", "pooled_s"))

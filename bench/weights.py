@@ -200,13 +200,8 @@ def _sequence(window: list[int], stored: StoredModel) -> Sequence:
 
 REPEATS = 7
 """An iteration is repeated this often in a round: the shortest counts."""
-I8, I4, I4_G128, F16, FILE = (
-    WeightPrecision.I8,
-    WeightPrecision.I4,
-    WeightPrecision.I4_G128,
-    WeightPrecision.F16,
-    WeightPrecision.FILE,
-)
+I8, I4, I4_G128 = WeightPrecision.I8, WeightPrecision.I4, WeightPrecision.I4_G128
+F16, FILE = WeightPrecision.F16, WeightPrecision.FILE
 PRECISIONS = tuple(
     Precisions(compute=compute, kv=kv)
     for compute, kv in (

@@ -1,6 +1,7 @@
 """What the profile benchmark draws, and how it reads iterations."""
 
 import random
+from statistics import median
 
 import pytest
 
@@ -9,11 +10,10 @@ from bench.profile_measuring import (
     PROMPT_TOKENS_MAX,
     Iteration,
     Predictions,
+    as_one,
     prompts,
     right_after_s,
     sweeps,
-    typical,
-    whole,
 )
 from mesh.compute.times import Times
 from mesh.domain.profile import IterationShape
@@ -46,12 +46,12 @@ def decode(batch: int, context_tokens: int, elapsed_s: float) -> StepResult:
 
 
 def test_a_workload_deviates_by_the_sum_of_its_iterations() -> None:
-    both = whole([iteration(0.1, 0.15), iteration(0.3, 0.25)])
+    both = as_one([iteration(0.1, 0.15), iteration(0.3, 0.25)])
     assert both.deviation == pytest.approx(0.0)
 
 
 def test_a_stall_does_not_count_in_a_typical_iteration() -> None:
-    found = typical([iteration(0.1, 0.11), iteration(0.1, 0.11), iteration(2.0, 0.11)])
+    found = as_one([iteration(0.1, 0.11), iteration(0.1, 0.11), iteration(2.0, 0.11)], median)
     assert found.deviation == pytest.approx(0.1)
 
 

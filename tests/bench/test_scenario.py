@@ -15,7 +15,7 @@ from bench.demo_model import SOURCE
 from bench.live import Shown, figures, report
 from bench.overcommit_shapes import Resident
 from bench.played import Played, check_spec, jain, measured
-from bench.scenario import Scenario, Scene, read_scenario, wanted
+from bench.scenario import Asked, Scenario, Scene, read_scenario, wanted
 from bench.sending import (
     CONTEXT_TOKENS,
     AtOnce,
@@ -90,8 +90,7 @@ def test_a_wrong_file_is_an_error_that_says_where(wrong: str, said: str, tmp_pat
 
 
 def asked(scenario: Scenario, **options: Any) -> list[Scene]:
-    plain = {"scene": None, "quick": False, "rates": (), "seconds": None, "deployments": None}
-    return wanted(scenario, **{**plain, "survey": False, **options})
+    return wanted(scenario, Asked(**options))
 
 
 def test_options_choose_scenes_and_change_their_loads() -> None:
