@@ -182,15 +182,15 @@ def mebibytes(size_bytes: float) -> str:
 def under_way(deployment: DeploymentSnapshot) -> str:
     """What its import is at, or the first of its loads; empty where there is none."""
     if deployment.phase:
-        return _done(deployment.phase, deployment.share)
+        return _progress_text(deployment.phase, deployment.share)
     return next(filter(None, map(_phase, deployment.instances)), "")
 
 
 def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
-    return _done(instance.phase, instance.share)
+    return _progress_text(instance.phase, instance.share)
 
 
-def _done(phase: str, share: float) -> str:
+def _progress_text(phase: str, share: float) -> str:
     return f"{phase} {share:.0%}"

@@ -132,8 +132,8 @@ def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:
 async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _told(NotFound(f"there is no {request.url.path}"), 404, "not_found")
-    response = _told(
+        return _error_response(NotFound(f"there is no {request.url.path}"), 404, "not_found")
+    response = _error_response(
         InvalidInput(f"{request.method} {request.url.path}: {error.detail}"),
         error.status_code,
         "method_not_allowed" if error.status_code == 405 else "invalid_request",
@@ -148,14 +148,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 def _keyless(request: Request, error: Exception) -> Response:
     assert isinstance(error, MeshError)
-    return _told(error, *status_and_code(error))
+    return _error_response(error, *status_and_code(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     fault = MeshError(f"unexpected {type(error).__name__}: {error}")
-    return _told(fault, *status_and_code(fault))
+    return _error_response(fault, *status_and_code(fault))
 
 
-def _told(error: MeshError, status: int, code: str) -> Response:
+def _error_response(error: MeshError, status: int, code: str) -> Response:
     body = encoded(body_of(error, status=status, code=code))
     return Response(body, status, media_type="application/json")
