@@ -31,7 +31,7 @@ def locked(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterato
     give_up_s = time.monotonic() + wait_s
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        while not _taken(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() >= give_up_s:
                 raise Unavailable(
                     f"another process has held {path} for {wait_s:.0f} s",
@@ -52,7 +52,7 @@ def locked_if_free(path: Path) -> Iterator[bool]:
     descriptor = _opened(path)
     try:
         try:
-            taken = _taken(descriptor)
+            taken = _try_lock(descriptor)
         except OSError:
             taken = False
         yield taken
@@ -101,7 +101,7 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
-def _taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -60,16 +60,16 @@ def collect(store: ModelStore, *, originals: bool) -> Iterator[Leftover]:
     """
     with writing(store.root, "the removal of what nobody uses"):
         for path in store.torn():
-            yield _taken(path, "an import or a removal was killed")
+            yield _leftover(path, "an import or a removal was killed")
         for path in store.begun_downloads():
-            yield _taken(path, "a download that nobody has gone on with")
+            yield _leftover(path, "a download that nobody has gone on with")
         scratch = [
             *store.root.glob("models/*/prepared/.*"),
             *store.root.glob("compiled/.making-*"),
         ]
         for path in scratch:
             if locks.abandoned(path):
-                yield _taken(path, "its maker was killed")
+                yield _leftover(path, "its maker was killed")
         yield from _collect_blobs(store)
         if originals:
             for stored in store.models():
@@ -90,7 +90,7 @@ def _collect_blobs(store: ModelStore) -> Iterator[Leftover]:
             except ValueError:
                 wanted = None
             if wanted not in sizes:
-                yield _taken(path, "no model of its shape is stored")
+                yield _leftover(path, "no model of its shape is stored")
 
 
 def _collect_originals(store: ModelStore, stored: StoredModel) -> Iterator[Leftover]:
@@ -107,7 +107,7 @@ def _collect_originals(store: ModelStore, stored: StoredModel) -> Iterator[Lefto
         # First: from now on nobody expects them.
         note_removed(folder, [path.name for path in weights])
         for path in weights:
-            yield _taken(path, "prepared weights stand for it")
+            yield _leftover(path, "prepared weights stand for it")
 
 
 def _whole(prepared: Path) -> bool:
@@ -151,7 +151,7 @@ def _blob_damage(path: Path) -> str:
     return "" if whole else "its content is not what was written"
 
 
-def _taken(path: Path, why: str) -> Leftover:
+def _leftover(path: Path, why: str) -> Leftover:
     if path.is_dir():
         size_bytes = tree_bytes(path)
         shutil.rmtree(path, ignore_errors=True)

@@ -41,7 +41,7 @@ class Talk:
         return accepted, finished
 
 
-def _done(show: Callable[[Accepted, Finished], str]) -> Callable[[Talk], str | None]:
+def _when_done(show: Callable[[Accepted, Finished], str]) -> Callable[[Talk], str | None]:
     """Those that failed have no numbers."""
     return lambda talk: None if talk.ends is None else show(*talk.ends)
 
@@ -55,11 +55,11 @@ TALKS: tuple[Column[Talk], ...] = (
     word("DEPLOYMENT", lambda t: t.deployment),
     word("PROMPT", lambda t: t.prompt),
     number("TOKENS", lambda t: t.answer.output_tokens),
-    number("TTFT_S", _done(lambda accepted, finished: f"{finished.ttft_s:.3f}")),
-    number("TTFT_SLO_S", _done(lambda accepted, finished: seconds(accepted.ttft_limit_s))),
-    number("TPOT_S", _done(lambda accepted, finished: f"{finished.tpot_s:.4f}")),
-    number("TPOT_SLO_S", _done(lambda accepted, finished: seconds(accepted.tpot_limit_s))),
-    number("TOLD_LATE_BY_S", _done(lambda accepted, finished: f"{accepted.grace_s:.2f}")),
+    number("TTFT_S", _when_done(lambda accepted, finished: f"{finished.ttft_s:.3f}")),
+    number("TTFT_SLO_S", _when_done(lambda accepted, finished: seconds(accepted.ttft_limit_s))),
+    number("TPOT_S", _when_done(lambda accepted, finished: f"{finished.tpot_s:.4f}")),
+    number("TPOT_SLO_S", _when_done(lambda accepted, finished: seconds(accepted.tpot_limit_s))),
+    number("TOLD_LATE_BY_S", _when_done(lambda accepted, finished: f"{accepted.grace_s:.2f}")),
     word("MET", lambda t: _met(t, with_grace=True)),
     word("IN_TIME", lambda t: _met(t, with_grace=False)),
 )

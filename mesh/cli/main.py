@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import click
 
@@ -66,28 +67,31 @@ SERVERS = ("controller", "node", "up")
 class Verbs(click.Group):
     """Imports a verb when it is used: `mesh get` should wait for no engine, store or server."""
 
+    verbs: ClassVar = VERBS
+    module = "mesh.cli.verbs.{}"
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if cmd_name not in self.verbs:
             return None
-        command = getattr(importlib.import_module(f"mesh.cli.verbs.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(self.module.format(cmd_name)), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS:
-            close = difflib.get_close_matches(args[0], VERBS, n=1)
+        if args[0] not in self.verbs:
+            close = difflib.get_close_matches(args[0], self.verbs, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
             raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl(list(self.verbs.items()))
 
 
 @click.group(

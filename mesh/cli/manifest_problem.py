@@ -72,7 +72,7 @@ def explain(
 
 
 def _problem(error: ErrorDetails) -> str:
-    kind, found, context = error["type"], _found(error["input"]), error.get("ctx", {})
+    kind, found, context = error["type"], _describe_value(error["input"]), error.get("ctx", {})
     if kind == "extra_forbidden":
         return "unknown field"
     if kind == "missing":
@@ -93,7 +93,7 @@ def _problem(error: ErrorDetails) -> str:
     return f"{found}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-def _found(value: object) -> str:
+def _describe_value(value: object) -> str:
     """The value as YAML would write it, shortened."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -20,11 +20,11 @@ def show(made: ReplayReport, form: Format) -> None:
         if number:
             output.text(f"\n{table.title}. {table.note}")
         output.table(output.text_columns(table.headers, table.words), table.rows)
-    for line in _said(made):
+    for line in _notes(made):
         output.message(line)
 
 
-def _said(made: ReplayReport) -> list[str]:
+def _notes(made: ReplayReport) -> list[str]:
     said = remarks(made)
     # Calls that were left when it was stopped end as the cell pleases.
     counted = None if made.stopped else made.counted
@@ -56,7 +56,7 @@ def figures_of(made: ReplayReport) -> Plain:
         "simulated": plain(made.simulated),
         "counted": plain(counted),
         "workers": plain(made.workers),
-        "remarks": plain(_said(made)),
+        "remarks": plain(_notes(made)),
     }
 
 

@@ -187,15 +187,15 @@ def under_way(deployment: DeploymentSnapshot) -> str:
     if deployment.state is DeploymentState.FAILED:
         return deployment.phase
     if deployment.phase:
-        return _done(deployment.phase, deployment.share)
+        return _progress_text(deployment.phase, deployment.share)
     return next(filter(None, map(_phase, deployment.instances)), "")
 
 
 def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
-    return _done(instance.phase, instance.share)
+    return _progress_text(instance.phase, instance.share)
 
 
-def _done(phase: str, share: float) -> str:
+def _progress_text(phase: str, share: float) -> str:
     return f"{phase} {share:.0%}"

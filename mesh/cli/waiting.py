@@ -66,7 +66,7 @@ def wait_for(client: MeshClient, name: DeploymentName, goal: Goal, wait_s: float
     coming: int | None = None
     with progress(name) as report:
         while True:
-            found = _found(client, name, goal)
+            found = _find(client, name, goal)
             now = standing(found, goal)
             for view in found.revisions if found is not None else ():
                 if view.number == coming and view.state is RevisionState.FAILED:
@@ -86,7 +86,7 @@ def wait_for(client: MeshClient, name: DeploymentName, goal: Goal, wait_s: float
             time.sleep(POLL_S)
 
 
-def _found(client: MeshClient, name: DeploymentName, goal: Goal) -> DeploymentSnapshot | None:
+def _find(client: MeshClient, name: DeploymentName, goal: Goal) -> DeploymentSnapshot | None:
     try:
         return client.get(name)
     except NotFound:

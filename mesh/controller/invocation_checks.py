@@ -173,14 +173,14 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
     """
     wanted = _DEFAULTS.max_tokens if asked.max_tokens is None else asked.max_tokens
     return SamplingParams(
-        temperature=_given(asked.temperature, _DEFAULTS.temperature),
-        top_p=_given(asked.top_p, _DEFAULTS.top_p),
+        temperature=_value_or(asked.temperature, _DEFAULTS.temperature),
+        top_p=_value_or(asked.top_p, _DEFAULTS.top_p),
         top_k=_DEFAULTS.top_k if asked.top_k is None else asked.top_k,
         seed=rng.getrandbits(63) if asked.seed is None else asked.seed,
-        min_p=_given(asked.min_p, _DEFAULTS.min_p),
-        repetition_penalty=_given(asked.repetition_penalty, _DEFAULTS.repetition_penalty),
-        presence_penalty=_given(asked.presence_penalty, _DEFAULTS.presence_penalty),
-        frequency_penalty=_given(asked.frequency_penalty, _DEFAULTS.frequency_penalty),
+        min_p=_value_or(asked.min_p, _DEFAULTS.min_p),
+        repetition_penalty=_value_or(asked.repetition_penalty, _DEFAULTS.repetition_penalty),
+        presence_penalty=_value_or(asked.presence_penalty, _DEFAULTS.presence_penalty),
+        frequency_penalty=_value_or(asked.frequency_penalty, _DEFAULTS.frequency_penalty),
         logit_bias=asked.logit_bias,
         max_tokens=min(wanted, max(1, room_tokens)),
         min_tokens=asked.min_tokens,
@@ -192,7 +192,7 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
     )
 
 
-def _given(value: float | None, default: float) -> float:
+def _value_or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 

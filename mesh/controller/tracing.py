@@ -150,7 +150,7 @@ class Traces:
             "gateway",
             context=extract(_carrier(headers)),
             kind=SpanKind.SERVER,
-            attributes=_asked(asked),
+            attributes=_request_attributes(asked),
             start_time=unix_ns + int(arrived_s * _NS),
         )
         if not gateway.is_recording():
@@ -251,7 +251,7 @@ def _carrier(headers: Headers) -> dict[str, str]:
     return found
 
 
-def _asked(asked: Invocation) -> dict[str, Value]:
+def _request_attributes(asked: Invocation) -> dict[str, Value]:
     """By OpenTelemetry's conventions for generative AI; nothing of the prompt."""
     given = {
         "gen_ai.request.temperature": asked.temperature,

@@ -161,8 +161,8 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         missing = NotFound(f"there is no {request.url.path}")
-        return _told(request, missing, 404, "not_found")
-    response = _told(
+        return _error_response(request, missing, 404, "not_found")
+    response = _error_response(
         request,
         InvalidInput(f"{request.method} {request.url.path}: {error.detail}"),
         error.status_code,
@@ -178,14 +178,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 def _keyless(request: Request, error: Exception) -> Response:
     assert isinstance(error, MeshError)
-    return _told(request, error, *status_and_code(error))
+    return _error_response(request, error, *status_and_code(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     fault = MeshError(f"unexpected {type(error).__name__}: {error}")
-    return _told(request, fault, *status_and_code(fault))
+    return _error_response(request, fault, *status_and_code(fault))
 
 
-def _told(request: Request, error: MeshError, status: int, code: str) -> Response:
+def _error_response(request: Request, error: MeshError, status: int, code: str) -> Response:
     status, body = dialect_of(request.url.path).refusal(error, status, code)
     return Response(encoded(body), status, media_type="application/json")

@@ -46,8 +46,8 @@ class CompletionLogprobs(BaseModel):
 def chat_logprobs(tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
     content = []
     for token_id, told in zip(tokens.token_ids, tokens.logprobs, strict=True):
-        top = [_told(bytes_of(one), logprob) for one, logprob in told.top]
-        drawn = _told(bytes_of(token_id), told.logprob)
+        top = [_top_logprob(bytes_of(one), logprob) for one, logprob in told.top]
+        drawn = _top_logprob(bytes_of(token_id), told.logprob)
         content.append(TokenLogprob(**dict(drawn), top_logprobs=top))
     return ChatLogprobs(content=content)
 
@@ -85,7 +85,7 @@ def completion_logprobs(
     )
 
 
-def _told(token: bytes, logprob: float) -> TopLogprob:
+def _top_logprob(token: bytes, logprob: float) -> TopLogprob:
     return TopLogprob(token=_text(token), logprob=_finite(logprob), bytes=list(token))
 
 

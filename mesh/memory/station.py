@@ -119,7 +119,7 @@ class ReservationStation:
         """How much an instance with this share would not take, because it is promised to others
         already.
         """
-        return min(self._there(_Holding(share=share), _promised), share.size_bytes)
+        return min(self._account_bytes(_Holding(share=share), _promised), share.size_bytes)
 
     def freed_bytes(self, instance_ids: Collection[InstanceId], beside: Share | None = None) -> int:
         """What can be promised more once all of these have gone, `beside` one that comes with that
@@ -352,7 +352,7 @@ class ReservationStation:
             holding.running = None
         self._count(holding, 1)
 
-    def _there(self, holding: _Holding, account: Callable[[_Holding], int]) -> int:
+    def _account_bytes(self, holding: _Holding, account: Callable[[_Holding], int]) -> int:
         """The most that another one has of what it shares, by one of the accounts."""
         share = holding.share
         if share is None:
@@ -370,7 +370,7 @@ class ReservationStation:
         """The bytes by which an account grows when those of one holding do."""
         if holding.share is None:
             return after - before
-        there_bytes = self._there(holding, account)
+        there_bytes = self._account_bytes(holding, account)
         spared_bytes = [min(holding.shared_bytes(size), there_bytes) for size in (before, after)]
         return after - spared_bytes[1] - (before - spared_bytes[0])
 

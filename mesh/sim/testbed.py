@@ -69,7 +69,7 @@ def known_hardware() -> dict[str, Hardware]:
 @cache
 def known_models() -> dict[str, KnownModel]:
     """By name."""
-    return {name: _known(name, raw) for name, raw in _tables()["models"].items()}
+    return {name: _read_model(name, raw) for name, raw in _tables()["models"].items()}
 
 
 def known_model(name: str) -> KnownModel:
@@ -91,7 +91,7 @@ def _tables() -> dict[str, Any]:
     return tables
 
 
-def _known(name: str, raw: Mapping[str, Any]) -> KnownModel:
+def _read_model(name: str, raw: Mapping[str, Any]) -> KnownModel:
     shape = {key: raw[key] for key in _SHAPE}
     info = ModelInfo(
         model_id=ModelId(f"testbed-{name}"),

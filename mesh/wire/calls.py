@@ -37,7 +37,7 @@ class Calls:
                     f"{self._answer_s_max:g} s",
                     hint="see its log; is the machine overloaded?",
                 ) from error
-            raise self._told(ended, started=False) from error
+            raise self._error_of(ended, started=False) from error
 
     def stream(
         self, call: "grpc.CallIterator[Answer]", *, timeout_s: float | None = None
@@ -55,11 +55,11 @@ class Calls:
                     f"not done within {timeout_s:g} s, the time limit of the call",
                     hint="allow more time, or ask for fewer tokens",
                 ) from error
-            raise self._told(ended, started=started) from error
+            raise self._error_of(ended, started=started) from error
         finally:
             call.cancel()  # type: ignore[no-untyped-call]
 
-    def _told(self, ended: EndedCall, *, started: bool) -> MeshError:
+    def _error_of(self, ended: EndedCall, *, started: bool) -> MeshError:
         if is_told(ended):
             return error_of(ended)
         match ended.code():

@@ -338,7 +338,7 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
 
 def invocation_from_wire(message: inference_pb2.InvokeRequest) -> Invocation:
     """What was asked, unresolved and unchecked but for its form. Raises InvalidInput."""
-    same = {name: getattr(message, name) for name in _SAME if _given(message, name)}
+    same = {name: getattr(message, name) for name in _SAME if _has_field(message, name)}
     return Invocation(
         prompt=_prompt(message),
         grammar=from_wire(message.grammar, Grammar) if message.HasField("grammar") else None,
@@ -347,7 +347,7 @@ def invocation_from_wire(message: inference_pb2.InvokeRequest) -> Invocation:
     )
 
 
-def _given(message: inference_pb2.InvokeRequest, name: str) -> bool:
+def _has_field(message: inference_pb2.InvokeRequest, name: str) -> bool:
     """Fields without presence always have a value."""
     found: Message = message
     return not found.DESCRIPTOR.fields_by_name[name].has_presence or found.HasField(name)

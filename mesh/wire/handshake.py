@@ -22,7 +22,7 @@ def why_refused(address: str, tls: Tls | None) -> Unavailable | None:
     """None where it is not TLS that fails, or nobody answers. `tls`: what was shown; None where
     nothing was, as to a cell without TLS. Waits for HANDSHAKE_S_MAX at most.
     """
-    said = _answered_plainly(address) if tls is None else _said(address, tls)
+    said = _answered_plainly(address) if tls is None else _explain(address, tls)
     if said == _TLS_WANTED:
         return Unavailable(
             f"the controller at {address} speaks TLS, and no certificate was shown to it",
@@ -73,7 +73,7 @@ def _answered_plainly(address: str) -> str:
         return ""
 
 
-def _said(address: str, tls: Tls) -> str:
+def _explain(address: str, tls: Tls) -> str:
     host, port = parse_address(address)
     try:
         context = ssl.create_default_context(cadata=tls.authority.decode())

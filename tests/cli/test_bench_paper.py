@@ -31,7 +31,7 @@ def paper(*arguments: str) -> Ran:
 def test_the_group_lists_its_measurements() -> None:
     for ran in (mesh("bench", "--help"), mesh("bench")):
         assert ran.code == 0
-        assert all(name in ran.out for name in bench.BENCHES)
+        assert all(name in ran.out for name in bench.Benches.verbs)
         assert ran.err == ""
     assert mesh("bench", "best").code == 2
 

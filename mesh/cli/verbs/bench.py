@@ -4,31 +4,21 @@ A measurement is imported when it is run: the group must list them without their
 needs a machine of its own, such as `make bench-engine`, lives in the folder bench/ instead.
 """
 
-import importlib
+from typing import ClassVar
 
 import click
 
-BENCHES = {
-    "paper": "The evaluation of the LLM-Mesh paper, on virtual nodes.",
-    "fidelity": "A live cell of this machine beside a simulation of it.",
-}
-"""The module of a measurement is `mesh.cli.bench_NAME`, and its command has its name."""
+from mesh.cli.main import Verbs
 
 
-class Benches(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(BENCHES)
+class Benches(Verbs):
+    """The module of a measurement is `mesh.cli.bench_NAME`, and its command has its name."""
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in BENCHES:
-            return None
-        command = getattr(importlib.import_module(f"mesh.cli.bench_{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(BENCHES.items()))
+    verbs: ClassVar = {
+        "paper": "The evaluation of the LLM-Mesh paper, on virtual nodes.",
+        "fidelity": "A live cell of this machine beside a simulation of it.",
+    }
+    module = "mesh.cli.bench_{}"
 
 
 @click.group(cls=Benches, invoke_without_command=True)

@@ -20,7 +20,7 @@ from mesh.wire.client import MeshClient
 def describe(name: str, form: Format, address: str) -> None:
     """Show one deployment in full, or a node: limits, memory, loads, and how they keep up."""
     with MeshClient(address) as client:
-        found = _found(client, name)
+        found = _find(client, name)
     if form is not Format.TABLE:
         output.structured(found, form)
         return
@@ -42,7 +42,7 @@ def describe(name: str, form: Format, address: str) -> None:
         _instances(found.instances)
 
 
-def _found(client: MeshClient, name: str) -> DeploymentSnapshot | NodeSnapshot:
+def _find(client: MeshClient, name: str) -> DeploymentSnapshot | NodeSnapshot:
     """Where a node has the name of a deployment, that is meant. Raises NotFound."""
     try:
         return client.get(DeploymentName(name))

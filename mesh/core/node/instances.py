@@ -44,7 +44,7 @@ def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance)
     ctx.engine(instance.command)
 
 
-def _gone(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
+def _remove(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     """Its memory is free. With the last that was in nobody's books, loads and grows that wait
     begin.
     """
@@ -140,10 +140,10 @@ def loading(
             share_trials(node.instances.values(), ctx.now_s)
             ctx.report(replace(event, computed_s=computed_s))
         case LoadFailed():
-            _gone(ctx, node, instance)
+            _remove(ctx, node, instance)
             ctx.report(event)
         case InstanceGone():
-            _gone(ctx, node, instance)
+            _remove(ctx, node, instance)
             ctx.report(replace(event, error=instance.error, message=instance.message))
 
 

@@ -122,7 +122,7 @@ def calibrated(run: LiveRun, costs: NodeCosts | None = None) -> Calibrated:
         deployments=run.deployments,
         profile=run.profile,
         footprint=observed.footprint,
-        delay_s=delay_s(observed, *_seen(run)),
+        delay_s=delay_s(observed, *_observations(run)),
     )
     known = pace(observed, times, costs, from_s=run.zero_s, until_s=until_s)
     drawn = jitter(observed, times, costs, known, from_s=run.zero_s, until_s=until_s)
@@ -158,7 +158,9 @@ def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport
     )
 
 
-def _seen(run: LiveRun) -> tuple[Mapping[RequestId, float], Mapping[RequestId, Sequence[float]]]:
+def _observations(
+    run: LiveRun,
+) -> tuple[Mapping[RequestId, float], Mapping[RequestId, Sequence[float]]]:
     """When each request of the calibrated part was sent, and when its tokens came, on the node's
     clock.
     """

@@ -93,7 +93,7 @@ def _write(path: Path, seen: Mapping[str, Seen]) -> None:
 def _read(path: Path) -> Mapping[str, Seen]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {shape: _seen(*found) for shape, found in content.items()}
+        return {shape: _checked_seen(*found) for shape, found in content.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -101,7 +101,7 @@ def _read(path: Path) -> Mapping[str, Seen]:
         return {}
 
 
-def _seen(most_bytes: int, lives: int) -> Seen:
+def _checked_seen(most_bytes: int, lives: int) -> Seen:
     if not (int(most_bytes) >= 0 and int(lives) >= 0):
         raise ValueError(f"{most_bytes} bytes in {lives} lives")
     return Seen(most_bytes=int(most_bytes), lives=int(lives))

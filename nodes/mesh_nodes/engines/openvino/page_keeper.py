@@ -119,7 +119,7 @@ class PageKeeper:
 
     def _look(self) -> list[Path]:
         """Note what is there of what is wanted; what is to be read."""
-        shares = {folder: _cached_share(folder) for folder in self._wanted()}
+        shares = {folder: _cached_share(folder) for folder in self._missing_files()}
         self._kept = frozenset(f for f in self._kept if shares.get(f, 0.0) >= KEPT_SHARE)
         self._been.intersection_update(self._offered)
         return [f for f, share in shares.items() if f not in self._kept or share < WHOLE_SHARE]
@@ -159,7 +159,7 @@ class PageKeeper:
         self._been.add(folder)
         return True
 
-    def _wanted(self) -> Iterator[Path]:
+    def _missing_files(self) -> Iterator[Path]:
         """Those that fit into the budget: the last used first, then in the order of the offer."""
         left_bytes, offered = self._budget_bytes, dict.fromkeys(self._offered)
         for folder in list(self._used):

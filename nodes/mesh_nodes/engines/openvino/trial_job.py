@@ -48,8 +48,8 @@ def timings_json(timed: Sequence[Timed]) -> str:
 
 
 def read_timings(content: Any) -> tuple[Timed, ...]:
-    """The timings of what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also
-    where nothing was timed.
+    """The timings in what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also if
+    nothing was timed.
     """
     timed = tuple(_timed(**each) for each in content)
     if not any(each.rounds for each in timed):

@@ -111,7 +111,7 @@ class Remote:
     def why_gone(self) -> EngineError:
         """The error of a process that has ended. A call that it left unanswered may know why."""
         with self._calling:
-            return self._gone("has ended")
+            return self._gone_error("has ended")
 
     def _call(
         self,
@@ -121,12 +121,12 @@ class Remote:
         progress: Progress | None,
     ) -> object:
         if self._ended:
-            raise self._gone("has ended")
+            raise self._gone_error("has ended")
         try:
             self._connection.send(Call(verb, arguments))
             while True:
                 if not self._connection.poll(timeout_s):
-                    raise self._gone(f"did not answer a {verb} within {timeout_s:.0f} s")
+                    raise self._gone_error(f"did not answer a {verb} within {timeout_s:.0f} s")
                 match self._connection.recv():
                     case Answer(value, books):
                         self._books = books
@@ -137,7 +137,7 @@ class Remote:
                     case Failure() as failure:
                         raise self._failed(failure)
         except (EOFError, OSError):
-            error = self._gone(f"ended amid a {verb}")
+            error = self._gone_error(f"ended amid a {verb}")
             self.killed = self._exit_code in (None, -signal.SIGKILL)
             raise error from None
         except MeshError:
@@ -156,7 +156,7 @@ class Remote:
         error: MeshError = kind(failure.message, hint=failure.hint)
         return error
 
-    def _gone(self, what: str) -> EngineError:
+    def _gone_error(self, what: str) -> EngineError:
         self.end()
         code = self._exit_code
         how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"

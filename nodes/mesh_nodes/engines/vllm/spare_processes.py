@@ -68,12 +68,12 @@ class SpareProcesses:
         """A load does without it if it fails."""
         with self._filling:
             try:
-                while self._wanted():
+                while self._lacks_some():
                     self._start()
             except MeshError as error:
                 log.warning("no engine process is ready ahead of its load: %s", error.message)
 
-    def _wanted(self) -> bool:
+    def _lacks_some(self) -> bool:
         with self._table:
             return not self._closed and len(self._waiting) < self._count_max
 
