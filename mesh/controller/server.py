@@ -37,6 +37,7 @@ from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
+from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
@@ -69,6 +70,7 @@ from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
     from mesh.controller.tracing import Traces
+    from mesh.http.feed import Feed
     from mesh.http.server import HttpServer
 
 DRAIN_S_MAX = 2.0
@@ -254,6 +256,7 @@ class Controller:
         self.failure: Exception | None = None
         self._gate = access.gate
         self._ending = ending
+        self._opened = opened
         self._stopped = False
         start, registry = _opened_registry(config, opened)
         self._registry = registry
@@ -294,6 +297,15 @@ class Controller:
             starting=self._links.starting,
             sources=config.sources,
         )
+        self._viewed = Viewed(
+            cell=self._core,
+            starting=self._links.starting,
+            recent=meter.recent,
+            log=self._log,
+            clock=clock,
+            state_path=str(registry.path.parent),
+        )
+        self._feed: Feed | None = None
         self._health = health.HealthServicer()
         performer = ControllerPerformer(
             links=self._links,
@@ -336,13 +348,18 @@ class Controller:
 
     def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
         from mesh.http.app import application, shared
+        from mesh.http.feed import Feed
 
+        sampling = asyncio.create_task(self._viewed.sampling())
+        self._opened.callback(sampling.cancel)
+        self._feed = Feed(self._viewed, run=str(self._registry.epoch), unix_s=time.time)
         origins = frozenset(config.http_origins)
         routes = application(
             gateway=self._gateway,
             snapshot=self._gateway.snapshot,
             find=find_deployment,
             metrics=self._metrics.exposition,
+            feed=self._feed,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
             origins=origins,
@@ -356,6 +373,8 @@ class Controller:
         self._post(ShutdownRequested())
         self._links.stop()
         self._log.close()
+        if self._feed is not None:
+            self._feed.close()
         # A core that failed answers nobody: there is nothing to wait for.
         drain_s = DRAIN_S_MAX if self.failure is None else 0.0
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))

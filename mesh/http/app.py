@@ -21,12 +21,14 @@ from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import Bodies
+from mesh.http.feed import Feed
 from mesh.http.generation import Generation
 from mesh.http.lingering import Lingering
 from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
+from mesh.http.viewing import CellEvents, CellState
 from mesh.wire.access import Gate
 
 ABOUT = {
@@ -45,12 +47,14 @@ def application(
     snapshot: Callable[[], CellSnapshot],
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
+    feed: Feed,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
     origins: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format; `hosts_allowed`, in lower case, and `origins`: see `access`.
+    them in Prometheus' text format; `feed` is what viewers follow; `hosts_allowed`, in lower case,
+    and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -91,6 +95,8 @@ def application(
         ),
         Route("/v1/models", models.list),
         Route("/v1/models/{model}", models.get),
+        Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
+        Route("/api/v1/events", CellEvents(feed, bodies), methods=["GET"]),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

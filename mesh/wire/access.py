@@ -58,6 +58,8 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1/completions": _USERS,
     "/v1/models": _USERS,
     "/v1/models/{model}": _USERS,
+    "/api/v1/cell": _USERS,
+    "/api/v1/events": _USERS,
     "/metrics": _OPERATORS,
     "/healthz": None,
     "/readyz": None,

@@ -163,7 +163,9 @@ async def test_every_call_is_closed_to_whoever_may_not_make_it(
 
 def paths() -> list[str]:
     nothing = cast(Any, None)
-    made = application(gateway=nothing, snapshot=nothing, find=nothing, metrics=nothing)
+    made = application(
+        gateway=nothing, snapshot=nothing, find=nothing, metrics=nothing, feed=nothing
+    )
     return [cast(Any, route).path for route in made.routes]
 
 
@@ -177,11 +179,13 @@ async def test_every_route_is_closed_to_whoever_may_not_ask_it(
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"http://{live.http}{path.replace('{model}', 'chat')}"
         verb = "POST" if "completions" in path else "GET"
-        told = requests.request(verb, url, headers=headers, json={}, timeout=WAIT_S_MAX)
-        if told.status_code == 401:
-            assert told.headers["www-authenticate"] == "Bearer"
-            assert told.json()["error"]["code"] == "invalid_api_key"
-        return told.status_code
+        with requests.request(
+            verb, url, headers=headers, json={}, timeout=WAIT_S_MAX, stream=True
+        ) as told:
+            if told.status_code == 401:
+                assert told.headers["www-authenticate"] == "Bearer"
+                assert told.json()["error"]["code"] == "invalid_api_key"
+            return told.status_code
 
     for path in (*ROUTES, "/nowhere"):
         roles = ROUTES.get(path, frozenset({Role.ADMIN}))
