@@ -84,7 +84,10 @@ class LocalCell:
             http += ["--http-cors", origin]
         sources = [part for rules in self._plan.sources for part in ("--sources", rules)]
         tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
-        wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
+        wanted = (
+            *(("--open", self._plan.open), ("--keys", self._plan.keys)),
+            ("--no-page", not self._plan.page),
+        )
         http += [option for option, given in wanted if given]
         self._keep(
             "the controller",

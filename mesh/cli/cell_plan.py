@@ -54,6 +54,8 @@ class CellPlan:
     """By which it may be asked, beside this machine's own names."""
     http_origins: tuple[str, ...] = ()
     """The origins whose pages may ask the cell, as browsers spell them."""
+    page: bool = True
+    """Whether browsers get one at the HTTP address."""
     join_ms: float = 0.0
     """As of the controller."""
     sources: tuple[str, ...] = ()

@@ -109,6 +109,13 @@ def http_cors_option(command: Command) -> Command:
     )(command)
 
 
+def no_page_option(command: Command) -> Command:
+    """`--no-page`, given to the command as `no_page`."""
+    return click.option(
+        "--no-page", is_flag=True, help="Serve no page to browsers at the HTTP address."
+    )(command)
+
+
 def sources_option(command: Command) -> Command:
     """`--sources ROLE=RULE,…`, given to the command as `sources`: texts that read_source_rules
     takes."""

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             http=None if options.http == HTTP_OFF else options.http,
             http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
             http_origins=tuple(map(read_origin, options.http_cors)),
+            page=not options.no_page,
             home=options.home,
             journal=options.journal,
             policy=options.policy,
@@ -168,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
     parser.add_argument("--http-host-allowed", action="append", default=[], metavar="NAME")
     parser.add_argument("--http-cors", action="append", default=[], metavar="ORIGIN")
+    parser.add_argument("--no-page", action="store_true")
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")

@@ -95,6 +95,8 @@ class ControllerConfig:
     """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
     http_origins: tuple[str, ...] = ()
     """The origins whose pages may ask the cell, as browsers spell them; `*` stands for all."""
+    page: bool = True
+    """Whether browsers get one at `/`."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -360,6 +362,7 @@ class Controller:
             find=find_deployment,
             metrics=self._metrics.exposition,
             feed=self._feed,
+            page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
             origins=origins,

@@ -26,6 +26,7 @@ from mesh.http.generation import Generation
 from mesh.http.lingering import Lingering
 from mesh.http.models import Models
 from mesh.http.openapi import document
+from mesh.http.page import Page
 from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
 from mesh.http.viewing import CellEvents, CellState
@@ -48,20 +49,21 @@ def application(
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
     feed: Feed,
+    page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
     origins: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format; `feed` is what viewers follow; `hosts_allowed`, in lower case,
-    and `origins`: see `access`.
+    them in Prometheus' text format; `feed` is what viewers follow; `page` is whether
+    browsers get one; `hosts_allowed`, in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
-    about = encoded(ABOUT)
+    pages = Page(encoded(ABOUT), shown=page)
 
     async def what(request: Request) -> Response:
-        return Response(about, media_type="application/json")
+        return Response(encoded(ABOUT), media_type="application/json")
 
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
@@ -81,7 +83,8 @@ def application(
 
     bodies = Bodies()
     routes = [
-        Route("/", what),
+        Route("/", pages.root),
+        Route("/page/{file:path}", pages.file),
         Route("/v1", what),
         Route(
             "/v1/chat/completions",

@@ -53,6 +53,7 @@ RPCS: Mapping[str, frozenset[Role] | None] = {
 }
 ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/": None,
+    "/page/{file:path}": None,
     "/v1": None,
     "/v1/chat/completions": _USERS,
     "/v1/completions": _USERS,

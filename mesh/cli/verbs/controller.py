@@ -11,6 +11,7 @@ from mesh.cli.options import (
     http_hosts_option,
     http_option,
     join_option,
+    no_page_option,
     policy_option,
     sources_option,
 )
@@ -29,6 +30,7 @@ from mesh.wire.credentials import TLS_VARIABLE
 @http_option
 @http_hosts_option
 @http_cors_option
+@no_page_option
 @policy_option
 @click.option(
     "--turn",
@@ -50,6 +52,7 @@ def controller(
     http: str,
     http_hosts: tuple[str, ...],
     http_origins: tuple[str, ...],
+    no_page: bool,
     policy: str | None,
     turn: float | None,
     join_ms: float,
@@ -75,5 +78,6 @@ def controller(
     for option, value in optional:
         if value is not None:
             arguments += [option, str(value)]
-    arguments += [option for option, given in (("--keys", keys), ("--open", open_)) if given]
+    flags = (("--no-page", no_page), ("--keys", keys), ("--open", open_))
+    arguments += [option for option, given in flags if given]
     ctx.exit(run_controller(arguments))

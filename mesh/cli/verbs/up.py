@@ -20,6 +20,7 @@ from mesh.cli.options import (
     http_hosts_option,
     http_option,
     join_option,
+    no_page_option,
     node_options,
     policy_option,
     sources_option,
@@ -67,6 +68,7 @@ WATCH_S = 0.2
 @http_option
 @http_hosts_option
 @http_cors_option
+@no_page_option
 @join_option
 @sources_option
 @policy_option
@@ -87,6 +89,7 @@ def up(
     http: str,
     http_hosts: tuple[str, ...],
     http_origins: tuple[str, ...],
+    no_page: bool,
     join_ms: float,
     sources: tuple[str, ...],
     policy: str | None,
@@ -104,6 +107,7 @@ def up(
         http=None if http == HTTP_OFF else http,
         http_hosts=http_hosts,
         http_origins=http_origins,
+        page=not no_page,
         home=home,
         nodes=nodes,
         memory_bytes=None if memory is None else parse_bytes(memory),
