@@ -32,6 +32,7 @@ from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.open_inference import OpenInference
+from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
@@ -285,11 +286,13 @@ class Controller:
             tenants=TenantMeter(access.limits, clock),
             traces=next(iter(traces), None),
         )
+        self._operating = Operating(operations, self._gateway.snapshot)
         self._control = Control(
             cell=self._core,
             calls=self._gateway,
             clock=clock,
             operations=operations,
+            operating=self._operating,
             log=self._log,
             texts=registry.text,
             usage=usage.since,
@@ -362,6 +365,7 @@ class Controller:
             find=find_deployment,
             metrics=self._metrics.exposition,
             feed=self._feed,
+            operator=self._operating,
             page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),

@@ -26,6 +26,7 @@ from mesh.http.generation import Generation
 from mesh.http.lingering import Lingering
 from mesh.http.models import Models
 from mesh.http.openapi import document
+from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
 from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
@@ -49,14 +50,16 @@ def application(
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
     feed: Feed,
+    operator: Operator,
     page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
     origins: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format; `feed` is what viewers follow; `page` is whether
-    browsers get one; `hosts_allowed`, in lower case, and `origins`: see `access`.
+    them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
+    and `page` is whether browsers get one; `hosts_allowed`, in lower case, and `origins`: see
+    `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -100,6 +103,7 @@ def application(
         Route("/v1/models/{model}", models.get),
         Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
         Route("/api/v1/events", CellEvents(feed, bodies), methods=["GET"]),
+        Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

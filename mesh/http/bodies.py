@@ -7,14 +7,14 @@ comes together, in the gateway. Before: `generation`, which has read the bytes. 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.http.tools import CacheControl, Strict, ToolCall, ToolChoice, Tools
 
-T = TypeVar("T", bound="Body")
+T = TypeVar("T", bound=BaseModel)
 CONTAINERS_MAX = 16_384
 """Lists and objects of a body. Each takes some 25 µs of the controller's loop to be checked; a
 conversation of a thousand turns with calls of tools has some 6,000.

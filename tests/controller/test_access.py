@@ -164,7 +164,12 @@ async def test_every_call_is_closed_to_whoever_may_not_make_it(
 def paths() -> list[str]:
     nothing = cast(Any, None)
     made = application(
-        gateway=nothing, snapshot=nothing, find=nothing, metrics=nothing, feed=nothing
+        gateway=nothing,
+        snapshot=nothing,
+        find=nothing,
+        metrics=nothing,
+        feed=nothing,
+        operator=nothing,
     )
     return [cast(Any, route).path for route in made.routes]
 
