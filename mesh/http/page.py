@@ -12,10 +12,9 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-
-from mesh.domain.errors import NotFound
 
 INDEX = "index.html"
 _KINDS = {
@@ -61,10 +60,10 @@ class Page:
         return response
 
     async def file(self, request: Request) -> Response:
-        """Raises NotFound. A name is looked up as it is: none leads out of the page's folder."""
+        """Raises HTTPException. A name is looked up as it is: none leads out of the folder."""
         found = self._files.get(request.path_params["file"])
         if found is None:
-            raise NotFound(f"there is no {request.url.path[:200]}")
+            raise HTTPException(404)
         return self._answer(request, found)
 
     def _answer(self, request: Request, found: _File) -> Response:

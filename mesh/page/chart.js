@@ -1,6 +1,7 @@
 // A chart of the last quarter of an hour. All charts share one cursor.
 
 import { html, Component } from "./vendor/preact-htm.js";
+import { clock } from "./words.js";
 
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
@@ -44,9 +45,9 @@ export class Chart extends Component {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, __, most) => [0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, values: (_, times) => times.map(minute) }, { ...axis, size: 50 }],
+      axes: [{ ...axis, size: 30, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
       series: [
-        { value: (_, time) => (time ? new Date(1000 * time).toLocaleTimeString("en-GB") : "–") },
+        { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({
           label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: one.dash, points: { show: false },
           value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(one.digits ?? 0)),
@@ -60,5 +61,3 @@ export class Chart extends Component {
       <div ref=${(place) => { if (place) this.place = place; }}></div></figure>`;
   }
 }
-
-const minute = (time) => new Date(1000 * time).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });

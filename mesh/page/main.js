@@ -58,5 +58,7 @@ function skip(event) {
   document.getElementById("main").focus();
 }
 
-render(html`<${Page} />`, document.getElementById("page").parentElement, document.getElementById("page"));
+const place = document.getElementById("page");
+place.replaceChildren();
+render(html`<${Page} />`, place);
 follow();

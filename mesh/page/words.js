@@ -8,7 +8,7 @@ const known = (say) => (value, ...more) => (value === null || value === undefine
 export const mib = known((bytes) => (Math.abs(bytes / MIB) < 100 ? (bytes / MIB).toFixed(1) : (bytes / MIB).toFixed(0)));
 export const seconds = known((s) => `${s.toFixed(2)} s`);
 export const limit = known((s) => `${Number(s.toPrecision(6))} s`);
-export const millis = known((s) => `${(1000 * s).toFixed(1)} ms`);
+export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
 export const percent = known((share) => `${Number((100 * share).toFixed(1))} %`);
 export const count = known((n) => n.toLocaleString("en"));
 export const fixed = known((n, digits = 2) => n.toFixed(digits));

@@ -242,6 +242,13 @@ def test_each_view_fits_its_window(
         for name, view in VIEWS.items():
             show(page, view)
             page.get_by_role("heading").first.wait_for()
+            if name == "playground":
+                page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
+                page.get_by_text("System prompt, sampling").click()
+                page.get_by_label("at most so many tokens").fill("16")
+                page.get_by_text("System prompt, sampling").click()
+                page.get_by_role("button", name="send").click()
+                page.get_by_text("ended by").nth(1).wait_for()
             page.wait_for_timeout(300)
             page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth")
