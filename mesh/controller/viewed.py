@@ -12,12 +12,12 @@ from typing import Protocol
 
 from mesh.controller.lookup import seen_by
 from mesh.controller.recent import ALL, Recent
-from mesh.controller.snapshots import cell_status, with_starting
+from mesh.controller.snapshots import LOADED, cell_status, with_starting
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
 from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellSample
-from mesh.domain.views import CellEvent, CellLine, CellSnapshot
+from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus
 from mesh.report.cell_state import CellPicture
 from mesh.runtime.clock import Clock
 
@@ -82,17 +82,21 @@ class Viewed:
         nodes = with_starting(snapshot.nodes, self._starting()) if operator else ()
         seen = snapshot if operator else _own(seen_by(asks, snapshot))
         names = tuple(one.spec.name for one in seen.deployments)
+        uptime_s = now_s - self._started_s
+        status = cell_status(seen, uptime_s=uptime_s, state_path=self._state_path)
         return CellPicture(
-            status=cell_status(
-                seen,
-                uptime_s=now_s - self._started_s,
-                state_path=self._state_path if operator else "",
-            ),
+            status=status if operator else _own_status(status, seen),
             nodes=nodes,
             deployments=seen.deployments,
             recent=self._recent.calls(now_s, (ALL,) if operator else names),
             recent_of={name: self._recent.calls(now_s, (name,)) for name in names},
         )
+
+
+def _own_status(status: CellStatus, seen: CellSnapshot) -> CellStatus:
+    """With the tenant's own instances, and no path of the controller's machine."""
+    own = [instance for one in seen.deployments for instance in one.instances]
+    return replace(status, instances=sum(one.state in LOADED for one in own), state_path="")
 
 
 def _own(snapshot: CellSnapshot) -> CellSnapshot:

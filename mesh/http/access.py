@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.access import Role
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated
+from mesh.http.sessions import Sessions
 from mesh.wire.access import ROUTES, Gate
 from mesh.wire.channel import is_loopback
 
@@ -37,8 +38,10 @@ class Keys:
         told: Told,
         hosts: frozenset[str],
         origins: frozenset[str],
+        sessions: Sessions,
     ) -> None:
         self._app = app
+        self._sessions = sessions
         self._hosts = hosts
         self._origins = origins
         self._gate = gate
@@ -64,7 +67,7 @@ class Keys:
             return
         roles = self._roles(request.scope)
         if roles is not None:
-            self._gate.admit(request.headers.get("authorization"), roles)
+            self._gate.admit(self._sessions.authorization(request), roles)
 
     def _roles(self, scope: Scope) -> frozenset[Role] | None:
         for route in self._routes:

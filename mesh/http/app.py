@@ -29,9 +29,10 @@ from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
 from mesh.http.refusals import body_of, encoded, status_and_code
+from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.viewing import CellEvents, CellState
-from mesh.wire.access import Gate
+from mesh.wire.access import ROUTES, Gate
 
 ABOUT = {
     "name": "mesh",
@@ -39,6 +40,7 @@ ABOUT = {
     "description": "LLM inference by OpenAI's protocol: clients take the path /v1 as their base.",
     "documentation": "/openapi.json",
 }
+EVENTS = "/api/v1/events"
 EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "x-slo-grace-ms")
 """Headers of answers that pages of other origins may read."""
 
@@ -84,7 +86,13 @@ def application(
     async def scrape(request: Request) -> Response:
         return Response(await metrics(), media_type="text/plain; version=0.0.4")
 
+    gate = gate or Gate()
     bodies = Bodies()
+    sessions = Sessions(time.monotonic)
+
+    def check_viewer(request: Request) -> None:
+        gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
+
     routes = [
         Route("/", pages.root),
         Route("/page/{file:path}", pages.file),
@@ -102,7 +110,12 @@ def application(
         Route("/v1/models", models.list),
         Route("/v1/models/{model}", models.get),
         Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
-        Route("/api/v1/events", CellEvents(feed, bodies), methods=["GET"]),
+        Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
+        Route(
+            "/api/v1/session",
+            Session(sessions, gate, bodies),
+            methods=["GET", "POST", "DELETE"],
+        ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
         Route("/healthz", live),
         Route("/readyz", ready),
@@ -115,11 +128,12 @@ def application(
             Middleware(Lingering),
             Middleware(
                 Keys,
-                gate=gate or Gate(),
+                gate=gate,
                 routes=routes,
                 told=_keyless,
                 hosts=hosts_allowed,
                 origins=origins,
+                sessions=sessions,
             ),
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},

@@ -7,17 +7,17 @@ leaves cancels what can be cancelled. Before: the routes. After: the controller'
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.actions import ReplyDone, ReplyProgress
-from mesh.domain.errors import Forbidden, NotFound
+from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.refusals import encoded
+from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
 
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
@@ -112,15 +112,3 @@ class Operate:
                     f"there is no {request.url.path[:_SHOWN_CHARS]}",
                     hint="verbs: load, unload, scale, profile, undo, delete",
                 )
-
-
-def check_origin(request: Request) -> None:
-    """Changes are for pages of this very origin, and for clients that are no pages. Raises
-    Forbidden.
-    """
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Forbidden(
-            f"a page of {origin[:_SHOWN_CHARS]!r} may change nothing here",
-            hint="open the page of this cell itself",
-        )

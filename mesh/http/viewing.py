@@ -4,6 +4,7 @@ Before: the routes. After: the feed, which makes each of its events once for all
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -15,6 +16,8 @@ from mesh.wire.access import caller
 
 WRITE_S_MAX = 20.0
 """A viewer that does not read one piece within this time is cut off: it cannot be told."""
+Check = Callable[[Request], object]
+"""Raises Unauthenticated or Forbidden for who may not view any more."""
 LAST_ID = "last-event-id"
 
 
@@ -32,20 +35,23 @@ class CellState:
 
 
 class CellEvents:
-    """An ASGI application: the events, until the viewer leaves."""
+    """An ASGI application: the events, until the viewer leaves, or its key opens nothing more."""
 
-    def __init__(self, feed: Feed, bodies: Bodies) -> None:
+    def __init__(self, feed: Feed, check: Check, bodies: Bodies) -> None:
         self._feed = feed
+        self._check = check
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
-        last_id = Request(scope).headers.get(LAST_ID, "")
+        request = Request(scope)
+        last_id = request.headers.get(LAST_ID, "")
         async with exchange.answering():
             with exchange.watched(lambda _: None):
                 async with aclosing(self._feed.events(caller(), last_id)) as events:
                     try:
                         async for blocks in events:
+                            self._check(request)
                             write = exchange.write if exchange.begun else exchange.stream
                             async with asyncio.timeout(WRITE_S_MAX):
                                 await write(blocks)

@@ -45,7 +45,7 @@ export class Chart extends Component {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
       scales: { y: { range: (_, __, most) => [0, Math.max(most ?? 0, this.props.least ?? 1)] } },
-      axes: [{ ...axis, size: 30, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
+      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({

@@ -1,5 +1,7 @@
 // One streamed chat: what is asked of /v1/chat/completions, and its events as they come.
 
+import { headers } from "./session.js";
+
 export function bodyOf(model, { system, prompt, options }, turns) {
   const messages = [
     ...(system ? [{ role: "system", content: system }] : []),
@@ -42,7 +44,7 @@ export async function stream(body, signal, told) {
   const began = performance.now();
   const answer = await fetch("v1/chat/completions", {
     method: "POST", signal,
-    headers: { "content-type": "application/json" },
+    headers: headers(),
     body: JSON.stringify(body),
   });
   if (!answer.ok) throw { ...(await answer.json()).error, retryS: answer.headers.get("retry-after") };

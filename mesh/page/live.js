@@ -56,7 +56,7 @@ export function follow() {
     source.close();
     live.error = await reason();
     draw();
-    setTimeout(follow, RETRY_MS);
+    if (live.error?.status !== 401) setTimeout(follow, RETRY_MS);
   };
 }
 

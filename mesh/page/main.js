@@ -5,9 +5,10 @@ import { Cell } from "./cell.js";
 import { Deployment } from "./deployment.js";
 import { Deployments } from "./deployments.js";
 import { follow, live, onChange, silentS } from "./live.js";
-import { Fault, Notice } from "./parts.js";
+import { Fault, Notice, Text } from "./parts.js";
 import { Playground } from "./playground.js";
 import { address, route } from "./route.js";
+import { session, SignIn, signOut, whose } from "./session.js";
 
 const SILENT_S_MAX = 3;
 const VIEWS = { cell: "Cell", deployments: "Deployments", try: "Playground" };
@@ -21,17 +22,22 @@ class Page extends Component {
 
   render() {
     const { view, name, asked } = route();
-    this.silent = silentS() > SILENT_S_MAX;
+    this.silent = silentS() > SILENT_S_MAX && !(session.wants_keys && !session.role) && !live.error;
     document.title = `${name || (VIEWS[view] ?? "mesh")} – mesh`;
     return html`
       <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
       <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).map(([one, title]) => html`
-        <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav></header>
+        <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav>
+        ${session.wants_keys && session.role && html`<span class="who">${session.role} <${Text}>${session.tenant}<//>
+          <button onClick=${signOut}>sign out</button></span>`}</header>
       <${Connection} silent=${this.silent} />
       <main id="main" tabindex="-1">${this.view(view, name, asked)}</main>`;
   }
 
   view(view, name, asked) {
+    if (session.wants_keys && (!session.role || live.error?.status === 401)) {
+      return html`<${SignIn} onDone=${() => { live.error = null; follow(); this.forceUpdate(); }} />`;
+    }
     if (live.error) return html`<${Refused} error=${live.error} />`;
     if (!live.state) return html`<${Notice}>Loading …<//>`;
     if (view === "deployments" && name) return html`<${Deployment} live=${live} name=${name} />`;
@@ -48,10 +54,7 @@ function Connection({ silent }) {
     <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
 }
 
-const Refused = ({ error }) => html`<h1>${error.status === 401 ? "This cell wants a key" : "Not shown"}</h1>
-  <${Fault} error=${error} />
-  ${error.status === 401 && html`<p>The page cannot take keys yet. It is for cells without them;
-    <code>mesh top</code>, <code>mesh get</code> and <code>mesh chat</code> take MESH_KEY.</p>`}`;
+const Refused = ({ error }) => html`<h1>Not shown</h1><${Fault} error=${error} />`;
 
 function skip(event) {
   event.preventDefault();
@@ -59,6 +62,7 @@ function skip(event) {
 }
 
 const place = document.getElementById("page");
+await whose().catch(() => {}); // the silence of the controller is shown
 place.replaceChildren();
 render(html`<${Page} />`, place);
-follow();
+if (session.role || !session.wants_keys) follow();

@@ -119,8 +119,7 @@ function Measured({ turn, slo }) {
   const more = (turn.usage?.completion_tokens ?? turn.pieces) - 1;
   const tpot = more > 0 ? (turn.lastMs - turn.firstMs) / 1000 / more : null;
   return html`<p class="dim">TTFT ${seconds(turn.firstMs / 1000)} (SLO ${limit(slo.ttft_s)}${turn.graceMs ? `, and ${turn.graceMs} ms of grace for a load` : ""}),
-    TPOT ${millis(tpot)} (SLO ${millis(slo.tpot_s)})${turn.usage ? `; ${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens` : ""};
-    ${turn.stopped ? "stopped" : turn.finish ? `ended by ${turn.finish}` : turn.waiting ? "answering" : "not finished"}</p>`;
+    TPOT ${millis(tpot)} (SLO ${millis(slo.tpot_s)})${turn.usage ? `; ${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens` : ""}; ${turn.stopped ? "stopped" : turn.finish ? `ended by ${turn.finish}` : turn.waiting ? "answering" : "not finished"}</p>`;
 }
 
 function added(turn, told) {

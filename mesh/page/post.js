@@ -1,10 +1,12 @@
 // A call that changes something: { message } when it is done, { error } with its hint when it is not.
 
+import { headers } from "./session.js";
+
 export async function post(path, body) {
   try {
     const answer = await fetch(path, {
       method: "POST",
-      headers: { "content-type": "application/json" },
+      headers: headers(),
       body: JSON.stringify(body),
     });
     return await answer.json();

@@ -61,6 +61,7 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1/models/{model}": _USERS,
     "/api/v1/cell": _USERS,
     "/api/v1/events": _USERS,
+    "/api/v1/session": None,
     "/api/v1/deployments/{model}/{verb}": _USERS,
     "/metrics": _OPERATORS,
     "/healthz": None,
