@@ -8,6 +8,7 @@ view, light, dark and narrow.
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,16 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
+from mesh.controller.keys import KeyBook
+from mesh.domain.access import NOBODY, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials
+from mesh.wire.credentials import show as show_credentials
 from mesh_loader.store import StoredModel
+from tests.e2e.live_cell import free_port
 
 pytestmark = pytest.mark.timeout(300)
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="make test-page has it")
@@ -41,7 +47,7 @@ ARGUMENTS = (
 )
 WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
-REFUSABLE = re.compile("/api/v1/deployments/|/v1/chat/completions")
+REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
 VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
@@ -86,6 +92,12 @@ def cell(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -
         yield made
 
 
+def plan_of(home: Path, *, keys: bool = False) -> CellPlan:
+    """A cell without nodes, which starts within a second."""
+    address = f"127.0.0.1:{free_port()}"
+    return CellPlan(listen="127.0.0.1:0", http=address, home=home, nodes=(), keys=keys)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
@@ -97,20 +109,22 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, cell: Cell) -> Iterator[Any]:
     """A tab, held to what holds of every one."""
-    with watched(browser, cell) as page:
+    with watched(browser, cell.url) as page:
         yield page
 
 
 def is_fine(told: Any) -> bool:
-    """Browsers note each answer of 4xx; of calls that may be refused they are no error of ours."""
-    refused = told.text.startswith("Failed to load resource: the server responded with a status of")
+    """Browsers note each call that is refused or finds nobody; where that is what a test makes
+    happen, it is no error of the page's.
+    """
+    refused = told.text.startswith("Failed to load resource: ")
     return told.type != "error" or (
         refused and bool(REFUSABLE.match(urlsplit(told.location["url"]).path))
     )
 
 
 @contextmanager
-def watched(browser: Any, cell: Cell, **how: Any) -> Iterator[Any]:
+def watched(browser: Any, url: str, heading: str = "Cell", **how: Any) -> Iterator[Any]:
     context = browser.new_context(**how)
     page = context.new_page()
     page.set_default_timeout(WAIT_MS_MAX)
@@ -119,10 +133,10 @@ def watched(browser: Any, cell: Cell, **how: Any) -> Iterator[Any]:
     page.on("console", lambda told: None if is_fine(told) else said.append(told.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(cell.url)
-    page.get_by_role("heading", name="Cell").wait_for()
+    page.goto(url)
+    page.get_by_role("heading", name=heading).wait_for()
     yield page
-    here = urlsplit(cell.url).netloc
+    here = urlsplit(url).netloc
     assert said == []
     assert [url for url in asked if urlsplit(url).netloc != here] == []
     context.close()
@@ -238,7 +252,7 @@ def test_each_view_fits_its_window(
 ) -> None:
     pictures = Path(os.environ.get("MESH_PAGE_PICTURES") or tmp_path)
     window = {"width": width, "height": 900}
-    with watched(browser, cell, color_scheme=scheme, viewport=window) as page:
+    with watched(browser, cell.url, color_scheme=scheme, viewport=window) as page:
         for name, view in VIEWS.items():
             show(page, view)
             page.get_by_role("heading").first.wait_for()
@@ -253,3 +267,50 @@ def test_each_view_fits_its_window(
             page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} wide"
+
+
+def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path: Path) -> None:
+    book = KeyBook(tmp_path / "controller")
+    admin, _ = book.create(Role.ADMIN, NOBODY)
+    tenant, kept = book.create(Role.TENANT, TenantName("acme"))
+    show_credentials(Credentials(key=admin))
+    plan = plan_of(tmp_path, keys=True)
+    with (
+        Stopping() as stopping,
+        running_cell(plan, stopping),
+        watched(browser, f"http://{plan.http}/", "Sign in") as page,
+    ):
+        page.get_by_label("Key").fill("mesh_of_nobody")
+        page.get_by_role("button", name="sign in").click()
+        page.get_by_role("alert").get_by_text("the key is unknown").wait_for()
+        page.get_by_label("Key").fill(tenant)
+        page.get_by_role("button", name="sign in").click()
+        page.get_by_text("No node has joined that this key may see.").wait_for()
+        page.locator(".who").get_by_text("acme").wait_for()
+        assert page.evaluate("document.cookie") == "", "no script can read it"
+        page.reload()
+        page.locator(".who").get_by_text("acme").wait_for()
+        book.revoke(kept.key_id)
+        page.get_by_role("heading", name="Sign in").wait_for()
+        page.get_by_label("Key").fill(admin)
+        page.get_by_role("button", name="sign in").click()
+        page.get_by_role("button", name="sign out").click()
+        page.get_by_role("heading", name="Sign in").wait_for()
+    book.close()
+
+
+def test_the_page_comes_back_by_itself_after_the_controller_was_killed(
+    browser: Any, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path)
+    with (
+        Stopping() as stopping,
+        running_cell(plan, stopping) as cell,
+        watched(browser, f"http://{plan.http}/") as page,
+    ):
+        page.get_by_text("Nothing is deployed yet.").wait_for()
+        os.killpg(cell.children[0].process.pid, signal.SIGKILL)
+        page.get_by_text(re.compile("controller silent for [0-9]+ s, trying")).wait_for()
+        with running_cell(plan, stopping):
+            page.get_by_text("controller silent").wait_for(state="detached")
+            page.get_by_text("Shown anew").wait_for()
