@@ -29,7 +29,7 @@ _SPEC = re.compile(r"(\w+)(?:\.(\w+))?(?: (mean|min|max|p\d\d?))?(?: / ([\d.]+))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Of one load, or of several together."""
+    """What came of one load, or of several together."""
 
     judged: Judgement
     name: str = ""
@@ -37,7 +37,7 @@ class Played:
     """Calls a second, where the load has a rate."""
     surveyed: bool = False
     again: Judgement = field(default_factory=lambda: Judgement(()))
-    """Of the refused calls that came again."""
+    """What came of the refused calls that came again."""
     spans: Sequence[Span] = ()
     """What the node did, from its journal."""
     seconds: float = 0.0
@@ -119,7 +119,7 @@ class Played:
 
     @property
     def ttfts_s(self) -> list[float]:
-        """Of the admitted that have a first token."""
+        """The TTFTs of the admitted that have a first token."""
         ttfts_s = (each.outcome.ttft_s for each in self.judged.admitted)
         return [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
 
@@ -130,7 +130,7 @@ class Played:
 
     @property
     def again_admitted(self) -> float | None:
-        """Of those that were refused and came again; 0 where none did, None where none was."""
+        """The share of the refused that were admitted when they came again; `None` without any."""
         if not self.judged.refused:
             return None
         return len(self.again.admitted) / max(self.again.requests, 1)

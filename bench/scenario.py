@@ -95,7 +95,7 @@ class Scene:
     name: str
     deployments: tuple[Group, ...]
     loads: tuple[LoadKind, ...]
-    """Offered one after the other."""
+    """The loads are offered one after the other."""
     cell: Cell = field(default_factory=Cell)
     peer: Peer | None = None
     mark: str = ""
@@ -127,7 +127,7 @@ class Scene:
     call_s_max: float = 60.0
     """After the last call of a load."""
     optional: bool = False
-    """Played where it is asked for by name alone."""
+    """Whether it is played only where it is asked for by name."""
     quick: bool = True
     """Whether a quick run has it."""
     shapes: bool = False
@@ -153,11 +153,11 @@ class Scenario:
     """What it measures, in its first sentence, and what its figures mean."""
     scenes: tuple[Scene, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
-    """Told of each load of a scene that has none of its own."""
+    """The figures of each load of a scene that has none of its own."""
     whole: Mapping[str, str] = field(default_factory=dict)
     """The same of all loads of such a scene together."""
     peer_figures: Mapping[str, str] = field(default_factory=dict)
-    """Told of a peer."""
+    """The figures of a peer."""
     targets: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """By figure what it has to be, as `harness.Report` has it."""
 
