@@ -33,14 +33,14 @@ function Totals({ state, samples }) {
     <${Total} name="requests running" value=${count(status.running)} />
     <${Total} name="queued" value=${count(status.queued)} />
     <${Total} name="served" value=${count(status.served)} />
-    <${Total} name="refused, by reason" value=${refusals(status.refused)} />
+    <${Total} name="refused, by reason" value=${refusals(status.refused)} small />
     <${Total} name="output tokens/s" value=${fixed(rate, 1)} />
     <${Total} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
     <${Total} name="up, version ${status.version}" value=${span(status.uptime_s)} />
   </dl>`;
 }
 
-const Total = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+const Total = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
 
 function Node({ node, state }) {
   const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id)

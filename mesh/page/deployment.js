@@ -22,7 +22,7 @@ export function Deployment({ live, name }) {
       <${Pair} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
       <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" />
       <${Pair} name="TPOT p50 / p95, SLO ${millis(spec.slo.tpot_s)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" />
-      <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} />
+      <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
     <p><a class="button" href=${address("try", "", { a: name })}>Try it</a></p>
@@ -40,7 +40,7 @@ export function Deployment({ live, name }) {
     <pre class="code" tabindex="0">${JSON.stringify(spec, null, 2)}</pre>`;
 }
 
-const Pair = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+const Pair = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
 
 function Actions({ name, scaling }) {
   const [said, setSaid] = useState({});

@@ -24,9 +24,6 @@ export function span(s) {
   return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} days`;
 }
 
-// "3: queue_full 2, memory_full 1"
-export function refusals(byReason) {
-  const found = Object.entries(byReason ?? {});
-  const all = found.reduce((sum, [, n]) => sum + n, 0);
-  return all ? `${count(all)}: ${found.map(([reason, n]) => `${reason} ${n}`).join(", ")}` : "0";
-}
+// "queue_full 2, memory_full 1"; "0" where nothing was refused.
+export const refusals = (byReason) =>
+  Object.entries(byReason ?? {}).map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || "0";

@@ -48,6 +48,7 @@ ARGUMENTS = (
 WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
+MARKUP = "<img src=x onerror=alert(1)> \u202egnp\x1b[31m"
 VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
@@ -191,12 +192,13 @@ def test_a_deployment_is_scaled_loaded_and_refused_in_words(page: Any, cell: Cel
 
 def test_the_playground_streams_stops_and_measures(page: Any, cell: Cell) -> None:
     show(page, "#/try?a=chat")
+    page.get_by_text("System prompt, sampling").click()
+    page.get_by_label("at most so many tokens").fill("24")
     page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
     page.get_by_role("button", name="send").click()
     answer = page.get_by_label("Answers of chat")
     answer.get_by_text(re.compile("TTFT .* s \\(SLO 30 s")).wait_for()
     answer.get_by_text("ended by").wait_for()
-    page.get_by_text("System prompt, sampling").click()
     page.get_by_label("at most so many tokens").fill("1500")
     page.get_by_label("Prompt", exact=True).fill("Count from one to a thousand.")
     page.get_by_role("button", name="send").click()
@@ -221,11 +223,15 @@ def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) 
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
     page.get_by_label("JSON schema of the answer").fill("{")
-    page.get_by_label("Prompt", exact=True).fill("<img src=x onerror=alert(1)> \u202egnp\x1b[31m")
+    page.get_by_label("Prompt", exact=True).fill(MARKUP)
     page.get_by_role("button", name="send").click()
     page.get_by_role("alert").get_by_text("JSON schema: this is no JSON").wait_for()
     page.get_by_label("JSON schema of the answer").fill("")
+    page.get_by_label("Prompt", exact=True).fill(5_000 * "far too long ")
+    page.get_by_role("button", name="send").click()
+    page.get_by_role("alert").get_by_text("maximum context length is").wait_for()
     page.get_by_label("at most so many tokens").fill("4")
+    page.get_by_label("Prompt", exact=True).fill(MARKUP)
     page.get_by_role("button", name="send").click()
     page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()
     assert page.locator("main img").count() == 0
