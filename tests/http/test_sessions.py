@@ -10,6 +10,7 @@ import pytest
 import requests
 from starlette.requests import Request
 
+from mesh.domain.ids import DeploymentName
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
 from tests.controller.live import WAIT_S_MAX, LiveCell
 from tests.controller.test_access import SPEC, Keys, client_of, keyed
@@ -88,7 +89,7 @@ async def test_a_change_needs_the_token_and_this_origin(closed: tuple[LiveCell, 
 async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell, Keys]) -> None:
     cell, keys = closed
     await cell.ask(client_of(cell, keys.a).deploy, SPEC)
-    await cell.ask(client_of(cell, keys.b).deploy, replace(SPEC, name="other"))
+    await cell.ask(client_of(cell, keys.b).deploy, replace(SPEC, name=DeploymentName("other")))
     seen = {}
     for name, key in (("a", keys.a), ("b", keys.b), ("admin", keys.admin)):
         tab = Tab(cell)
