@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients test-page test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -70,9 +70,9 @@ $(VENV)/.installed-load: pyproject.toml
 	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-# A client an environment: they disagree on the versions of others. LangChain's asks a real model.
+# A client an environment: they disagree on the versions of others. LangChain's and the page ask a real model.
 .venv-clients-%/.installed: EXTRAS := test
-.venv-clients-langchain/.installed: EXTRAS := cpu,test
+.venv-clients-langchain/.installed .venv-clients-page/.installed: EXTRAS := cpu,test
 .venv-clients-%/.installed: pyproject.toml tests/clients/%.txt
 	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
 	echo "setting up .venv-clients-$* …" >&2
@@ -124,6 +124,10 @@ test-clients: $(patsubst %,.venv-clients-%/.installed,anthropic kserve langchain
 	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py
+
+# By the distribution's chromium, which is not fetched: where there is none, CI fails and others are told.
+test-page: .venv-clients-page/.installed ## the page, in a real browser on a real cell
+	@.venv-clients-page/bin/python -m pytest -rs tests/clients/test_page.py
 
 # Debian's package, unpacked here: nothing is installed, no service started.
 .prometheus/.unpacked:

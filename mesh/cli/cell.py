@@ -180,6 +180,8 @@ class LocalCell:
             if self.http_address:
                 scheme = "https" if self._plan.tls else "http"
                 yield f"http        {scheme}://{self.http_address}/v1"
+                if not self._plan.no_page:
+                    yield f"page        {scheme}://{self.http_address}/"
 
     def check_alive(self) -> None:
         """See who has ended and who serves; start again what is to be. For one thread alone.

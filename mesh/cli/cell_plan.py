@@ -53,6 +53,7 @@ class CellPlan:
     """Where HTTP is served, if it is."""
     http_host_allowed: tuple[str, ...] = ()
     http_cors: tuple[str, ...] = ()
+    no_page: bool = False
     join_ms: float | None = None
     sources: tuple[str, ...] = ()
     """Nodes get them, too."""

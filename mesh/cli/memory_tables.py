@@ -9,6 +9,7 @@ from mesh.cli.output import Column, number, word
 from mesh.cli.tables import mebibytes
 from mesh.domain.model import Footprint
 from mesh.domain.views import InstanceSnapshot, MemoryOperationView, NodeSnapshot
+from mesh.report.memory_parts import free_bytes
 
 NODE_MEMORY: tuple[Column[NodeSnapshot], ...] = (
     word("NODE", lambda n: n.node_id),
@@ -44,8 +45,3 @@ OPERATIONS: tuple[Column[MemoryOperationView], ...] = (
     word("STATE", lambda o: "running" if o.running else "waiting"),
     number("NEEDED_IN_S", lambda o: f"{o.needed_in_s:.2f}" if isfinite(o.needed_in_s) else None),
 )
-
-
-def free_bytes(node: NodeSnapshot) -> int:
-    """What can still be promised; negative on a node that holds more than its limit."""
-    return node.memory_bytes - node.base_bytes - node.promised_bytes

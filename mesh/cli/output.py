@@ -20,7 +20,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
@@ -32,6 +31,7 @@ from mesh.domain.errors import (
     StorageError,
     Unavailable,
 )
+from mesh.report.plain import Plain, plain
 
 T = TypeVar("T")
 GAP = "  "

@@ -5,11 +5,11 @@ Before: `verbs.replay`, or another sender of a plan's calls. After: the terminal
 
 from mesh.cli import output
 from mesh.cli.output import Format
-from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import MeshError
 from mesh.evaluation.replay.cell import COUNTS_DIFFERENCE_MAX
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.tables import tables
+from mesh.report.plain import Plain, plain
 
 
 def show(made: ReplayReport, form: Format) -> None:

@@ -12,27 +12,21 @@ from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
 from mesh.controller.lookup import find_deployment, no_deployment, no_request
+from mesh.controller.operating import Operating, Replies
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
 from mesh.controller.tenants import check_deployments
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyProgress
-from mesh.domain.checks import check_scaling, check_spec
+from mesh.domain.checks import check_spec
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError
 from mesh.domain.events import (
-    ControllerEvent,
-    DeleteRequested,
     DeployRequested,
     DrainRequested,
-    LoadRequested,
-    ProfileRequested,
-    ScaleRequested,
-    UndoRequested,
-    UnloadRequested,
 )
-from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
@@ -93,6 +87,7 @@ class Control(ControlServicer):
         calls: OpenCalls,
         clock: Clock,
         operations: Operations,
+        operating: Operating,
         log: CellLog,
         texts: Callable[[ModelId], TextAssets | None],
         usage: Callable[[float], Sequence[Usage]],
@@ -107,6 +102,7 @@ class Control(ControlServicer):
         self._calls = calls
         self._clock = clock
         self._operations = operations
+        self._operating = operating
         self._log = log
         self._texts = texts
         self._usage = usage
@@ -123,76 +119,42 @@ class Control(ControlServicer):
         check_spec(spec)
         self._sources.check(caller().role, spec.source)
         await self._wait_for_starting(spec, context)
-        await self._run(
-            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec),
-            context,
-            spec.name,
+        deployed = self._operations.run(
+            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec)
         )
+        await _write(deployed, context, lambda: self._deployed(spec.name))
 
     async def Undo(self, request: pb.UndoRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
         to = request.to if request.HasField("to") else None
-        await self._run(
-            lambda operation_id: UndoRequested(operation_id=operation_id, name=name, to=to), context
-        )
+        await _write(self._operating.undo(DeploymentName(request.name), to), context)
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
-        await self._run(
-            lambda operation_id: DeleteRequested(operation_id=operation_id, name=name), context
-        )
+        await _write(self._operating.delete(DeploymentName(request.name)), context)
 
     async def Scale(self, request: pb.ScaleRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
         given: dict[str, Any] = {
-            field: getattr(request, field)
+            field: getattr(request, field) if request.HasField(field) else None
             for field in ("replicas_min", "replicas_max", "keep_alive_s")
-            if request.HasField(field)
         }
-        if not given:
-            raise InvalidInput(
-                "nothing to change", hint="give replicas_min, replicas_max or keep_alive_s"
-            )
-        check_scaling(replace(find_deployment(name, self._snapshot()).spec.scaling, **given))
-        await self._run(
-            lambda operation_id: ScaleRequested(operation_id=operation_id, name=name, **given),
-            context,
-        )
+        await _write(self._operating.scale(DeploymentName(request.name), **given), context)
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
-        await self._run(
-            lambda operation_id: LoadRequested(operation_id=operation_id, name=name), context
-        )
+        await _write(self._operating.load(DeploymentName(request.name)), context)
 
     async def Unload(self, request: pb.UnloadRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
-        await self._run(
-            lambda operation_id: UnloadRequested(operation_id=operation_id, name=name), context
-        )
+        await _write(self._operating.unload(DeploymentName(request.name)), context)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> None:
-        await self._run(
+        drained = self._operations.run(
             lambda operation_id: DrainRequested(
                 operation_id=operation_id, node_id=NodeId(request.node_id), undo=request.undo
-            ),
-            context,
+            )
         )
+        await _write(drained, context)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> None:
-        name = DeploymentName(request.name)
-        find_deployment(name, self._snapshot())
         node_id = NodeId(request.node_id) if request.HasField("node_id") else None
-        await self._run(
-            lambda operation_id: ProfileRequested(
-                operation_id=operation_id, name=name, node_id=node_id
-            ),
-            context,
-        )
+        await _write(self._operating.profile(DeploymentName(request.name), node_id), context)
 
     async def GetProfiles(
         self, request: pb.GetProfilesRequest, context: Any
@@ -299,19 +261,18 @@ class Control(ControlServicer):
             check_deployments(asks.tenant, self._limits(asks.tenant), mine)
         return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
 
-    async def _run(
-        self,
-        event_of: Callable[[OperationId], ControllerEvent],
-        context: Any,
-        deployed: DeploymentName | None = None,
-    ) -> None:
-        # Closed at once when the caller goes, so that the core knows at once.
-        async with aclosing(self._operations.run(event_of)) as replies:
-            async for reply in replies:
-                if isinstance(reply, ReplyProgress):
-                    progress = pb.Progress(phase=reply.phase, share=reply.share)
-                    await context.write(pb.OperationEvent(progress=progress))
-                else:
-                    amiss = "" if deployed is None else await self._deployed(deployed)
-                    message = f"{reply.message}; {amiss}" if amiss else reply.message
-                    await context.write(pb.OperationEvent(done=pb.Done(message=message)))
+
+async def _write(
+    operation: Replies, context: Any, amiss: Callable[[], Awaitable[str]] | None = None
+) -> None:
+    """Write the replies. `amiss` adds what is amiss, if anything, to the last one."""
+    # Closed at once when the caller goes, so that the core knows at once.
+    async with aclosing(operation) as replies:
+        async for reply in replies:
+            if isinstance(reply, ReplyProgress):
+                progress = pb.Progress(phase=reply.phase, share=reply.share)
+                await context.write(pb.OperationEvent(progress=progress))
+            else:
+                found = "" if amiss is None else await amiss()
+                message = f"{reply.message}; {found}" if found else reply.message
+                await context.write(pb.OperationEvent(done=pb.Done(message=message)))

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             http=None if options.http == HTTP_OFF else options.http,
             http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
             http_origins=tuple(map(read_origin, options.http_cors)),
+            page=not options.no_page,
             home=Path(options.home),
             journal=None if options.journal is None else Path(options.journal),
             policy=DEFAULT_POLICY if options.policy is None else options.policy,

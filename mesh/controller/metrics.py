@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mesh.controller.recent import Recent
 from mesh.domain.actions import (
     DeliverTokens,
     RefuseRequest,
@@ -89,10 +90,11 @@ class _Call:
 
 
 class Meter:
-    """`known`: whether the cell has a deployment."""
+    """`known`: whether the cell has a deployment. `recent` is told the same ends as are counted."""
 
     def __init__(self, known: Callable[[DeploymentName], bool]) -> None:
         self._known = known
+        self.recent = Recent()
         self._calls: dict[RequestId, _Call] = {}
         self._loading: dict[InstanceId, str] = {}
         self._series: dict[str, _Series] = {}
@@ -236,6 +238,7 @@ class Meter:
                 call = self._calls.pop(action.request_id, None)
                 if call is not None:
                     self._refused.labels(call.of.model, action.reason.value).inc()
+                    self.recent.refused(now_s, call.of.model, action.reason)
             case RemoveDeployment():
                 self._forget(action.name)
 
@@ -250,6 +253,7 @@ class Meter:
         count = len(outputs.token_ids)
         if count:
             call.of.output_tokens.inc(count)
+            self.recent.tokens(count)
             if call.tokens:
                 for _ in range(count):
                     call.of.between.observe((now_s - call.last_s) / count)
@@ -274,13 +278,19 @@ class Meter:
         mean_s = (call.last_s - call.first_s) / max(call.tokens - 1, 1)
         if call.tokens > 1:
             call.of.mean.observe(mean_s)
-        if call.slo is not None:
-            limit_s = call.slo.ttft_limit_s(call.prompt_tokens) + call.grace_s
-            if call.first_s - call.came_s <= limit_s and mean_s <= call.slo.tpot_s:
-                call.of.met.inc()
+        if call.slo is None:
+            return
+        ttft_s = call.first_s - call.came_s
+        limit_s = call.slo.ttft_limit_s(call.prompt_tokens) + call.grace_s
+        met = ttft_s <= limit_s and mean_s <= call.slo.tpot_s
+        if met:
+            call.of.met.inc()
+        tpot_s = mean_s if call.tokens > 1 else None
+        self.recent.finished(now_s, call.of.model, ttft_s=ttft_s, tpot_s=tpot_s, met=met)
 
     def _forget(self, name: DeploymentName) -> None:
         """What is under way for it is counted for no deployment from now on."""
+        self.recent.forget(name)
         for metric in self._metrics:
             metric.remove_by_labels({_MODEL: name})
         if self._series.pop(name, None) is not None:

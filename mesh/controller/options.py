@@ -35,6 +35,7 @@ OPTIONS = (
         repeatable=True,
         help="Whose pages may ask by HTTP, like https://chat.example; * for all; repeatable.",
     ),
+    Option(flag="--no-page", kind=bool, help="Serve no page to browsers at the HTTP address."),
     Option(
         flag="--policy",
         metavar="NAME|FILE.py",

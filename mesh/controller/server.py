@@ -32,11 +32,13 @@ from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.open_inference import OpenInference
+from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
+from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
@@ -69,6 +71,7 @@ from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
     from mesh.controller.tracing import Traces
+    from mesh.http.feed import Feed
     from mesh.http.server import HttpServer
 
 DRAIN_S_MAX = 2.0
@@ -93,6 +96,8 @@ class ControllerConfig:
     """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
     http_origins: tuple[str, ...] = ()
     """The origins whose pages may ask the cell, as browsers spell them; `*` stands for all."""
+    page: bool = True
+    """Whether browsers get one at `/`."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -254,6 +259,7 @@ class Controller:
         self.failure: Exception | None = None
         self._gate = access.gate
         self._ending = ending
+        self._opened = opened
         self._stopped = False
         start, registry = _opened_registry(config, opened)
         self._registry = registry
@@ -281,11 +287,13 @@ class Controller:
             traces=next(iter(traces), None),
             starting=self._links.starting,
         )
+        self._operating = Operating(operations, self._gateway.snapshot)
         self._control = Control(
             cell=self._core,
             calls=self._gateway,
             clock=clock,
             operations=operations,
+            operating=self._operating,
             log=self._log,
             texts=registry.text,
             usage=usage.since,
@@ -295,6 +303,16 @@ class Controller:
             starting=self._links.starting,
             sources=config.sources,
         )
+        self._viewed = Viewed(
+            cell=self._core,
+            starting=self._links.starting,
+            failure=self._tokenizers.failure,
+            recent=meter.recent,
+            log=self._log,
+            clock=clock,
+            state_path=str(registry.path.parent),
+        )
+        self._feed: Feed | None = None
         self._health = health.HealthServicer()
         performer = ControllerPerformer(
             links=self._links,
@@ -337,13 +355,20 @@ class Controller:
 
     def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
         from mesh.http.app import application, shared
+        from mesh.http.feed import Feed
 
+        sampling = asyncio.create_task(self._viewed.sampling())
+        self._opened.callback(sampling.cancel)
+        self._feed = Feed(self._viewed, run=str(self._registry.epoch), unix_s=time.time)
         origins = frozenset(config.http_origins)
         routes = application(
             gateway=self._gateway,
             snapshot=self._gateway.snapshot,
             find=find_deployment,
             metrics=self._metrics.exposition,
+            feed=self._feed,
+            operator=self._operating,
+            page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
             origins=origins,
@@ -357,6 +382,8 @@ class Controller:
         self._post(ShutdownRequested())
         self._links.stop()
         self._log.close()
+        if self._feed is not None:
+            self._feed.close()
         # A core that failed answers nobody: there is nothing to wait for.
         drain_s = DRAIN_S_MAX if self.failure is None else 0.0
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))

@@ -11,7 +11,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.views import CellSnapshot, CellStatus, DeploymentSnapshot, NodeSnapshot
 
-_LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
+LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
 
 def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> CellStatus:
@@ -23,7 +23,7 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         nodes_ready=sum(node.state is NodeState.READY for node in snapshot.nodes),
         nodes=len(snapshot.nodes),
         deployments=len(snapshot.deployments),
-        instances=sum(instance.state in _LOADED for instance in instances),
+        instances=sum(instance.state in LOADED for instance in instances),
         queued=snapshot.queued,
         running=snapshot.running,
         served=snapshot.served,

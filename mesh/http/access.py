@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.access import Role
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated
+from mesh.http.sessions import Sessions
 from mesh.wire.access import ROUTES, Gate
 from mesh.wire.channel import is_loopback
 
@@ -37,8 +38,10 @@ class Keys:
         told: Told,
         hosts: frozenset[str],
         origins: frozenset[str],
+        sessions: Sessions,
     ) -> None:
         self._app = app
+        self._sessions = sessions
         self._hosts = hosts
         self._origins = origins
         self._gate = gate
@@ -64,19 +67,13 @@ class Keys:
             return
         roles = self._roles(request.scope)
         if roles is not None:
-            self._gate.admit(_authorization(request), roles)
+            self._gate.admit(self._sessions.authorization(request), roles)
 
     def _roles(self, scope: Scope) -> frozenset[Role] | None:
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return ROUTES.get(route.path, frozenset({Role.ADMIN}))
         return frozenset({Role.ADMIN})
-
-
-def _authorization(request: Request) -> str | None:
-    """The header, or a key by the header that Anthropic's clients have for it."""
-    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-    return f"Bearer {key}" if given is None and key is not None else given
 
 
 def _check_names(request: Request, hosts_allowed: frozenset[str], origins: frozenset[str]) -> None:

@@ -22,16 +22,21 @@ from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
+from mesh.http.feed import Feed
 from mesh.http.generation import Generation
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
 from mesh.http.models import Models
 from mesh.http.openapi import document
+from mesh.http.operating import Operate, Operator
+from mesh.http.page import Page
 from mesh.http.refusals import dialect_of, encoded, status_and_code
+from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
-from mesh.wire.access import Gate
+from mesh.http.viewing import CellEvents, CellState
+from mesh.wire.access import ROUTES, Gate
 
 ABOUT = {
     "name": "mesh",
@@ -40,6 +45,7 @@ ABOUT = {
     "their base, and of Anthropic.",
     "documentation": "/openapi.json",
 }
+EVENTS = "/api/v1/events"
 EXPOSED = (
     "x-request-id",
     "request-id",
@@ -57,19 +63,24 @@ def application(
     snapshot: Callable[[], CellSnapshot],
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
+    feed: Feed,
+    operator: Operator,
+    page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
     origins: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format; `hosts_allowed`, in lower case, and `origins`: see `access`.
+    them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
+    and `page` is whether browsers get one; `hosts_allowed`, in lower case, and `origins`: see
+    `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
-    about = encoded(ABOUT)
+    pages = Page(encoded(ABOUT), shown=page)
 
     async def what(request: Request) -> Response:
-        return Response(about, media_type="application/json")
+        return Response(encoded(ABOUT), media_type="application/json")
 
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
@@ -93,9 +104,16 @@ def application(
     async def scrape(request: Request) -> Response:
         return Response(await metrics(), media_type="text/plain; version=0.0.4")
 
+    gate = gate or Gate()
     bodies = Bodies()
+    sessions = Sessions(time.monotonic)
+
+    def check_viewer(request: Request) -> None:
+        gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
+
     routes = [
-        Route("/", what),
+        Route("/", pages.root),
+        Route("/page/{file:path}", pages.file),
         Route("/v1", what),
         Route(
             "/v1/chat/completions",
@@ -119,6 +137,14 @@ def application(
         Route("/detokenize", Detokenize(gateway, bodies), methods=["POST"]),
         Route("/ping", ping, methods=["GET", "POST"]),
         Route("/version", release),
+        Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
+        Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
+        Route(
+            "/api/v1/session",
+            Session(sessions, gate, bodies),
+            methods=["GET", "POST", "DELETE"],
+        ),
+        Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),
@@ -130,11 +156,12 @@ def application(
             Middleware(Lingering),
             Middleware(
                 Keys,
-                gate=gate or Gate(),
+                gate=gate,
                 routes=routes,
                 told=_keyless,
                 hosts=hosts_allowed,
                 origins=origins,
+                sessions=sessions,
             ),
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},

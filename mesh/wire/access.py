@@ -53,6 +53,7 @@ RPCS: Mapping[str, frozenset[Role] | None] = {
 }
 ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/": None,
+    "/page/{file:path}": None,
     "/v1": None,
     "/v1/chat/completions": _USERS,
     "/v1/completions": _USERS,
@@ -62,6 +63,10 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/v1/models/{model:path}": _USERS,
     "/tokenize": _USERS,
     "/detokenize": _USERS,
+    "/api/v1/cell": _USERS,
+    "/api/v1/events": _USERS,
+    "/api/v1/session": None,
+    "/api/v1/deployments/{model}/{verb}": _USERS,
     "/metrics": _OPERATORS,
     "/healthz": None,
     "/readyz": None,

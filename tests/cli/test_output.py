@@ -11,7 +11,6 @@ import yaml
 
 from mesh.cli import output
 from mesh.cli.output import Format, number, text_columns, word
-from mesh.cli.plain import Plain, plain
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.ids import NodeId, RequestId
@@ -19,6 +18,7 @@ from mesh.domain.invocation import Accepted
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.views import CellStatus, NodeSnapshot
+from mesh.report.plain import Plain, plain
 
 
 class Terminal(io.StringIO):

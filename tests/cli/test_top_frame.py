@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.cli.top_frame import BAR_CELLS, Part, Picture, bar, fitting, frame, parts
+from mesh.cli.top_frame import BAR_CELLS, Picture, bar, fitting, frame
 from mesh.domain.views import NodeSnapshot
+from mesh.report.memory_parts import Part, parts
 from tests.cli.views import CHAT_SMALL, FRESH, LOADING, NODE, PARKED, READY, STATUS
 
 BUSY = replace(NODE, instances=(READY, LOADING, PARKED))

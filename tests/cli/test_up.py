@@ -100,9 +100,10 @@ def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[
 
 
 def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
-    assert [line.split()[0] for line in up.lines] == ["controller", "http", "node", "next"]
-    assert up.lines[2].split() == ["node", "cpu0"]
-    assert up.lines[3].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
+    assert [line.split()[0] for line in up.lines] == ["controller", "http", "page", "node", "next"]
+    assert up.lines[3].split() == ["node", "cpu0"]
+    assert up.lines[4].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
+    assert requests.get(up.lines[2].split()[1], timeout=10).json()["name"] == "mesh"
     assert requests.get(f"{up.lines[1].split()[1]}/models", timeout=10).json()["data"] == []
     assert mesh("status", "--controller", up.address).code == 0
     assert up.child("mesh.controller").is_running()

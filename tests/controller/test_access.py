@@ -163,7 +163,14 @@ async def test_every_call_is_closed_to_whoever_may_not_make_it(
 
 def paths() -> list[str]:
     nothing = cast(Any, None)
-    made = application(gateway=nothing, snapshot=nothing, find=nothing, metrics=nothing)
+    made = application(
+        gateway=nothing,
+        snapshot=nothing,
+        find=nothing,
+        metrics=nothing,
+        feed=nothing,
+        operator=nothing,
+    )
     return [cast(Any, route).path for route in made.routes]
 
 
@@ -177,14 +184,16 @@ async def test_every_route_is_closed_to_whoever_may_not_ask_it(
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"http://{live.http}{path.replace('{model}', 'chat')}"
         verb = "POST" if "completions" in path else "GET"
-        told = requests.request(verb, url, headers=headers, json={}, timeout=WAIT_S_MAX)
-        if told.status_code == 401:
-            assert told.headers["www-authenticate"] == "Bearer"
-            error = told.json()["error"]
-            anthropic = path.startswith("/v1/messages")
-            assert anthropic or error["code"] == "invalid_api_key"
-            assert not anthropic or error["type"] == "authentication_error"
-        return told.status_code
+        with requests.request(
+            verb, url, headers=headers, json={}, timeout=WAIT_S_MAX, stream=True
+        ) as told:
+            if told.status_code == 401:
+                assert told.headers["www-authenticate"] == "Bearer"
+                error = told.json()["error"]
+                anthropic = path.startswith("/v1/messages")
+                assert anthropic or error["code"] == "invalid_api_key"
+                assert not anthropic or error["type"] == "authentication_error"
+            return told.status_code
 
     for path in (*ROUTES, "/nowhere"):
         roles = ROUTES.get(path, frozenset({Role.ADMIN}))

@@ -9,7 +9,6 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.cli.plain import plain, plain_fields
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import OperationId
 from mesh.domain.invocation import Finished
@@ -40,6 +39,7 @@ from mesh.domain.views import (
     ProfileView,
     RequestSnapshot,
 )
+from mesh.report.plain import plain, plain_fields
 from mesh.v1 import control_pb2, inference_pb2, model_pb2
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec import (

@@ -9,8 +9,8 @@ import click
 from mesh.cli import output
 from mesh.cli.options import controller_option, output_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain_fields
 from mesh.domain.views import CellEvent
+from mesh.report.plain import plain_fields
 from mesh.wire.client import MeshClient
 
 LINES_MAX = 10_000

@@ -5,8 +5,8 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain_fields
 from mesh.domain.model import ModelInfo
+from mesh.report.plain import plain_fields
 from mesh.wire.client import MeshClient
 
 

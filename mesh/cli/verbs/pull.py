@@ -12,8 +12,8 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
+from mesh.report.plain import plain_fields
 from mesh_loader.download_rate import parse_rate
 from mesh_loader.reach import Reach
 from mesh_loader.sources import check_source

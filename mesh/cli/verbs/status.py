@@ -5,9 +5,9 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain_fields
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.views import CellStatus, PrefetchView
+from mesh.report.cell_state import status_fields
 from mesh.wire.client import MeshClient
 
 
@@ -22,11 +22,7 @@ def status(form: Format, address: str) -> None:
         instances = [instance for node in client.nodes() for instance in node.instances]
     if form is not Format.TABLE:
         # `instances` is their number; those that are still loading stand in `by_instance` alone.
-        ahead = found.prefetches
-        prefetches = {**plain_fields(ahead), "hit_rate": ahead.hit_rate}
-        shown = {**plain_fields(found), "prefetches": prefetches, "by_instance": instances}
-        shown["failed"] = {one.spec.name: one.phase for one in failed}
-        output.structured(shown, form)
+        output.structured({**status_fields(found, failed), "by_instance": instances}, form)
         return
     reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
     output.fields([*_fields(address, found), *reasons])

@@ -11,11 +11,11 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option, home_option
 from mesh.cli.output import Column, Format, number, word
-from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, StorageError, Unavailable
 from mesh.domain.model import ModelInfo, stored_id
 from mesh.domain.units import format_bytes
+from mesh.report.plain import plain_fields
 from mesh.wire.client import MeshClient
 from mesh_loader.digests import Damage
 from mesh_loader.disk import tree_bytes

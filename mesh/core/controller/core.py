@@ -122,6 +122,10 @@ class ControllerCore:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
 
+    def load(self) -> tuple[int, int]:
+        """The requests that run, and those that are queued."""
+        return self.cell.running(), self.cell.queued()
+
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
         """The profiles of a deployment's model that hold for a node or have been measured, by
         fingerprint; None when there is no such deployment.

@@ -1,0 +1,120 @@
+"""What came of the calls of the last five minutes, by deployment, and the cell's last 15 minutes.
+
+The meter tells each end and each token; whoever samples tells the queue. A deployment keeps at most
+CALLS_MAX ends, so that a flood costs precision of the window, and never memory.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.recent import CellSample, RecentCalls
+
+WINDOW_S = 300.0
+CALLS_MAX = 1_000
+"""At most so many ends of a deployment are kept."""
+SAMPLES_MAX = 900
+"""A quarter of an hour at one sample a second."""
+ALL = "*"
+"""The key under which the calls of all deployments count together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    at_s: float
+    refused: RefusalReason | None = None
+    met: bool = False
+    ttft_s: float = 0.0
+    tpot_s: float | None = None
+
+
+class Recent:
+    """Owns the windows and the samples. Times are those of the host's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, deque[_End]] = {}
+        self._said: dict[tuple[str, ...], RecentCalls] = {}
+        """What was counted since the last end came or went."""
+        self._tokens = 0
+        self._refused = 0
+        self._sampled: tuple[float, int, int] | None = None
+        """When the last sample was taken, and the tokens and refusals until then."""
+        self.samples: deque[CellSample] = deque(maxlen=SAMPLES_MAX)
+
+    def tokens(self, count: int) -> None:
+        self._tokens += count
+
+    def finished(
+        self, now_s: float, name: str, *, ttft_s: float, tpot_s: float | None, met: bool
+    ) -> None:
+        """`tpot_s`: the mean of the call, or `None` for one of a single token."""
+        self._end(name, _End(now_s, met=met, ttft_s=ttft_s, tpot_s=tpot_s))
+
+    def refused(self, now_s: float, name: str, reason: RefusalReason) -> None:
+        self._refused += 1
+        self._end(name, _End(now_s, refused=reason))
+
+    def forget(self, name: str) -> None:
+        """Its deployment was removed."""
+        self._ends.pop(name, None)
+        self._said.clear()
+
+    def calls(self, now_s: float, names: tuple[str, ...] = (ALL,)) -> RecentCalls:
+        """The window of these deployments together."""
+        for name in names:
+            self._expire(now_s, name)
+        known = self._said.get(names)
+        if known is None:
+            ends = [end for name in names for end in self._ends.get(name, ())]
+            known = self._said[names] = _counted(ends)
+        return known
+
+    def _expire(self, now_s: float, name: str) -> None:
+        ends = self._ends.get(name)
+        while ends and ends[0].at_s < now_s - WINDOW_S:
+            ends.popleft()
+            self._said.clear()
+
+    def sample(self, now_s: float, time_unix_s: float, *, running: int, queued: int) -> None:
+        """Keep how the cell stands, for charts."""
+        since_s, tokens, refused = self._sampled or (now_s - 1.0, self._tokens, self._refused)
+        span_s = max(now_s - since_s, 1e-3)
+        self._sampled = now_s, self._tokens, self._refused
+        self.samples.append(
+            CellSample(
+                time_unix_s=time_unix_s,
+                running=running,
+                queued=queued,
+                tokens_per_s=(self._tokens - tokens) / span_s,
+                refused_per_s=(self._refused - refused) / span_s,
+                attainment=self.calls(now_s).attainment,
+            )
+        )
+
+    def _end(self, name: str, end: _End) -> None:
+        self._said.clear()
+        for key in (name, ALL):
+            self._ends.setdefault(key, deque(maxlen=CALLS_MAX)).append(end)
+
+
+def _counted(ends: Sequence[_End]) -> RecentCalls:
+    done = [end for end in ends if end.refused is None]
+    ttfts = sorted(end.ttft_s for end in done)
+    tpots = sorted(end.tpot_s for end in done if end.tpot_s is not None)
+    refused = Counter(end.refused for end in ends if end.refused is not None)
+    return RecentCalls(
+        window_s=WINDOW_S,
+        finished=len(done),
+        met=sum(end.met for end in done),
+        refused=tuple(sorted(refused.items())),
+        ttft_p50_s=_quantile(ttfts, 0.5),
+        ttft_p95_s=_quantile(ttfts, 0.95),
+        tpot_p50_s=_quantile(tpots, 0.5),
+        tpot_p95_s=_quantile(tpots, 0.95),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest rank; `None` where there is nothing."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None

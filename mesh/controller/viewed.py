@@ -1,0 +1,117 @@
+"""The cell as viewers of the page and of `/api/v1` see it, each what its key may.
+
+Before: `mesh.http.feed`, which asks for pictures and lines. After: the core's snapshot, the log of
+the cell, and the recent calls that the meter counts. `sampling` keeps the history of charts.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from mesh.controller.lookup import seen_by
+from mesh.controller.recent import ALL, Recent
+from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_starting
+from mesh.controller.watch import CellLog
+from mesh.domain.access import Caller, Role
+from mesh.domain.ids import ModelId
+from mesh.domain.messages import NodeStarting
+from mesh.domain.recent import CellSample
+from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus
+from mesh.report.cell_state import CellPicture
+from mesh.runtime.clock import Clock
+
+SAMPLE_S = 1.0
+
+
+class ViewedCell(Protocol):
+    """What a picture asks of the core."""
+
+    def snapshot(self, now_s: float) -> CellSnapshot: ...
+
+    def load(self) -> tuple[int, int]:
+        """The requests that run and those that are queued."""
+        ...
+
+
+class Viewed:
+    """`starting` says which nodes have not joined the cell yet, `failure` why the texts of a model
+    cannot be used, if they cannot.
+    """
+
+    def __init__(
+        self,
+        *,
+        cell: ViewedCell,
+        starting: Callable[[], Sequence[NodeStarting]],
+        failure: Callable[[ModelId], str],
+        recent: Recent,
+        log: CellLog,
+        clock: Clock,
+        state_path: str,
+    ) -> None:
+        self._cell = cell
+        self._starting = starting
+        self._failure = failure
+        self._recent = recent
+        self._log = log
+        self._clock = clock
+        self._state_path = state_path
+        self._started_s = clock.now_s()
+
+    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        snapshot = with_failed(self._cell.snapshot(self._clock.now_s()), self._failure)
+        return [self._picture(asks, snapshot) for asks in callers]
+
+    def samples(self) -> Sequence[CellSample]:
+        return self._recent.samples
+
+    def sees(self, asks: Caller, line: CellLine) -> bool:
+        """Lines name requests, nodes and deployments of others: they are an operator's."""
+        return asks.role is Role.ADMIN
+
+    def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
+        return self._log.watch(backlog=backlog, follow=follow)
+
+    async def sampling(self) -> None:
+        """Keep a sample a second, until it is cancelled."""
+        while True:
+            running, queued = self._cell.load()
+            now_s, unix_s = self._clock.now_s(), round(time.time(), 3)
+            self._recent.sample(now_s, unix_s, running=running, queued=queued)
+            await asyncio.sleep(SAMPLE_S)
+
+    def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:
+        now_s, operator = self._clock.now_s(), asks.role is Role.ADMIN
+        nodes = with_starting(snapshot.nodes, self._starting()) if operator else ()
+        seen = snapshot if operator else _own(seen_by(asks, snapshot))
+        names = tuple(one.spec.name for one in seen.deployments)
+        uptime_s = now_s - self._started_s
+        status = cell_status(seen, uptime_s=uptime_s, state_path=self._state_path)
+        return CellPicture(
+            status=status if operator else _own_status(status, seen),
+            nodes=nodes,
+            deployments=seen.deployments,
+            recent=self._recent.calls(now_s, (ALL,) if operator else names),
+            recent_of={name: self._recent.calls(now_s, (name,)) for name in names},
+        )
+
+
+def _own_status(status: CellStatus, seen: CellSnapshot) -> CellStatus:
+    """With the tenant's own instances, and no path of the controller's machine."""
+    own = [instance for one in seen.deployments for instance in one.instances]
+    return replace(status, instances=sum(one.state in LOADED for one in own), state_path="")
+
+
+def _own(snapshot: CellSnapshot) -> CellSnapshot:
+    """The sums of a tenant's own deployments, and nothing of nodes and of others."""
+    mine = snapshot.deployments
+    return replace(
+        snapshot,
+        nodes=(),
+        queued=sum(one.queued for one in mine),
+        running=sum(one.running for one in mine),
+        served=sum(one.served for one in mine),
+        refused=(),
+    )

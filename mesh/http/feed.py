@@ -1,0 +1,252 @@
+"""The cell as viewers follow it: its whole state once, then what changes, as server-sent events.
+
+While anybody views, one snapshot a second is taken for all, and each change is encoded once; while
+nobody does, none is. Events are kept for a while, so that a viewer whose connection broke goes on
+where it was. A viewer that reads too slowly is dropped and told. Before: `viewing`, which writes
+the events. After: `Watched`, the controller's view of itself.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from mesh.domain.access import Caller, Role
+from mesh.domain.errors import Unavailable
+from mesh.domain.recent import CellSample
+from mesh.domain.views import CellEvent, CellLine
+from mesh.http.refusals import encoded
+from mesh.report.cell_state import CellPicture, State, cell_state, change
+from mesh.report.plain import Plain, plain, plain_fields
+from mesh.wire.mailbox import Mailbox
+
+TICK_S = 1.0
+VIEWERS_MAX = 64
+VIEWER_EVENTS_MAX = 120
+"""At most so many events wait for one viewer: about two minutes of an idle cell's."""
+KEPT_EVENTS_MAX = 600
+KEPT_BYTES_MAX = 8 << 20
+"""So much is kept for viewers that come back, of each audience."""
+LINES_MAX = 200
+"""So many of the last lines come with the whole state."""
+LOST = "what happened since then is not kept any more"
+DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
+ENDED = "the controller is stopping"
+
+
+class Watched(Protocol):
+    """What viewers see, as the controller gives it."""
+
+    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        """The cell as each of these callers may see it, all from one snapshot."""
+        ...
+
+    def samples(self) -> Sequence[CellSample]:
+        """The last quarter of an hour, the oldest first."""
+        ...
+
+    def sees(self, asks: Caller, line: CellLine) -> bool: ...
+
+    def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Viewer:
+    blocks: Mailbox[bytes] = field(default_factory=lambda: Mailbox(VIEWER_EVENTS_MAX))
+    missed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Audience:
+    """Viewers who may see the same, what they were told last, and the events that led there."""
+
+    number: int
+    """The number of its last event."""
+    whole_from: int
+    """Each event after the one of this number is kept."""
+    state: State = field(default_factory=dict)
+    viewers: list[_Viewer] = field(default_factory=list)
+    kept: deque[tuple[int, bytes]] = field(default_factory=deque)
+    kept_bytes: int = 0
+
+    def tell(self, number: int, block: bytes) -> None:
+        self.number = number
+        self.kept.append((number, block))
+        self.kept_bytes += len(block)
+        while len(self.kept) > KEPT_EVENTS_MAX or self.kept_bytes > KEPT_BYTES_MAX:
+            self.whole_from, gone = self.kept.popleft()
+            self.kept_bytes -= len(gone)
+        for viewer in self.viewers:
+            if not viewer.blocks.put(block):
+                viewer.missed = True
+                viewer.blocks.close()
+
+    def since(self, number: int) -> bytes | None:
+        """The events after the one of this number; `None` where they are not all here."""
+        if not self.whole_from <= number <= self.number:
+            return None
+        return b"".join(block for kept, block in self.kept if kept > number)
+
+
+class Feed:
+    """`run` tells its event ids from those of an earlier controller; `unix_s` is the wall clock."""
+
+    def __init__(self, watched: Watched, *, run: str, unix_s: Callable[[], float]) -> None:
+        self._watched = watched
+        self._run = run
+        self._unix_s = unix_s
+        self._number = 0
+        self._audiences: dict[Caller, _Audience] = {}
+        self._lines: deque[tuple[CellLine, bytes]] = deque(maxlen=LINES_MAX)
+        self._refreshing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        return sum(len(audience.viewers) for audience in self._audiences.values())
+
+    async def cell(self, asks: Caller) -> bytes:
+        """The whole state as JSON: what viewers were told last, where there are any."""
+        audience = self._audiences.get(_audience_of(asks))
+        if audience is None:
+            (picture,) = self._watched.pictures([asks])
+            return await asyncio.to_thread(_whole, cell_state(picture), self._samples(), "")
+        return await asyncio.to_thread(_whole, audience.state, self._samples(), "")
+
+    async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[bytes, None]:
+        """The events after the one of `last_id`; where that is not possible, the whole state, which
+        says so. Raises Unavailable when too many view already.
+        """
+        self._check_room()
+        key, viewer = _audience_of(asks), _Viewer()
+        audience = self._audiences.get(key)
+        if audience is None:
+            self._number += 1  # nobody has been told up to here
+            audience = self._audiences[key] = _Audience(self._number, self._number)
+        audience.viewers.append(viewer)
+        try:
+            if not audience.state:
+                await self._refresh({key: audience})
+            self._begin()
+            blocks = audience.since(self._number_of(last_id))
+            if blocks is None:
+                # What is told from here on comes after this state.
+                viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
+                blocks = await self._opening(asks, audience, LOST if last_id else "")
+            yield blocks
+            while more := await viewer.blocks.take():
+                yield b"".join(more)
+            yield _block("end", {"why": DROPPED if viewer.missed else ENDED})
+        finally:
+            audience.viewers.remove(viewer)
+            if not audience.viewers:
+                self._audiences.pop(key, None)
+            if not self._audiences:
+                self._rest()
+
+    def close(self) -> None:
+        """End every viewer's events when they have been told what there is."""
+        self._closed = True
+        for audience in self._audiences.values():
+            for viewer in audience.viewers:
+                viewer.blocks.close()
+
+    def _check_room(self) -> None:
+        if self._closed:
+            raise Unavailable(ENDED)
+        if self.viewers >= VIEWERS_MAX:
+            raise Unavailable(
+                f"{self.viewers} viewers are here already, which is the limit",
+                hint="close one of their pages, or ask for /api/v1/cell",
+            )
+
+    def _number_of(self, last_id: str) -> int:
+        """The number in an event's id; -1 for none of ours."""
+        found = re.fullmatch(r"(\w{1,40})-([0-9]{1,15})", last_id)
+        return int(found[2]) if found and found[1] == self._run else -1
+
+    async def _opening(self, asks: Caller, audience: _Audience, why: str) -> bytes:
+        """The whole state, and the last lines."""
+        seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
+        head = f"id: {self._run}-{audience.number}\nevent: cell\ndata: ".encode()
+        body = await asyncio.to_thread(_whole, audience.state, self._samples(), why)
+        return head + body + b"\n\n" + b"".join(seen)
+
+    def _samples(self) -> tuple[CellSample, ...]:
+        return tuple(self._watched.samples())
+
+    def _begin(self) -> None:
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(run()) for run in (self._tick, self._follow)]
+
+    def _rest(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._lines.clear()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._refresh(dict(self._audiences))
+
+    async def _refresh(self, audiences: Mapping[Caller, _Audience]) -> None:
+        """Tell each audience what has changed. Not twice at a time: states follow each other."""
+        async with self._refreshing:
+            pictures = self._watched.pictures(list(audiences))
+            latest = self._samples()[-1:]
+            for audience, picture in zip(audiences.values(), pictures, strict=True):
+                before = audience.state
+                after, patch = await asyncio.to_thread(_next, before, picture)
+                audience.state = after
+                if before:
+                    told: Mapping[str, Plain] = {"patch": patch, "samples": plain(latest)}
+                    self._tell(audience, _block("change", told))
+
+    async def _follow(self) -> None:
+        """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
+        backlog = LINES_MAX
+        while True:
+            with suppress(Unavailable):
+                async with aclosing(self._watched.lines(backlog=backlog, follow=True)) as events:
+                    async for event in events:
+                        self._line(event)
+            backlog = 0
+            await asyncio.sleep(TICK_S)
+
+    def _line(self, event: CellEvent) -> None:
+        at_s = round(self._unix_s() - event.age_s, 3)
+        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
+        self._lines.append((event.line, block))
+        for asks, audience in self._audiences.items():
+            if self._watched.sees(asks, event.line):
+                self._tell(audience, block)
+
+    def _tell(self, audience: _Audience, block: bytes) -> None:
+        self._number += 1
+        audience.tell(self._number, f"id: {self._run}-{self._number}\n".encode() + block)
+
+
+def _audience_of(asks: Caller) -> Caller:
+    """Whoever sees the same is told the same: all operators, and all keys of a tenant."""
+    return Caller() if asks.role is Role.ADMIN else Caller(role=asks.role, tenant=asks.tenant)
+
+
+def _next(before: State, picture: CellPicture) -> tuple[State, State]:
+    after = cell_state(picture)
+    return after, change(before, after)
+
+
+def _whole(state: State, samples: Sequence[CellSample], why: str) -> bytes:
+    columns = {
+        one.name: [getattr(sample, one.name) for sample in samples] for one in fields(CellSample)
+    }
+    return encoded({"why": why, **state, "samples": columns})
+
+
+def _block(name: str, data: Mapping[str, Plain]) -> bytes:
+    return f"event: {name}\ndata: ".encode() + encoded(data) + b"\n\n"

@@ -1,0 +1,87 @@
+"""The page at `/`: its files, read once from the package and served from memory.
+
+A browser gets the page and anybody else what `/` says of itself, by the header Accept. The policy
+lets the page load nothing from elsewhere and run no inline script. A file is asked for again each
+time, and its ETag spares sending it. Before: the routes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+INDEX = "index.html"
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""The suffixes that are served; licences and the list of what is vendored are not."""
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    kind: str
+    etag: str
+
+
+class Page:
+    """`about` is what `/` says to clients that ask for no page, as JSON; `shown` is whether there
+    is a page at all.
+    """
+
+    def __init__(self, about: bytes, *, shown: bool) -> None:
+        self._about = about
+        self._files: Mapping[str, _File] = _read(files("mesh") / "page") if shown else {}
+
+    async def root(self, request: Request) -> Response:
+        if INDEX in self._files and "text/html" in request.headers.get("accept", ""):
+            response = self._answer(request, self._files[INDEX])
+        else:
+            response = Response(self._about, media_type="application/json")
+        response.headers["vary"] = "accept"
+        return response
+
+    async def file(self, request: Request) -> Response:
+        """Raises HTTPException. A name is looked up as it is: none leads out of the folder."""
+        found = self._files.get(request.path_params["file"])
+        if found is None:
+            raise HTTPException(404)
+        return self._answer(request, found)
+
+    def _answer(self, request: Request, found: _File) -> Response:
+        headers = {**HEADERS, "etag": found.etag, "content-type": found.kind}
+        known = request.headers.get("if-none-match", "")
+        if found.etag in (one.strip().removeprefix("W/") for one in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(found.body, headers=headers)
+
+
+def _read(folder: Traversable, inside: str = "") -> dict[str, _File]:
+    found: dict[str, _File] = {}
+    for one in folder.iterdir():
+        path = f"{inside}{one.name}"
+        kind = _KINDS.get(PurePosixPath(path).suffix)
+        if one.is_dir():
+            found |= _read(one, f"{path}/")
+        elif kind is not None:
+            body = one.read_bytes()
+            found[path] = _File(body, kind, f'"{sha256(body).hexdigest()[:32]}"')
+    return found

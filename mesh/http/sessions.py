@@ -1,0 +1,182 @@
+"""Sessions of the page on a cell that wants keys: who has shown a key need not show it again.
+
+A browser keeps a random token in a cookie that no script can read. The key stays in the
+controller's memory, and is looked at with each request, so that a revoked one opens nothing. What
+changes something carries a second token in a header, which pages of other origins cannot read.
+Before: `access`, which asks for what a session stands for, and the routes. After: the gate.
+"""
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mesh.domain.access import Caller, Role
+from mesh.domain.errors import Forbidden, Unauthenticated
+from mesh.http.bodies import read
+from mesh.http.exchange import Bodies, Exchange
+from mesh.http.refusals import encoded
+from mesh.http.tools import Strict
+from mesh.wire.access import Gate
+
+COOKIE = "mesh_session"
+TOKEN_HEADER = "x-mesh-csrf"
+SESSION_S_MAX = 12 * 3600.0
+SESSIONS_MAX = 1_000
+"""Beyond that the oldest ends."""
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+ROLES = frozenset({Role.ADMIN, Role.TENANT})
+_TOKEN_BYTES = 32
+_SHOWN_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    authorization: str
+    csrf: str
+    until_s: float
+
+
+class Sessions:
+    """`now_s` is a monotonic clock in seconds."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._open: dict[str, _Session] = {}
+
+    def begin(self, authorization: str) -> tuple[str, str]:
+        """A new session: its cookie's value and its token for changes."""
+        now_s = self._now_s()
+        self._open = {token: one for token, one in self._open.items() if one.until_s > now_s}
+        while len(self._open) >= SESSIONS_MAX:
+            del self._open[next(iter(self._open))]
+        token, csrf = secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES)
+        until_s = now_s + SESSION_S_MAX
+        self._open[token] = _Session(authorization=authorization, csrf=csrf, until_s=until_s)
+        return token, csrf
+
+    def end(self, request: Request) -> None:
+        self._open.pop(request.cookies.get(COOKIE, ""), None)
+
+    def of(self, request: Request) -> _Session | None:
+        """The session of a request's cookie; `None` where there is none, or where it is over."""
+        found = self._open.get(request.cookies.get(COOKIE, ""))
+        return found if found is not None and found.until_s > self._now_s() else None
+
+    def authorization(self, request: Request) -> str | None:
+        """What the request shows: its own key, or its session's. Raises Forbidden for a change by a
+        session without its token, or from another origin.
+        """
+        own = _shown(request)
+        session = None if own is not None else self.of(request)
+        if session is None:
+            return own
+        check_origin(request)
+        given = request.headers.get(TOKEN_HEADER, "")
+        if request.method not in SAFE and not hmac.compare_digest(
+            given.encode(), session.csrf.encode()
+        ):
+            raise Forbidden(
+                f"a change by a session needs its token in the header {TOKEN_HEADER}",
+                hint="reload the page",
+            )
+        return session.authorization
+
+
+def _shown(request: Request) -> str | None:
+    """The header, or a key by the header that Anthropic's clients have for it."""
+    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    return f"Bearer {key}" if given is None and key is not None else given
+
+
+class _SignIn(Strict):
+    key: str = Field(min_length=1, max_length=400)
+
+
+class Session:
+    """An ASGI application: GET says whose session it is, POST begins one by a key, DELETE ends it.
+    It is open to all: who is nobody learns that.
+    """
+
+    def __init__(self, sessions: Sessions, gate: Gate, bodies: Bodies) -> None:
+        self._sessions = sessions
+        self._gate = gate
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        exchange = Exchange(scope, receive, send, self._bodies)
+        async with exchange.answering():
+            if request.method == "POST":
+                check_origin(request)
+                async with exchange.body() as raw:
+                    authorization = f"Bearer {read(_SignIn, raw).key}"
+                caller = self._gate.check(authorization, ROLES)
+                token, csrf = self._sessions.begin(authorization)
+                response = _told(caller, wants_keys=self._gate.wants_keys, csrf=csrf)
+                response.set_cookie(
+                    COOKIE,
+                    token,
+                    max_age=int(SESSION_S_MAX),
+                    httponly=True,
+                    samesite="strict",
+                    secure=request.url.scheme == "https",
+                )
+            elif request.method == "DELETE":
+                self._sessions.authorization(request)
+                self._sessions.end(request)
+                response = _told(None, wants_keys=self._gate.wants_keys)
+                response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+            else:
+                response = self._whose(request)
+            await response(scope, receive, send)
+
+    def _whose(self, request: Request) -> Response:
+        if not self._gate.wants_keys:
+            return _told(Caller(), wants_keys=False)
+        session = self._sessions.of(request)
+        if session is None:
+            return _told(None, wants_keys=True)
+        try:
+            caller = self._gate.check(session.authorization, ROLES)
+        except (Unauthenticated, Forbidden):
+            self._sessions.end(request)
+            return _told(None, wants_keys=True)
+        return _told(caller, wants_keys=True, csrf=session.csrf)
+
+
+def check_origin(request: Request) -> None:
+    """Changes are for pages of this very origin, and for clients that are no pages. Raises
+    Forbidden.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and _host_of(origin) != request.headers.get("host"):
+        raise Forbidden(
+            f"a page of {origin[:_SHOWN_CHARS]!r} may change nothing here",
+            hint="open the page of this cell itself",
+        )
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _told(caller: Caller | None, *, wants_keys: bool, csrf: str = "") -> Response:
+    whose = {
+        "wants_keys": wants_keys,
+        "role": None if caller is None else caller.role,
+        "tenant": None if caller is None else caller.tenant,
+        "csrf": csrf,
+    }
+    return Response(
+        encoded(whose), media_type="application/json", headers={"cache-control": "no-store"}
+    )

@@ -1,0 +1,62 @@
+"""`/api/v1/cell` and `/api/v1/events`: the cell whole, and as a stream of what changes in it.
+
+Before: the routes. After: the feed, which makes each of its events once for all viewers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from mesh.http.exchange import ABORT, Bodies, Exchange
+from mesh.http.feed import Feed
+from mesh.wire.access import caller
+
+WRITE_S_MAX = 20.0
+"""A viewer that does not read one piece within this time is cut off: it cannot be told."""
+Check = Callable[[Request], object]
+"""Raises Unauthenticated or Forbidden for who may not view any more."""
+LAST_ID = "last-event-id"
+
+
+class CellState:
+    """An ASGI application: the state, whole."""
+
+    def __init__(self, feed: Feed, bodies: Bodies) -> None:
+        self._feed = feed
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._bodies)
+        async with exchange.answering():
+            await exchange.json(await self._feed.cell(caller()))
+
+
+class CellEvents:
+    """An ASGI application: the events, until the viewer leaves, or its key opens nothing more."""
+
+    def __init__(self, feed: Feed, check: Check, bodies: Bodies) -> None:
+        self._feed = feed
+        self._check = check
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._bodies)
+        request = Request(scope)
+        last_id = request.headers.get(LAST_ID, "")
+        async with exchange.answering():
+            with exchange.watched(lambda _: None):
+                async with aclosing(self._feed.events(caller(), last_id)) as events:
+                    try:
+                        async for blocks in events:
+                            self._check(request)
+                            write = exchange.write if exchange.begun else exchange.stream
+                            async with asyncio.timeout(WRITE_S_MAX):
+                                await write(blocks)
+                        async with asyncio.timeout(WRITE_S_MAX):
+                            await exchange.end()
+                    except TimeoutError:
+                        scope["extensions"][ABORT]()
+                        await asyncio.sleep(0)  # so that the server knows before we leave

@@ -1,0 +1,106 @@
+// The cell at a glance: how it stands, its last quarter of an hour, and a card for each node.
+
+import { html } from "./vendor/preact-htm.js";
+import { Chart } from "./chart.js";
+import { Badge, Notice, Share, Table, Text } from "./parts.js";
+import { address } from "./route.js";
+import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
+
+export function Cell({ live }) {
+  const { state, samples } = live;
+  const nodes = Object.values(state.nodes);
+  return html`
+    <h1>Cell</h1>
+    <${Totals} state=${state} samples=${samples} />
+    <div class="charts">
+      <${Chart} title="Output tokens per second" columns=${samples}
+        series=${[{ label: "tokens/s", column: "tokens_per_s", digits: 1 }]} />
+      <${Chart} title="Requests running and queued" columns=${samples}
+        series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued", dash: [6, 4] }]} />
+    </div>
+    ${!Object.keys(state.deployments).length && html`<${Notice}>
+      Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
+    ${!nodes.length && html`<${Notice}>
+      No node has joined that this key may see. <code>mesh node --join ADDRESS</code> brings one.<//>`}
+    <div class="cards">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} state=${state} />`)}</div>`;
+}
+
+function Totals({ state, samples }) {
+  const { status, recent } = state;
+  const rate = samples.tokens_per_s?.at(-1);
+  return html`<dl class="totals">
+    <${Total} name="nodes ready" value="${status.nodes_ready} of ${status.nodes}" />
+    <${Total} name="requests running" value=${count(status.running)} />
+    <${Total} name="queued" value=${count(status.queued)} />
+    <${Total} name="served" value=${count(status.served)} />
+    <${Total} name="refused, by reason" value=${refusals(status.refused)} small />
+    <${Total} name="output tokens/s" value=${fixed(rate, 1)} />
+    <${Total} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
+    <${Total} name="up, version ${status.version}" value=${span(status.uptime_s)} />
+  </dl>`;
+}
+
+const Total = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
+
+function Node({ node, state }) {
+  const instances = Object.values(state.instances).filter((one) => one.node_id === node.node_id)
+    .map((one) => queuedWith(one, state.deployments[one.deployment]));
+  return html`<article class="card" id="node-${node.node_id}">
+    <h2><${Text}>${node.node_id}<//> <${Badge} state=${node.state} /></h2>
+    <p class="dim">${node.device}, ${node.cores} cores, ${node.engine}, <${Text}>${node.hardware}<//>;
+      silent ${node.silent_s.toFixed(1)} s</p>
+    ${node.phase ? html`<p>${node.phase} <${Share} share=${node.share} label="joining" /></p>` : html`<${Memory} node=${node} />`}
+    ${instances.length > 0 && html`<${Table} label="Instances of ${node.node_id}" columns=${INSTANCES}
+      rows=${instances} keyOf=${(one) => one.instance_id} />`}
+    ${node.operations.length > 0 && html`<${Table} label="Memory operations of ${node.node_id}" columns=${OPERATIONS}
+      rows=${node.operations} keyOf=${(one) => `${one.kind} ${one.instance_id}`} />`}
+  </article>`;
+}
+
+function Memory({ node }) {
+  const all = node.parts.reduce((sum, part) => sum + part.size_bytes, 0) || 1;
+  const there = node.parts.filter((part) => part.size_bytes > 0);
+  return html`
+    <div class="bar" role="img" aria-label=${`memory: ${there.map(sized).join(", ")} MiB`}>${there.map((part) => html`
+      <span class="part-${classOf(part)}" style=${{ flexGrow: part.size_bytes / all }} title=${`${sized(part)} MiB`}>${part.letter}</span>`)}
+    </div>
+    <ul class="legend" aria-hidden="true">${node.parts.map((part) => html`
+      <li><b class="part-${classOf(part)}">${part.letter}</b> ${sized(part)}</li>`)}<li>MiB</li></ul>
+    <p class="dim">limit ${mib(node.memory_bytes)}, promised ${mib(node.promised_bytes)}, tracked ${mib(node.tracked_bytes)},
+      to promise ${mib(node.free_bytes)} MiB; ${node.rss_bytes
+        ? `RSS ${mib(node.rss_bytes)} MiB, unaccounted ${mib(node.unaccounted_bytes)} MiB` : "RSS not told yet"}</p>`;
+}
+
+const sized = (part) => `${part.name} ${mib(part.size_bytes)}`;
+const classOf = (part) => part.name.replace(" ", "-");
+
+// The same object while nothing of it has changed, so that its row is not drawn again.
+const shown = new WeakMap();
+
+function queuedWith(instance, deployment) {
+  const queued = deployment?.queued ?? 0;
+  if (shown.get(instance)?.queued !== queued) shown.set(instance, { ...instance, queued });
+  return shown.get(instance);
+}
+
+const INSTANCES = [
+  { title: "instance", cell: (i) => html`<a href=${address("deployments", i.deployment)}><${Text}>${i.instance_id}<//></a>` },
+  { title: "state", cell: (i) => html`<${Badge} state=${i.state} />${i.state === "loading" && i.phase
+    ? html` ${i.phase} <${Share} share=${i.share} label="load" />` : ""}` },
+  { title: "from", cell: (i) => i.tier ?? "–" },
+  { title: "batch", number: true, cell: (i) => `${i.batch} of ${i.batch_max}` },
+  { title: "queued", number: true, cell: (i) => i.queued },
+  { title: "KV used / held / required, MiB", number: true, cell: (i) => `${mib(i.kv_used_bytes)} / ${mib(i.kv_bytes)} / ${mib(i.kv_required_bytes)}` },
+  { title: "headroom least / p50", number: true, cell: (i) => `${seconds(i.headroom_least_s)} / ${seconds(i.headroom_p50_s)}` },
+  { title: "iteration", number: true, cell: (i) => millis(i.iteration_s || null) },
+  { title: "correction", number: true, cell: (i) => fixed(i.correction) },
+  { title: "profile", cell: (i) => html`<${Text}>${i.profile || "–"}<//>` },
+];
+
+const OPERATIONS = [
+  { title: "operation", cell: (o) => o.kind },
+  { title: "instance", cell: (o) => html`<${Text}>${o.instance_id}<//>` },
+  { title: "size, MiB", number: true, cell: (o) => mib(o.size_bytes) },
+  { title: "state", cell: (o) => (o.running ? "running" : "waiting") },
+  { title: "needed in", number: true, cell: (o) => seconds(o.needed_in_s) },
+];

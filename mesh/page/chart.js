@@ -1,0 +1,63 @@
+// A chart of the last quarter of an hour. All charts share one cursor.
+
+import { html, Component } from "./vendor/preact-htm.js";
+import { clock } from "./words.js";
+
+const HEIGHT_PX = 130;
+const SYNC = "mesh";
+
+// series: [{ label, column, dash }]; columns: samples by name.
+export class Chart extends Component {
+  componentDidMount() {
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.place);
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme.onchange = () => this.draw();
+    this.draw();
+  }
+
+  componentWillUnmount() {
+    this.observer.disconnect();
+    this.scheme.onchange = null;
+    this.plot?.destroy();
+  }
+
+  shouldComponentUpdate({ columns }) {
+    if (columns !== this.props.columns) this.plot?.setData(this.data(columns));
+    return false; // uPlot draws what is inside
+  }
+
+  data(columns) {
+    return [columns.time_unix_s ?? [], ...this.props.series.map((one) => columns[one.column] ?? [])];
+  }
+
+  fit() {
+    this.plot?.setSize({ width: this.place.clientWidth, height: HEIGHT_PX });
+  }
+
+  draw() {
+    const style = getComputedStyle(this.place);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    this.plot?.destroy();
+    this.plot = new window.uPlot({
+      width: this.place.clientWidth,
+      height: HEIGHT_PX,
+      cursor: { sync: { key: SYNC }, drag: { setScale: false } },
+      scales: { y: { range: (_, __, most) => [0, Math.max(most ?? 0, this.props.least ?? 1)] } },
+      axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
+      series: [
+        { value: (_, time) => (time ? clock(time) : "–") },
+        ...this.props.series.map((one, n) => ({
+          label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: one.dash, points: { show: false },
+          value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(one.digits ?? 0)),
+        })),
+      ],
+    }, this.data(this.props.columns), this.place);
+  }
+
+  render({ title }) {
+    return html`<figure class="chart"><figcaption>${title}</figcaption>
+      <div ref=${(place) => { if (place) this.place = place; }}></div></figure>`;
+  }
+}

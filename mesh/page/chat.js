@@ -1,0 +1,80 @@
+// One streamed chat: what is asked of /v1/chat/completions, and its events as they come.
+
+import { headers } from "./session.js";
+
+export function bodyOf(model, { system, prompt, options }, turns) {
+  const messages = [
+    ...(system ? [{ role: "system", content: system }] : []),
+    ...turns.flatMap((turn) => [
+      { role: "user", content: turn.prompt },
+      { role: "assistant", content: turn.text },
+    ]),
+    { role: "user", content: prompt },
+  ];
+  return { model, messages, stream: true, stream_options: { include_usage: true }, ...options };
+}
+
+// Options as fields of the protocol. Throws an Error that names the field which cannot be read.
+export function optionsOf(given) {
+  const options = {};
+  for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
+    if (given[name] !== "" && given[name] !== undefined) options[name] = Number(given[name]);
+  }
+  const stops = (given.stop ?? "").split("\n").filter(Boolean);
+  if (stops.length) options.stop = stops;
+  const schema = parsed("JSON schema", given.schema);
+  if (schema) options.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  const tools = parsed("tools", given.tools);
+  if (tools) options.tools = tools;
+  return options;
+}
+
+function parsed(what, text) {
+  if (!text?.trim()) return null;
+  try {
+    return JSON.parse(text);
+  } catch (fault) {
+    throw new Error(`${what}: this is no JSON: ${fault.message}`);
+  }
+}
+
+// Calls `told` with what is new of { text, calls, usage, finish, firstMs, lastMs, graceMs }. Throws
+// { message, hint, retryS } for a refusal, and an AbortError when `signal` stops it.
+export async function stream(body, signal, told) {
+  const began = performance.now();
+  const answer = await fetch("v1/chat/completions", {
+    method: "POST", signal,
+    headers: headers(),
+    body: JSON.stringify(body),
+  });
+  if (!answer.ok) throw { ...(await answer.json()).error, retryS: answer.headers.get("retry-after") };
+  told({ graceMs: Number(answer.headers.get("x-slo-grace-ms") ?? 0) });
+  for await (const { name, data } of events(answer.body)) {
+    if (name === "error") throw JSON.parse(data).error;
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    const choice = chunk.choices[0];
+    const at = performance.now() - began;
+    if (chunk.usage) told({ usage: chunk.usage });
+    if (!choice) continue;
+    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta;
+    if (content || thought || calls) told({ text: content ?? "", thought: thought ?? "", calls: calls ?? [], atMs: at });
+    if (choice.finish_reason) told({ finish: choice.finish_reason });
+  }
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split("\n");
+      const field = (name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
+      yield { name: field("event") ?? "message", data: field("data") };
+    }
+  }
+}

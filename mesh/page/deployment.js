@@ -1,0 +1,96 @@
+// One deployment: its numbers, what an operator can do with it, its manifest, revisions and events.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { post } from "./post.js";
+import { Badge, Fault, Notice, Table, Text } from "./parts.js";
+import { address } from "./route.js";
+import { clock, count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
+
+export function Deployment({ live, name }) {
+  const one = live.state.deployments[name];
+  if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.
+    <a href=${address("deployments")}>All deployments</a><//>`;
+  const { recent, spec } = one;
+  const instances = Object.values(live.state.instances).filter((i) => i.deployment === name);
+  const lines = live.lines.filter((line) => line.subject === name || instances.some((i) => i.instance_id === line.subject));
+  return html`
+    <h1><${Text}>${name}<//> <${Badge} state=${one.state} /> <${Text}>${phase(one)}<//></h1>
+    <dl class="totals">
+      <${Pair} name="running" value=${count(one.running)} />
+      <${Pair} name="queued" value=${count(one.queued)} />
+      <${Pair} name="served" value=${count(one.served)} />
+      <${Pair} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
+      <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" />
+      <${Pair} name="TPOT p50 / p95, SLO ${millis(spec.slo.tpot_s)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" />
+      <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
+      <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
+    </dl>
+    <p><a class="button" href=${address("try", "", { a: name })}>Try it</a></p>
+    <${Actions} key=${name} name=${name} scaling=${spec.scaling} />
+    <h2>Instances</h2>
+    ${instances.length ? html`<${Table} label="Instances" columns=${INSTANCES} rows=${instances} keyOf=${(i) => i.instance_id} />`
+      : html`<p class="dim">None is loaded; the next request loads one.</p>`}
+    ${one.revisions.length > 0 && html`<h2>Revisions</h2>
+      <${Table} label="Revisions" columns=${REVISIONS} rows=${one.revisions} keyOf=${(r) => r.number} />`}
+    <h2>Events</h2>
+    ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`
+      <li><time>${clock(line.time_unix_s)}</time> <b><${Text}>${line.subject}<//></b> <${Text}>${line.text}<//></li>`)}</ol>`
+      : html`<p class="dim">None of late.</p>`}
+    <h2>Manifest</h2>
+    <pre class="code" tabindex="0">${JSON.stringify(spec, null, 2)}</pre>`;
+}
+
+const Pair = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
+
+function Actions({ name, scaling }) {
+  const [said, setSaid] = useState({});
+  const [busy, setBusy] = useState("");
+  const [asking, setAsking] = useState("");
+  const act = async (verb, body = {}) => {
+    setAsking("");
+    setBusy(verb);
+    setSaid({});
+    setSaid(await post(`api/v1/deployments/${encodeURIComponent(name)}/${verb}`, body));
+    setBusy("");
+  };
+  const scale = (event) => {
+    event.preventDefault();
+    const given = new FormData(event.target);
+    act("scale", Object.fromEntries(["replicas_min", "replicas_max", "keep_alive_s"].map((key) => [key, Number(given.get(key))])));
+  };
+  return html`<section class="actions" aria-label="Actions" aria-busy=${Boolean(busy)}>
+    ${["load", "unload", "profile"].map((verb) => html`<button disabled=${busy} onClick=${() => act(verb)}>${verb}</button>`)}
+    <button disabled=${busy} onClick=${() => act("undo")}>undo rollout</button>
+    ${asking ? html`<span class="asked">Delete <${Text}>${name}<//> for good?
+        <button class="bad" onClick=${() => act("delete")}>delete it</button>
+        <button onClick=${() => setAsking("")}>keep it</button></span>`
+      : html`<button class="bad" disabled=${busy} onClick=${() => setAsking("delete")}>delete …</button>`}
+    <form onSubmit=${scale}>
+      <label>replicas from <input name="replicas_min" type="number" min="0" value=${scaling.replicas_min} /></label>
+      <label> to <input name="replicas_max" type="number" min="1" value=${scaling.replicas_max} /></label>
+      <label> keep alive, s <input name="keep_alive_s" type="number" min="0" step="any" value=${scaling.keep_alive_s} /></label>
+      <button disabled=${busy}>scale</button>
+    </form>
+    ${busy && html`<${Notice}>${busy} …<//>`}
+    ${said.message && html`<${Notice}><${Text}>${said.message}<//><//>`}
+    <${Fault} error=${said.error} />
+  </section>`;
+}
+
+const INSTANCES = [
+  { title: "instance", cell: (i) => html`<${Text}>${i.instance_id}<//>` },
+  { title: "node", cell: (i) => html`<${Text}>${i.node_id}<//>` },
+  { title: "state", cell: (i) => html`<${Badge} state=${i.state} /> ${i.state === "loading" ? phase(i) : ""}` },
+  { title: "load, expected", number: true, cell: (i) => `${seconds(i.load_s)}, ${seconds(i.load_expected_s || null)}` },
+  { title: "batch", number: true, cell: (i) => `${i.batch} of ${i.batch_max}` },
+  { title: "headroom least", number: true, cell: (i) => seconds(i.headroom_least_s) },
+  { title: "profile", cell: (i) => html`<${Text}>${i.profile || "–"}<//>` },
+];
+
+const REVISIONS = [
+  { title: "revision", number: true, cell: (r) => r.number },
+  { title: "state", cell: (r) => html`<${Badge} state=${r.state} />` },
+  { title: "ready of wanted", number: true, cell: (r) => `${r.ready} of ${r.wanted}` },
+  { title: "requests", number: true, cell: (r) => r.requests },
+  { title: "message", cell: (r) => html`<${Text}>${r.message}<//>` },
+];

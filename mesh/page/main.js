@@ -1,0 +1,68 @@
+// The page: which view is shown, how the controller answers, and where else one can go.
+
+import { html, render, Component } from "./vendor/preact-htm.js";
+import { Cell } from "./cell.js";
+import { Deployment } from "./deployment.js";
+import { Deployments } from "./deployments.js";
+import { follow, live, onChange, silentS } from "./live.js";
+import { Fault, Notice, Text } from "./parts.js";
+import { Playground } from "./playground.js";
+import { address, route } from "./route.js";
+import { session, SignIn, signOut, whose } from "./session.js";
+
+const SILENT_S_MAX = 3;
+const VIEWS = { cell: "Cell", deployments: "Deployments", try: "Playground" };
+
+class Page extends Component {
+  componentDidMount() {
+    onChange(() => this.forceUpdate());
+    addEventListener("hashchange", () => this.forceUpdate());
+    setInterval(() => { if (silentS() > SILENT_S_MAX || this.silent) this.forceUpdate(); }, 1000);
+  }
+
+  render() {
+    const { view, name, asked } = route();
+    this.silent = silentS() > SILENT_S_MAX && !(session.wants_keys && !session.role) && !live.error;
+    document.title = `${name || (VIEWS[view] ?? "mesh")} – mesh`;
+    return html`
+      <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
+      <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).map(([one, title]) => html`
+        <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav>
+        ${session.wants_keys && session.role && html`<span class="who">${session.role} <${Text}>${session.tenant}<//>
+          <button onClick=${signOut}>sign out</button></span>`}</header>
+      <${Connection} silent=${this.silent} />
+      <main id="main" tabindex="-1">${this.view(view, name, asked)}</main>`;
+  }
+
+  view(view, name, asked) {
+    if (session.wants_keys && (!session.role || live.error?.status === 401)) {
+      return html`<${SignIn} onDone=${() => { live.error = null; follow(); this.forceUpdate(); }} />`;
+    }
+    if (live.error) return html`<${Refused} error=${live.error} />`;
+    if (!live.state) return html`<${Notice}>Loading …<//>`;
+    if (view === "deployments" && name) return html`<${Deployment} live=${live} name=${name} />`;
+    if (view === "deployments") return html`<${Deployments} state=${live.state} asked=${asked} />`;
+    if (view === "try") return html`<${Playground} state=${live.state} asked=${asked} />`;
+    if (view === "cell") return html`<${Cell} live=${live} />`;
+    return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;
+  }
+}
+
+function Connection({ silent }) {
+  if (silent) return html`<${Notice} bad>controller silent for ${silentS().toFixed(0)} s, trying<//>`;
+  return live.note ? html`<p class="notice" role="status">Shown anew: ${live.note}.
+    <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
+}
+
+const Refused = ({ error }) => html`<h1>Not shown</h1><${Fault} error=${error} />`;
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+const place = document.getElementById("page");
+await whose().catch(() => {}); // the silence of the controller is shown
+place.replaceChildren();
+render(html`<${Page} />`, place);
+if (session.role || !session.wants_keys) follow();

@@ -1,0 +1,44 @@
+// What several views are made of: tables, badges, bars.
+
+import { html, Component } from "./vendor/preact-htm.js";
+
+export const Badge = ({ state }) => html`<span class="badge is-${state}">${state}</span>`;
+
+export const Text = ({ children }) => html`<bdi>${children}</bdi>`;
+
+export const Notice = ({ children, bad = false }) =>
+  html`<p class="notice ${bad ? "bad" : ""}" role=${bad ? "alert" : "status"}>${children}</p>`;
+
+export const Fault = ({ error }) =>
+  error && html`<p class="notice bad" role="alert"><${Text}>${error.message}<//>
+    ${error.hint && html`<br /><span class="dim">hint: <${Text}>${error.hint}<//></span>`}</p>`;
+
+export const Share = ({ share, label }) => html`
+  <progress max="1" value=${share} aria-label=${label}></progress> ${Math.round(100 * share)} %`;
+
+// columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
+export function Table({ label, columns, rows, keyOf, sort = "", onSort = null }) {
+  return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>
+    <thead><tr>${columns.map((column) => html`
+      <th scope="col" class=${column.number ? "number" : ""} aria-sort=${order(column, sort)}>
+        ${onSort && column.of
+          ? html`<button class="sort" onClick=${() => onSort(column)}>${column.title}${arrow(column, sort)}</button>`
+          : column.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} />`)}</tbody>
+  </table></div>`;
+}
+
+class Row extends Component {
+  shouldComponentUpdate({ row }) {
+    return row !== this.props.row;
+  }
+
+  render({ row, columns }) {
+    return html`<tr>${columns.map((column) => html`
+      <td class=${column.number ? "number" : ""}>${column.cell(row)}</td>`)}</tr>`;
+  }
+}
+
+const order = ({ name }, sort) =>
+  sort === name ? "ascending" : sort === `-${name}` ? "descending" : null;
+const arrow = (column, sort) => ({ ascending: " ↑", descending: " ↓" })[order(column, sort)] ?? "";

@@ -1,0 +1,159 @@
+// A place to try a deployment, or two side by side on one prompt. The conversation stays in this tab.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { bodyOf, optionsOf, stream } from "./chat.js";
+import { AsCode } from "./code.js";
+import { Fault, Notice, Share, Text } from "./parts.js";
+import { ask } from "./route.js";
+import { limit, millis, seconds } from "./words.js";
+
+const KEPT = "mesh.playground";
+const FRESH = { system: "", prompt: "", temperature: "", top_p: "", max_tokens: "256", seed: "", stop: "", schema: "", tools: "" };
+
+export function Playground({ state, asked }) {
+  const names = Object.keys(state.deployments).sort();
+  const chosen = [asked.get("a") ?? names[0] ?? "", asked.get("b") ?? ""];
+  const shown = chosen.filter(Boolean);
+  const [given, setGiven] = useState(() => ({ ...FRESH, ...kept().given }));
+  const [turns, setTurns] = useState(() => kept().turns ?? {});
+  const [running, setRunning] = useState(null); // an AbortController while an answer comes
+  const [fault, setFault] = useState(null);
+  const latest = useRef(turns);
+  latest.current = turns;
+  useEffect(() => keep({ given, turns }), [given, turns]);
+  useEffect(() => () => running?.abort(), [running]);
+
+  const set = (name) => (event) => setGiven({ ...given, [name]: event.target.value });
+  const update = (name, change) => setTurns((all) => {
+    const mine = all[name] ?? [];
+    return { ...all, [name]: [...mine.slice(0, -1), change(mine.at(-1))] };
+  });
+
+  const send = async (event) => {
+    event?.preventDefault();
+    let options;
+    try {
+      options = optionsOf(given);
+    } catch (error) {
+      return setFault({ message: error.message });
+    }
+    setFault(null);
+    const abort = new AbortController();
+    setRunning(abort);
+    await Promise.all(shown.map(async (name) => {
+      const earlier = (latest.current[name] ?? []).filter((turn) => turn.finish);
+      const turn = { prompt: given.prompt, text: "", thought: "", calls: [], waiting: true };
+      setTurns((all) => ({ ...all, [name]: [...(all[name] ?? []), turn] }));
+      try {
+        await stream(bodyOf(name, { ...given, options }, earlier), abort.signal, (told) => update(name, (one) => added(one, told)));
+        update(name, (one) => ({ ...one, waiting: false }));
+      } catch (error) {
+        const stopped = error.name === "AbortError";
+        update(name, (one) => ({ ...one, waiting: false, stopped, error: stopped ? null : { message: String(error.message ?? error), hint: error.hint, retryS: error.retryS } }));
+      }
+    }));
+    setRunning(null);
+    setGiven((all) => ({ ...all, prompt: "" }));
+  };
+
+  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.
+    <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`;
+  return html`
+    <h1>Playground</h1>
+    <div class="chosen">
+      <${Choice} label="Deployment" names=${names} value=${chosen[0]} onChange=${(a) => ask({ a })} />
+      <${Choice} label="Beside it" names=${["", ...names]} value=${chosen[1]} onChange=${(b) => ask({ b })} />
+      <button onClick=${() => setTurns({})} disabled=${running}>new conversation</button>
+    </div>
+    <details><summary>System prompt, sampling, schema, tools</summary><div class="options">
+      <label class="wide">system prompt <textarea rows="2" value=${given.system} onInput=${set("system")}></textarea></label>
+      <label>temperature <input type="number" min="0" max="2" step="any" value=${given.temperature} onInput=${set("temperature")} /></label>
+      <label>top p <input type="number" min="0" max="1" step="any" value=${given.top_p} onInput=${set("top_p")} /></label>
+      <label>at most so many tokens <input type="number" min="1" value=${given.max_tokens} onInput=${set("max_tokens")} /></label>
+      <label>seed <input type="number" value=${given.seed} onInput=${set("seed")} /></label>
+      <label class="wide">stop strings, one a line <textarea rows="2" value=${given.stop} onInput=${set("stop")}></textarea></label>
+      <label class="wide">JSON schema of the answer <textarea rows="3" value=${given.schema} onInput=${set("schema")}></textarea></label>
+      <label class="wide">tools, as JSON <textarea rows="3" value=${given.tools} onInput=${set("tools")}></textarea></label>
+    </div></details>
+    <div class="answers">${shown.map((name) => html`
+      <${Answers} key=${name} name=${name} state=${state} turns=${turns[name] ?? []} />`)}</div>
+    <${Fault} error=${fault} />
+    <form class="prompt" onSubmit=${send}>
+      <label>Prompt <textarea rows="3" required value=${given.prompt} onInput=${set("prompt")}
+        onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event); }}></textarea></label>
+      ${running ? html`<button type="button" class="bad" onClick=${() => running.abort()}>stop</button>`
+        : html`<button class="first">send <span class="dim">Ctrl+Enter</span></button>`}
+    </form>
+    <${AsCode} name=${shown[0]} given=${given} />`;
+}
+
+const Choice = ({ label, names, value, onChange }) => html`<label>${label}
+  <select value=${value} onChange=${(event) => onChange(event.target.value)}>${names.map((name) => html`
+    <option value=${name} selected=${name === value}>${name || "none"}</option>`)}</select></label>`;
+
+function Answers({ name, state, turns }) {
+  const deployment = state.deployments[name];
+  if (!deployment) return html`<section><h2><${Text}>${name}<//></h2><${Notice}>There is no deployment of this name.<//></section>`;
+  return html`<section aria-label=${`Answers of ${name}`}>
+    <h2><${Text}>${name}<//></h2>
+    ${turns.map((turn) => html`
+      <p class="said user" dir="auto">${turn.prompt}</p>
+      ${turn.thought && html`<p class="said thought" dir="auto">${turn.thought}</p>`}
+      <p class="said" dir="auto" aria-live="polite">${turn.text}</p>
+      ${turn.calls.map((call) => html`<pre class="code" tabindex="0">${call.name}(${call.arguments})</pre>`)}
+      ${turn.waiting && turn.firstMs === undefined && html`<${Waiting} name=${name} deployment=${deployment} state=${state} />`}
+      <${Measured} turn=${turn} slo=${deployment.spec.slo} />
+      <${Fault} error=${turn.error} />
+      ${turn.error?.retryS && html`<p class="dim">Try again in ${turn.error.retryS} s.</p>`}`)}
+  </section>`;
+}
+
+function Waiting({ name, deployment, state }) {
+  const loading = Object.values(state.instances).find((i) => i.deployment === name && i.state === "loading");
+  const { phase, share } = loading ?? deployment;
+  return html`<p class="dim" role="status">waits${phase ? html`: ${phase} <${Share} share=${share} label=${phase} />` : " for its first token"}</p>`;
+}
+
+function Measured({ turn, slo }) {
+  if (turn.firstMs === undefined) return turn.stopped ? html`<p class="dim">stopped before the first token</p>` : null;
+  const more = (turn.usage?.completion_tokens ?? turn.pieces) - 1;
+  const tpot = more > 0 ? (turn.lastMs - turn.firstMs) / 1000 / more : null;
+  return html`<p class="dim">TTFT ${seconds(turn.firstMs / 1000)} (SLO ${limit(slo.ttft_s)}${turn.graceMs ? `, and ${turn.graceMs} ms of grace for a load` : ""}),
+    TPOT ${millis(tpot)} (SLO ${millis(slo.tpot_s)})${turn.usage ? `; ${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens` : ""}; ${turn.stopped ? "stopped" : turn.finish ? `ended by ${turn.finish}` : turn.waiting ? "answering" : "not finished"}</p>`;
+}
+
+function added(turn, told) {
+  const { text = "", thought = "", calls = [], atMs, ...rest } = told;
+  if (atMs === undefined) return { ...turn, ...rest };
+  return {
+    ...turn,
+    text: turn.text + text,
+    thought: turn.thought + thought,
+    calls: calls.reduce(joined, turn.calls),
+    firstMs: turn.firstMs ?? atMs,
+    lastMs: atMs,
+    pieces: (turn.pieces ?? 0) + 1,
+  };
+}
+
+function joined(calls, { index, function: part }) {
+  const known = calls[index] ?? { name: "", arguments: "" };
+  const whole = { name: known.name + (part?.name ?? ""), arguments: known.arguments + (part?.arguments ?? "") };
+  return [...calls.slice(0, index), whole, ...calls.slice(index + 1)];
+}
+
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function keep(value) {
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(value));
+  } catch {
+    // A conversation beyond the browser's limit is not kept over a reload.
+  }
+}

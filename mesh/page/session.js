@@ -1,0 +1,48 @@
+// Who is signed in. The key is sent once; the browser keeps a cookie that no script can read, and
+// what changes something carries the session's token.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { Fault } from "./parts.js";
+
+const PATH = "api/v1/session";
+
+export const session = { wants_keys: false, role: null, tenant: null, csrf: "" };
+
+export async function whose() {
+  const answer = await fetch(PATH);
+  if (answer.ok) Object.assign(session, await answer.json());
+}
+
+export const headers = () => ({
+  "content-type": "application/json",
+  ...(session.csrf && { "x-mesh-csrf": session.csrf }),
+});
+
+export async function signOut() {
+  await fetch(PATH, { method: "DELETE", headers: headers() });
+  location.reload();
+}
+
+export function SignIn({ onDone }) {
+  const [error, setError] = useState(null);
+  const send = async (event) => {
+    event.preventDefault();
+    const key = new FormData(event.target).get("key").trim();
+    try {
+      const answer = await fetch(PATH, { method: "POST", headers: headers(), body: JSON.stringify({ key }) });
+      const told = await answer.json();
+      if (!answer.ok) return setError(told.error);
+      Object.assign(session, told);
+      onDone();
+    } catch (fault) {
+      setError({ message: `the controller did not answer: ${fault.message}` });
+    }
+  };
+  return html`<h1>Sign in</h1>
+    <p>This cell wants a key: one of <code>mesh key create</code>. It is kept by the controller for this session alone.</p>
+    <form class="prompt" onSubmit=${send}>
+      <label>Key <input name="key" type="password" autocomplete="off" required maxlength="400" /></label>
+      <button class="first">sign in</button>
+    </form>
+    <${Fault} error=${error} />`;
+}

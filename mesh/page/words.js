@@ -1,0 +1,29 @@
+// Numbers in words, with their units. What is not known is a dash.
+
+const NONE = "–";
+const MIB = 2 ** 20;
+
+const known = (say) => (value, ...more) => (value === null || value === undefined ? NONE : say(value, ...more));
+
+export const mib = known((bytes) => (Math.abs(bytes / MIB) < 100 ? (bytes / MIB).toFixed(1) : (bytes / MIB).toFixed(0)));
+export const seconds = known((s) => `${s.toFixed(2)} s`);
+export const limit = known((s) => `${Number(s.toPrecision(6))} s`);
+export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
+export const percent = known((share) => `${Number((100 * share).toFixed(1))} %`);
+export const count = known((n) => n.toLocaleString("en"));
+export const fixed = known((n, digits = 2) => n.toFixed(digits));
+export const clock = (unixS) => new Date(1000 * unixS).toLocaleTimeString("en-GB");
+
+// How far an import or a load is; a failure has a reason alone.
+export const phase = ({ phase, share, state }) =>
+  (phase && state !== "failed" ? `${phase} ${Math.round(100 * share)} %` : phase);
+
+export function span(s) {
+  if (s < 120) return `${s.toFixed(0)} s`;
+  if (s < 7200) return `${(s / 60).toFixed(0)} min`;
+  return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} days`;
+}
+
+// "queue_full 2, memory_full 1"; "0" where nothing was refused.
+export const refusals = (byReason) =>
+  Object.entries(byReason ?? {}).map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || "0";

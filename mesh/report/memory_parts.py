@@ -1,0 +1,49 @@
+"""What a node's memory is divided into, for the bars of `mesh top` and of the page.
+
+Pure: a view of a node in, its parts out. Both draw what is found here, so that they agree.
+"""
+
+from dataclasses import dataclass
+
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.views import NodeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a node's memory: its letter in the bar, its colour there, its name below."""
+
+    letter: str
+    style: str
+    name: str
+    size_bytes: int
+
+
+def parts(node: NodeSnapshot) -> tuple[Part, ...]:
+    """The node's limit, divided: what is in flight is promised or tracked, and not yet, or no more,
+    in a loaded instance. More than the limit in all on a node that holds more than that.
+    """
+    loaded = [i for i in node.instances if i.state is not InstanceState.LOADING]
+    weights_bytes = sum(instance.weights_bytes for instance in loaded)
+    kv_bytes = sum(instance.kv_bytes for instance in loaded)
+    used_bytes = min(sum(instance.kv_used_bytes for instance in loaded), kv_bytes)
+    cached_bytes = sum(instance.kv_cached_bytes for instance in loaded)
+    # Within sizes in force first; beyond them in what nobody has been promised.
+    within_bytes = min(cached_bytes, kv_bytes - used_bytes)
+    booked_bytes = max(node.promised_bytes, node.tracked_bytes, weights_bytes + kv_bytes)
+    free = max(node.memory_bytes - node.base_bytes - booked_bytes, 0)
+    beyond_bytes = min(cached_bytes - within_bytes, free)
+    return (
+        Part("B", "blue", "base", node.base_bytes),
+        Part("W", "magenta", "weights", weights_bytes),
+        Part("K", "green", "KV", used_bytes),
+        Part("c", "cyan", "cached", within_bytes + beyond_bytes),
+        Part("k", "yellow", "idle", kv_bytes - used_bytes - within_bytes),
+        Part(">", "red", "in flight", booked_bytes - weights_bytes - kv_bytes),
+        Part(".", "dim", "free", free - beyond_bytes),
+    )
+
+
+def free_bytes(node: NodeSnapshot) -> int:
+    """What can still be promised; negative on a node that holds more than its limit."""
+    return node.memory_bytes - node.base_bytes - node.promised_bytes

@@ -1,0 +1,211 @@
+"""The cell as viewers follow it: whole, then by changes; who comes back, and who reads slowly."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mesh.controller.recent import Recent
+from mesh.domain.access import Caller, Role, TenantName
+from mesh.domain.errors import Unavailable
+from mesh.domain.recent import CellSample
+from mesh.domain.views import CellEvent, CellLine
+from mesh.http import feed as feeds
+from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
+from mesh.report.cell_state import CellPicture
+from tests.cli.views import CHAT_SMALL, NODE, STATUS
+from tests.http.edge import Edge, raw
+
+ADMIN = Caller()
+CALLS = Recent().calls(0.0)
+PICTURE = CellPicture(
+    status=STATUS,
+    nodes=(NODE,),
+    deployments=(CHAT_SMALL,),
+    recent=CALLS,
+    recent_of={CHAT_SMALL.spec.name: CALLS},
+)
+TENANT = Caller(role=Role.TENANT, tenant=TenantName("a"))
+
+
+class Watched:
+    """A cell whose uptime is the number of snapshots that were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+
+    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        self.taken += 1
+        status = replace(STATUS, uptime_s=float(self.taken))
+        return [replace(PICTURE, status=status) for _ in callers]
+
+    def samples(self) -> Sequence[CellSample]:
+        return [
+            CellSample(
+                time_unix_s=float(n),
+                running=n,
+                queued=0,
+                tokens_per_s=1.0,
+                refused_per_s=0.0,
+                attainment=None,
+            )
+            for n in range(3)
+        ]
+
+    def sees(self, asks: Caller, line: CellLine) -> bool:
+        return asks.role is Role.ADMIN
+
+    async def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
+        while True:
+            text = await self.said.get()
+            yield CellEvent(age_s=1.0, line=CellLine(kind="node", subject="n1", text=text))
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(feeds, "TICK_S", 0.01)
+    return Watched()
+
+
+def feed_of(watched: Watched) -> Feed:
+    return Feed(watched, run="r1", unix_s=lambda: 100.0)
+
+
+async def told(blocks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str, Any]]:
+    """The id, name and data of each event."""
+    async for some in blocks:
+        for block in some.decode().removesuffix("\n\n").split("\n\n"):
+            given = dict(line.split(": ", 1) for line in block.split("\n"))
+            yield given.get("id", ""), given["event"], json.loads(given["data"])
+
+
+async def uptimes(events: AsyncIterator[tuple[str, str, Any]], some: int) -> set[float]:
+    return {(await anext(events))[2]["patch"]["status"]["uptime_s"] for _ in range(some)}
+
+
+async def test_a_viewer_is_told_the_whole_then_changes_that_make_the_whole_of_later(
+    watched: Watched,
+) -> None:
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        events = told(blocks)
+        number, name, whole = await anext(events)
+        assert (name, whole["why"], number) == ("cell", "", "r1-1")
+        assert whole["samples"]["running"] == [0, 1, 2]
+        assert whole["status"]["uptime_s"] == 1.0
+        _, name, change = await anext(events)
+        assert name == "change"
+        assert change["patch"] == {"status": {"uptime_s": 2.0}}, "what is as it was is not told"
+        assert [one["running"] for one in change["samples"]] == [2]
+    assert json.loads(await feed.cell(ADMIN))["status"].keys() == whole["status"].keys()
+
+
+async def test_a_snapshot_is_taken_once_for_all_viewers_and_none_for_nobody(
+    watched: Watched,
+) -> None:
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
+        await anext(one)
+        await anext(two)
+        seen = [await uptimes(told(one), 5), await uptimes(told(two), 5)]
+        assert len(seen[0] & seen[1]) >= 4, "each snapshot was told to all"
+    before = watched.taken
+    await asyncio.sleep(5 * feeds.TICK_S)
+    assert (feed.viewers, watched.taken) == (0, before)
+
+
+async def test_who_comes_back_goes_on_where_it_was_and_is_told_where_that_is_lost(
+    watched: Watched,
+) -> None:
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as stays:
+        events = told(stays)
+        await anext(events)
+        first, _, _ = await anext(events)
+        second, _, change = await anext(events)
+        async with aclosing(feed.events(ADMIN, first)) as back:
+            assert await anext(told(back)) == (second, "change", change)
+        for forged in ("r0-1", "r1-99999", "nothing", "r1--1", "x" * 5_000):
+            async with aclosing(feed.events(ADMIN, forged)) as lost:
+                _, name, whole = await anext(told(lost))
+                assert (name, whole["why"]) == ("cell", feeds.LOST)
+    async with aclosing(feed.events(ADMIN, second)) as late:
+        assert (await anext(told(late)))[1] == "cell", "nobody viewed meanwhile: nothing was kept"
+
+
+async def test_lines_come_at_once_to_whoever_may_read_them(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "TICK_S", 60.0)
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
+        await anext(one)
+        await anext(two)
+        watched.said.put_nowait("loaded\n\nevent: end")
+        _, name, line = await anext(told(one))
+        assert name == "line"
+        assert line["text"] == "loaded\n\nevent: end", "no text ends an event"
+        assert line["time_unix_s"] == 99.0
+        async with aclosing(feed.events(ADMIN, "")) as later:
+            both = told(later)
+            assert [(await anext(both))[1], (await anext(both))[1]] == ["cell", "line"]
+        feed.close()
+        assert [name async for _, name, _ in told(two)] == ["end"]
+    with pytest.raises(Unavailable):
+        await anext(feed.events(ADMIN, ""))
+
+
+async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(watched: Watched) -> None:
+    feed = feed_of(watched)
+    async with aclosing(feed.events(ADMIN, "")) as slow:
+        await anext(slow)
+        for n in range(VIEWER_EVENTS_MAX + 5):
+            watched.said.put_nowait(str(n))
+        await asyncio.sleep(20 * feeds.TICK_S)
+        names = [(name, data) async for _, name, data in told(slow)]
+        assert len(names) == VIEWER_EVENTS_MAX + 1
+        assert names[-1] == ("end", {"why": feeds.DROPPED})
+
+
+async def test_viewers_are_bounded(watched: Watched) -> None:
+    feed = feed_of(watched)
+    here = [feed.events(ADMIN, "") for _ in range(VIEWERS_MAX)]
+    for viewer in here:
+        await anext(viewer)
+    with pytest.raises(Unavailable, match="which is the limit"):
+        await anext(feed.events(TENANT, ""))
+    for viewer in here:
+        await viewer.aclose()
+    assert feed.viewers == 0
+
+
+async def test_the_state_says_what_the_command_line_says(http: Edge) -> None:
+    await http.cell.deployed()
+    told = (await http.get("/api/v1/cell")).json()
+    status = await http.cell.ask(http.cell.client.status)
+    assert told["status"]["version"] == status.version
+    assert told["status"]["instances"] == status.instances
+    (node,) = await http.cell.ask(http.cell.client.nodes)
+    assert told["nodes"]["n1"]["promised_bytes"] == node.promised_bytes
+    assert sum(part["size_bytes"] for part in told["nodes"]["n1"]["parts"]) == node.memory_bytes
+    assert set(told["instances"]) == {one.instance_id for one in node.instances}
+    assert told["deployments"]["chat"]["recent"]["finished"] == 0
+    assert (await http.chat()).status_code == 200
+    recent = (await http.get("/api/v1/cell")).json()["deployments"]["chat"]["recent"]
+    assert (recent["finished"], recent["met"], recent["attainment"]) == (1, 1, 1.0)
+
+
+async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
+    client = raw(http, b"GET /api/v1/events", b"")
+    read = b""
+    while b"event: change" not in read:
+        read += await asyncio.to_thread(client.recv, 1 << 16)
+    assert b"event: cell" in read
+    client.close()
+    again = await http.get("/api/v1/cell")
+    assert again.json()["why"] == ""

@@ -1,0 +1,104 @@
+"""The page's files: who gets them, under which policy, and that what is vendored is what it was."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from mesh.http.page import HEADERS
+from tests.http.edge import Edge, edge
+
+PAGE = Path(__file__).resolve().parents[2] / "mesh" / "page"
+VENDORED: list[dict[str, Any]] = json.loads((PAGE / "vendor" / "vendored.json").read_text())
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+PAGE_BYTES_MAX = 200_000
+
+
+def got(http: Edge, path: str, **headers: str) -> requests.Response:
+    return requests.get(http.url + path, headers=headers, timeout=20)
+
+
+@pytest.mark.parametrize("one", VENDORED, ids=lambda one: str(one["file"]))
+def test_what_is_vendored_has_its_hash_version_and_licence(one: dict[str, Any]) -> None:
+    body = (PAGE / "vendor" / one["file"]).read_bytes()
+    assert sha256(body).hexdigest() == one["sha256"]
+    assert one["version"] in one["from"]
+    assert all((PAGE / "vendor" / text).stat().st_size > 500 for text in one["licence_files"])
+
+
+def test_the_page_is_small_and_names_nothing_elsewhere() -> None:
+    served = [p for p in PAGE.rglob("*") if p.suffix in (".html", ".js", ".css", ".svg")]
+    assert sum(path.stat().st_size for path in served) <= PAGE_BYTES_MAX
+    listed = {one["file"] for one in VENDORED}
+    kept = {p.name for p in (PAGE / "vendor").iterdir() if p.suffix in (".js", ".css")}
+    assert listed == kept
+    index = (PAGE / "index.html").read_text()
+    assert "//" not in index.replace("<!doctype", "")
+    assert "<style" not in index
+    assert index.count("<script") == index.count("<script src=")
+
+
+async def test_browsers_get_the_page_and_others_what_this_is(http: Edge) -> None:
+    html = await http.cell.ask(lambda: got(http, "/", **BROWSER))
+    assert html.text == (PAGE / "index.html").read_text()
+    assert {name: html.headers[name] for name in HEADERS} == HEADERS
+    assert html.headers["vary"] == "accept"
+    for accept in ("*/*", "application/json"):
+        told = await http.cell.ask(lambda accept=accept: got(http, "/", accept=accept))
+        assert told.json()["documentation"] == "/openapi.json"
+
+
+async def test_a_file_is_sent_once_and_none_leads_out(http: Edge) -> None:
+    first = await http.cell.ask(lambda: got(http, "/page/main.js"))
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = {"if-none-match": f'"other", W/{first.headers["etag"]}'}
+    same = await http.cell.ask(lambda: got(http, "/page/main.js", **again))
+    assert (same.status_code, same.content) == (304, b"")
+    for path in (
+        "/page/..%2fhttp%2fpage.py",
+        "/page/%2e%2e/http/page.py",
+        "/page/vendor/vendored.json",
+        "/page/",
+        "/page//main.js",
+        "/page/" + 3_000 * "a",
+    ):
+        lost = await http.cell.ask(lambda path=path: got(http, path))
+        assert (lost.status_code, lost.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_there_may_be_no_page(tmp_path: Path) -> None:
+    async with edge(tmp_path, page=False) as http:
+        told = await http.cell.ask(lambda: got(http, "/", **BROWSER))
+        assert told.json()["name"] == "mesh"
+        assert (await http.get("/page/main.js")).status_code == 404
+        assert (await http.get("/api/v1/cell")).status_code == 200
+
+
+async def test_a_deployment_is_operated_by_clients_and_this_page_and_no_other(http: Edge) -> None:
+    await http.cell.deployed()
+    path = "/api/v1/deployments/chat/"
+    ours, other = {"Origin": http.url}, {"Origin": "http://localhost:1"}
+    assert (await http.post(path + "load", {})).json()["message"]
+    scaled = await http.post(path + "scale", {"replicas_max": 3}, headers=ours)
+    assert scaled.status_code == 200
+    spec = (await http.get("/api/v1/cell")).json()["deployments"]["chat"]["spec"]
+    assert spec["scaling"]["replicas_max"] == 3
+    for verb, body, headers, status in (
+        ("delete", {}, other, 403),
+        ("delete", b"", {"Content-Type": "text/plain"}, 415),
+        ("scale", {}, ours, 400),
+        ("scale", {"replicas_max": "many"}, ours, 400),
+        ("scale", {"replicas_min": 9}, ours, 400),
+        ("unload", {"more": 1}, ours, 400),
+        ("undo", {}, ours, 404),
+        ("explode", {}, ours, 404),
+    ):
+        refused = await http.post(path + verb, body, headers=headers)
+        assert refused.status_code == status, (verb, refused.text)
+        assert refused.json()["error"]["message"]
+    assert (await http.post("/api/v1/deployments/nobody/load", {})).status_code == 404
+    assert (await http.get(path + "load")).status_code == 405
+    assert (await http.post(path + "delete", {})).json()["message"] == "deleted"

@@ -1,0 +1,139 @@
+"""Sessions of the page: a key is shown once, and neither another page nor another tenant gains."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from starlette.requests import Request
+
+from mesh.domain.ids import DeploymentName
+from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
+from tests.controller.live import WAIT_S_MAX, LiveCell
+from tests.controller.test_access import SPEC, Keys, client_of, keyed
+
+HELLO = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Tab:
+    """A browser's tab: it keeps its cookie, and sends the token of its session with each change."""
+
+    def __init__(self, cell: LiveCell) -> None:
+        self.url = f"http://{cell.http}"
+        self.http = requests.Session()
+        self.http.headers["Origin"] = self.url
+
+    async def ask(self, verb: str, path: str, body: Any = None, **how: Any) -> requests.Response:
+        return await asyncio.to_thread(
+            self.http.request, verb, self.url + path, json=body, timeout=WAIT_S_MAX, **how
+        )
+
+    async def sign_in(self, key: str) -> requests.Response:
+        told = await self.ask("POST", "/api/v1/session", {"key": key})
+        if told.ok:
+            self.http.headers[TOKEN_HEADER] = told.json()["csrf"]
+        return told
+
+
+@pytest.fixture
+async def closed(tmp_path: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
+    async with keyed(tmp_path) as made:
+        yield made
+
+
+async def test_a_key_begins_a_session_that_no_script_can_read(
+    closed: tuple[LiveCell, Keys],
+) -> None:
+    cell, keys = closed
+    tab = Tab(cell)
+    assert (await tab.ask("GET", "/api/v1/session")).json()["role"] is None
+    assert (await tab.ask("GET", "/api/v1/cell")).status_code == 401
+    for wrong, status in (
+        ("mesh_of_nobody", 401),
+        (keys.revoked, 401),
+        (keys.node, 403),
+        ("", 400),
+    ):
+        assert (await tab.sign_in(wrong)).status_code == status
+        assert not tab.http.cookies
+    told = await tab.sign_in(keys.a)
+    assert (told.json()["role"], told.json()["tenant"]) == ("tenant", "a")
+    kept = told.headers["set-cookie"].lower()
+    assert all(part in kept for part in ("httponly", "samesite=strict", "max-age=43200", "path=/"))
+    assert keys.a not in told.text + kept
+    assert (await tab.ask("GET", "/api/v1/cell")).status_code == 200
+    assert (await tab.ask("GET", "/metrics")).status_code == 403, "a tenant is no operator"
+    assert (await tab.ask("DELETE", "/api/v1/session")).json()["role"] is None
+    assert (await tab.ask("GET", "/api/v1/cell")).status_code == 401
+
+
+async def test_a_change_needs_the_token_and_this_origin(closed: tuple[LiveCell, Keys]) -> None:
+    cell, keys = closed
+    await cell.ask(client_of(cell, keys.a).deploy, SPEC)
+    tab = Tab(cell)
+    await tab.sign_in(keys.a)
+    load = "/api/v1/deployments/chat/load"
+    assert (await tab.ask("POST", load, {})).status_code == 200
+    assert (await tab.ask("POST", "/v1/chat/completions", HELLO)).status_code == 200
+    for headers in ({TOKEN_HEADER: ""}, {TOKEN_HEADER: "é"}, {"Origin": "http://evil.example"}):
+        given = {name: value.encode() for name, value in headers.items()}
+        for path, body in ((load, {}), ("/v1/chat/completions", HELLO)):
+            assert (await tab.ask("POST", path, body, headers=given)).status_code == 403, headers
+    guessed = {"Cookie": f"{COOKIE}=guess"}
+    assert (await Tab(cell).ask("GET", "/api/v1/cell", headers=guessed)).status_code == 401
+
+
+async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell, Keys]) -> None:
+    cell, keys = closed
+    await cell.ask(client_of(cell, keys.a).deploy, SPEC)
+    await cell.ask(client_of(cell, keys.b).deploy, replace(SPEC, name=DeploymentName("other")))
+    seen = {}
+    for name, key in (("a", keys.a), ("b", keys.b), ("admin", keys.admin)):
+        tab = Tab(cell)
+        await tab.sign_in(key)
+        seen[name] = (await tab.ask("GET", "/api/v1/cell")).json()
+    assert [list(seen[name]["deployments"]) for name in seen] == [
+        ["chat"],
+        ["other"],
+        ["chat", "other"],
+    ]
+    for name in ("a", "b"):
+        assert (seen[name]["nodes"], seen[name]["status"]["state_path"]) == ({}, "")
+    assert seen["admin"]["nodes"]
+    tab = Tab(cell)
+    await tab.sign_in(keys.b)
+    assert (await tab.ask("POST", "/api/v1/deployments/chat/delete", {})).status_code == 404
+
+
+async def test_a_revoked_key_closes_the_open_tab(closed: tuple[LiveCell, Keys]) -> None:
+    cell, keys = closed
+    tab = Tab(cell)
+    await tab.sign_in(keys.a)
+    with await tab.ask("GET", "/api/v1/events", stream=True) as events:
+        lines = events.iter_lines()
+        assert await asyncio.to_thread(next, lines)
+        (kept,) = (one for one in keys.book.all_keys() if one.tenant == "a")
+        keys.book.revoke(kept.key_id)
+        rest = await asyncio.to_thread(lambda: b"\n".join(lines))
+        assert b"was revoked" in rest
+    assert (await tab.ask("GET", "/api/v1/cell")).status_code == 401
+    assert (await tab.ask("GET", "/api/v1/session")).json()["role"] is None
+
+
+def test_sessions_end_and_are_bounded() -> None:
+    now_s = 0.0
+    kept = Sessions(lambda: now_s)
+
+    def request(token: str) -> Any:
+        cookie = (b"cookie", f"{COOKIE}={token}".encode())
+        return Request({"type": "http", "method": "GET", "headers": [cookie]})
+
+    first, _ = kept.begin("Bearer one")
+    assert kept.authorization(request(first)) == "Bearer one"
+    tokens = [kept.begin("Bearer more")[0] for _ in range(SESSIONS_MAX)]
+    assert kept.authorization(request(first)) is None, "the oldest has made room"
+    now_s = SESSION_S_MAX
+    assert kept.authorization(request(tokens[-1])) is None
