@@ -1,6 +1,6 @@
 """`llm-mesh`: headroom and shadow validation; CPU first, large batches first, full nodes first.
 
-This is LLM-Mesh §4 to §7. Its parts can be left out one by one, as the paper's ablations do (§8.4).
+This is LLM-Mesh §4 to §7. Its parts can be left out one by one, as the paper's ablations do (§8.3).
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class LlmMesh(Base):
     def node_rank(self, node: NodeView) -> Rank:
         return fullest_node(node)
 
-    # §5.2: a request joins an instance of its model wherever it is in time; else one starts.
+    # §4: a request joins an instance of its model wherever it is in time; else one starts.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:
@@ -60,8 +60,8 @@ class LlmMesh(Base):
     def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
         return max(cell.requests(instance), key=lambda r: (r.due_s, r.request_id))
 
-    # §6.3: idle instances give way to whoever needs their memory. §7.1: where those do not do,
-    # instances with a smaller batch give way, once each of their requests is in time elsewhere.
+    # Idle instances give way to whoever needs their memory. §7.1: where those do not do, instances
+    # with a smaller batch give way, once each of their requests is in time elsewhere.
 
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
