@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import requests
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
@@ -81,7 +82,7 @@ async def test_a_stored_deployment_whose_chat_template_cannot_be_tried_is_shown_
     stored = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
     with closing(SqliteRegistry(tmp_path / "controller")) as registry:
         registry.store(stored, replace(ASSETS, chat_template=LOOP))
-    async with live_cell(tmp_path) as cell:
+    async with live_cell(tmp_path, http="127.0.0.1:0") as cell:
         failed = DeploymentState.FAILED
         await cell.until(lambda: cell.client.get(SPEC.name).state is failed)
         why = (await cell.ask(cell.client.get, SPEC.name)).phase
@@ -93,6 +94,10 @@ async def test_a_stored_deployment_whose_chat_template_cannot_be_tried_is_shown_
         assert f"failed       {SPEC.name}: {why}" in await cell.ask(told, "status")
         as_json = json.loads(await cell.ask(told, "status", "-o", "json"))
         assert as_json["failed"] == {SPEC.name: why}
+        url = f"http://{cell.http}/api/v1/cell"
+        viewed = (await asyncio.to_thread(requests.get, url, timeout=WAIT_S_MAX)).json()
+        assert viewed["deployments"][SPEC.name]["state"] == failed
+        assert viewed["status"]["failed"] == as_json["failed"]
         described = (await cell.ask(told, "describe", SPEC.name)).splitlines()
         assert ["failure", why] in [line.split(maxsplit=1) for line in described]
         assert why in await cell.ask(told, "get")
