@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import DeploymentName
-from mesh.policy.base import Base, releases
+from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import Rank
 from mesh.policy.plans import Join, Plan, Release, Start
 from mesh.policy.room import enough
@@ -19,7 +19,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kvpr(Base):
+class Kvpr(DefaultAnswers):
     name: str = "kvpr"
     prefetches: bool = False
 

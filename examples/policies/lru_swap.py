@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.domain.reasons import Verdict
-from mesh.policy.base import Base, releases
+from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.plans import Join, Plan, Release, Shortage
 from mesh.policy.room import enough
@@ -19,7 +19,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView
 
 
 @dataclass(frozen=True, kw_only=True)
-class LruSwap(Base):
+class LruSwap(DefaultAnswers):
     quota_blocks: int = 64
     """KV cache of an instance; a longer context than that still gets what it needs."""
     batch_max: int = 8

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from mesh.policy.base import Base
+from mesh.policy.default_answers import DefaultAnswers
 from mesh.policy.interface import Rank
 from mesh.policy.ranks import fullest_instance
 from mesh.policy.rules.first_come import FIRST_COME
@@ -13,7 +13,7 @@ from mesh.policy.views import InstanceView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fcfs(Base):
+class Fcfs(DefaultAnswers):
     name: str = "fcfs"
     rule: TurnRule = FIRST_COME
     promises: bool = False

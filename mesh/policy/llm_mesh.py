@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.policy.base import Base, releases
+from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import kv_of_part
@@ -18,7 +18,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmMesh(Base):
+class LlmMesh(DefaultAnswers):
     name: str = "llm-mesh"
     shares: bool = True
     """Whether instances share a node token by token. If not, each has a node to itself."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind
-from mesh.policy.base import Base, releases
+from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank
 from mesh.policy.partitions import kv_of_part
 from mesh.policy.plans import Release
@@ -18,7 +18,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sllm(Base):
+class Sllm(DefaultAnswers):
     name: str = "sllm"
     rule: TurnRule = ALTERNATE
     devices: tuple[DeviceKind, ...] = (DeviceKind.GPU,)

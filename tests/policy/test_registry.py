@@ -9,7 +9,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
-from mesh.policy.base import Base
+from mesh.policy.default_answers import DefaultAnswers
 from mesh.policy.interface import checked
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.registry import DEFAULT_POLICY, policy
@@ -25,9 +25,9 @@ def test_a_policy_is_found_by_its_name_and_an_unknown_one_lists_the_known() -> N
     assert DEFAULT_POLICY in caught.value.hint
 
 
-def made(name: str) -> Base:
+def made(name: str) -> DefaultAnswers:
     found = policy(name)
-    assert isinstance(found, Base)
+    assert isinstance(found, DefaultAnswers)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import Pace, Slo
-from mesh.policy.base import Base
+from mesh.policy.default_answers import DefaultAnswers
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import (
@@ -32,7 +32,7 @@ def _turn(at: float, of: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adversary(Base):
+class Adversary(DefaultAnswers):
     name: str = "adversary"
     instances_per_node: int = 2
 

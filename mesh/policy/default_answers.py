@@ -1,8 +1,8 @@
 """What a policy answers unless it says otherwise: the shared answers, made of the shared parts.
 
-A policy derives from `Base` and overrides what it decides by itself. By default requests join what
-is loaded before anything new starts, whatever idles gives way, and a cache is as large as its
-requests need.
+A policy derives from `DefaultAnswers` and overrides what it decides by itself. By default requests
+join what is loaded before anything new starts, whatever idles gives way, and a cache is as large as
+its requests need.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class DefaultAnswers:
     name: str
     rule: TurnRule = HEADROOM
     node_rule: NodeRule = DEFAULT_RULE
