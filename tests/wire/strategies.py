@@ -27,6 +27,7 @@ HEADROOMS = st.floats(-1e9, 1e9, allow_nan=False)
 BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "max_tokens": st.integers(1, 2**31 - 1),
+    "min_tokens": st.integers(0, 2**31 - 1),
     "token_ids": TOKENS,
     "prompt_tokens": TOKENS,
     "output_tokens": TOKENS,
