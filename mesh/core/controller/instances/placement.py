@@ -162,7 +162,9 @@ class StartSearch:
     ) -> None:
         self._ctx, self._entry, self._wanted = ctx, entry, wanted
         self._waiting, self._asked, self._worth = waiting, among, worth
+        self._prepared = False
         self._demand: Demand | None = None
+        """None where no node is asked."""
         self._nodes: list[NodeEntry] = []
         self._roomy: list[NodeEntry] = []
         self._fresh: list[NodeEntry] = []
@@ -234,7 +236,7 @@ class StartSearch:
 
     @property
     def _known_demand(self) -> Demand:
-        assert self._demand is not None, "prepared"
+        assert self._demand is not None, "nodes are asked"
         return self._demand
 
     def _needed_bytes(self, node: NodeEntry) -> int:
@@ -246,10 +248,10 @@ class StartSearch:
 
     def _prepare(self) -> None:
         """Find the nodes that come into question, once."""
-        if self._demand is not None:
+        if self._prepared:
             return
+        self._prepared = True
         ctx, entry, wanted = self._ctx, self._entry, self._wanted
-        self._demand = Demand(ctx, entry, self._waiting())
         if self._worth and wanted and ctx.policy.promises and not ctx.validations_left:
             self._passed_over = self.stopped = True
             return
@@ -260,6 +262,9 @@ class StartSearch:
                 entry, wanted.by, nodes, lambda node: ctx.obtainable_bytes(node, entry)
             )
             self._passed_over = len(asked) < len(nodes)
+        if not asked:
+            return
+        self._demand = Demand(ctx, entry, self._waiting())
         self._nodes = [n for n in asked if ctx.takes_another(n, entry)]
         self._roomy = [n for n in self._nodes if self._has_room(n)]
         self._fresh = [n for n in self._roomy if n.node_id not in entry.avoided]
