@@ -266,18 +266,19 @@ def test_loads_of_a_shape_whose_blob_is_being_made_wait_for_it(
 
 
 def test_instances_of_a_model_share_what_was_compiled(
-    engine: OpenVinoEngine, tiny: TinyModel, caplog: pytest.LogCaptureFixture
+    engine: OpenVinoEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While another comes and goes in another thread, one's tokens stay what they are; the last to
-    go takes the model along."""
-    assert load(engine, tiny.info, tiny.path).tier is LoadTier.DISK
+    go takes the model along, which is of no other test."""
+    own = write_tiny(tmp_path / "own")
+    assert load(engine, own.info, own.path).tier is LoadTier.DISK
     alone = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150))).tokens["r"]
     other = InstanceId("i-2")
     tiers = []
 
     def come_and_go() -> None:
         for _ in range(30):
-            tiers.append(load(engine, tiny.info, tiny.path, instance_id=other).tier)
+            tiers.append(load(engine, own.info, own.path, instance_id=other).tier)
             engine.unload(other)
 
     with caplog.at_level(logging.INFO):
@@ -289,13 +290,13 @@ def test_instances_of_a_model_share_what_was_compiled(
         loading.join()
     assert tiers == [LoadTier.HOST] * 30
     assert caplog.text.count("shared with another instance") == 30
-    load(engine, tiny.info, tiny.path, instance_id=other)
+    load(engine, own.info, own.path, instance_id=other)
     engine.unload(INSTANCE)
     engine.submit(other, request("r", range(10, 60), SamplingParams(max_tokens=1)))
     assert engine.step(other, 64).outputs[0].token_ids == (alone[0],)
-    assert str(tiny.path) in Path("/proc/self/maps").read_text()
+    assert str(own.path) in Path("/proc/self/maps").read_text()
     engine.unload(other)
-    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+    assert str(own.path) not in Path("/proc/self/maps").read_text()
 
 
 def truncated(path: Path) -> None:

@@ -292,21 +292,22 @@ def test_a_load_beyond_the_available_memory_is_refused_with_both_numbers(
         load(engine, tiny.info, tiny.path, kv_blocks=2000)
 
 
-def test_a_load_that_fails_late_leaves_nothing_and_the_engine_serves(tiny: TinyModel) -> None:
+def test_a_load_that_fails_late_leaves_nothing_and_the_engine_serves(tmp_path: Path) -> None:
     """A KV range beyond the address space fails after the compile. The error is still held when the
-    model's file is looked for among the mapped ones."""
+    model's file, which is of no other test, is looked for among the mapped ones."""
+    own = write_tiny(tmp_path / "own")
     engine = OpenVinoEngine(threads=1, available_bytes=lambda: 2**62)
-    engine.prepare(tiny.info, tiny.path, lambda *_: None)
+    engine.prepare(own.info, own.path, lambda *_: None)
     with pytest.raises(OutOfMemory, match="cannot be reserved") as failed:
-        load(engine, tiny.info, tiny.path, kv_blocks=2**36)
+        load(engine, own.info, own.path, kv_blocks=2**36)
     assert failed.value.hint
-    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+    assert str(own.path) not in Path("/proc/self/maps").read_text()
     assert engine.memory() == ()
-    load(engine, tiny.info, tiny.path)
-    assert str(tiny.path) in Path("/proc/self/maps").read_text()
+    load(engine, own.info, own.path)
+    assert str(own.path) in Path("/proc/self/maps").read_text()
     assert run(engine, request("r", PROMPT, greedy())).finished
     engine.close()
-    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+    assert str(own.path) not in Path("/proc/self/maps").read_text()
 
 
 def test_an_instance_that_cannot_warm_up_is_booked_no_more(
