@@ -263,7 +263,7 @@ class StartSearch:
             )
             self._passed_over = len(asked) < len(nodes)
         if not asked:
-            return
+            return  # No node has changed since it refused, which is usual in overload.
         self._demand = Demand(ctx, entry, self._waiting())
         self._nodes = [n for n in asked if ctx.takes_another(n, entry)]
         self._roomy = [n for n in self._nodes if self._has_room(n)]

@@ -118,11 +118,12 @@ def _search(
     if not may_start(ctx, entry) or (late and entry.replicas()):
         return None
 
-    def among() -> list[NodeEntry]:
+    def free() -> list[NodeEntry]:
         nodes = ctx.cell.nodes.values()
-        return [n for n in nodes if not late or _has_free_lane_or_room(ctx, entry, request, n)]
+        return [node for node in nodes if _has_free_lane_or_room(ctx, entry, request, node)]
 
-    return search_start(ctx, entry, among=among, wanted=Wanted(by=request, late=late))
+    wanted = Wanted(by=request, late=late)
+    return search_start(ctx, entry, among=free if late else None, wanted=wanted)
 
 
 def _start(
