@@ -13,9 +13,9 @@ from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
-from mesh.policy.plans import How, Join, Plan, Release, Shortage, Start
+from mesh.policy.plans import How, Plan, Release, Shortage
 from mesh.policy.ranks import any_instance, fullest_node
-from mesh.policy.room import enough, roomy_first
+from mesh.policy.room import enough, joins_first, longest_headroom
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
@@ -39,12 +39,7 @@ class DefaultAnswers:
         return fullest_node(node)
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        """Whatever is loaded, then what loads, then new instances."""
-        if request is not None:
-            for instance in cell.candidates():
-                yield Join(request=request, instance=instance)
-        for node in roomy_first(cell):
-            yield Start(request=request, node=node)
+        return joins_first(request, cell)
 
     def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
         return tests.shadow(plan) if self.promises else Verdict.PASSES
@@ -55,8 +50,7 @@ class DefaultAnswers:
         yield releases(enough(cell.idle(place), missing_bytes))
 
     def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
-        """The request with the longest headroom (LLM-Mesh §6.4)."""
-        return max(cell.requests(instance), key=lambda r: (r.due_s, r.request_id))
+        return longest_headroom(cell.requests(instance))
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
         return Release(instance=instance, how=How.UNLOAD if instance.is_parked else How.PARK)

@@ -29,6 +29,7 @@ from mesh.policy.plans import (
     Shortage,
     Start,
 )
+from mesh.policy.room import longest_headroom
 from mesh.policy.rules.turns import name_of
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
@@ -109,7 +110,7 @@ class Guarded:
             self.fault(PolicyFaultKind.NO_ANSWER, "evict", "it does not run there")
         except Exception as error:
             self._raised("evict", error)
-        return max(requests, key=lambda request: (request.due_s, request.request_id))
+        return longest_headroom(requests)
 
     def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
         try:

@@ -11,9 +11,9 @@ from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import kv_of_part
-from mesh.policy.plans import Join, Plan, Release, Shortage, Start
+from mesh.policy.plans import Plan, Release, Shortage
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
-from mesh.policy.room import enough, freed_bytes, roomy_first, victims
+from mesh.policy.room import enough, freed_bytes, joins_first, longest_headroom, victims
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 
@@ -39,11 +39,7 @@ class LlmMesh(DefaultAnswers):
     # §4: a request joins an instance of its model wherever it is in time; else one starts.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        if request is not None:
-            for instance in cell.candidates():
-                yield Join(request=request, instance=instance)
-        for node in roomy_first(cell):
-            yield Start(request=request, node=node)
+        return joins_first(request, cell)
 
     # §5.3: shadow validation. The node's turns, which go to the least headroom (§5.1, the rule
     # HEADROOM), are rolled forward with the newcomer, and every token has to be in time.
@@ -58,7 +54,7 @@ class LlmMesh(DefaultAnswers):
         return by_demand(demand) if self.shares else kv_of_part(demand, parts=1)
 
     def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
-        return max(cell.requests(instance), key=lambda r: (r.due_s, r.request_id))
+        return longest_headroom(cell.requests(instance))
 
     # Idle instances give way to whoever needs their memory. §7.1: where those do not do, instances
     # with a smaller batch give way, once each of their requests is in time elsewhere.

@@ -1,4 +1,4 @@
-"""Who gives way for whom, and which nodes have room: what policies share of it.
+"""Where requests go, who gives way for whom, and which nodes have room: what policies share of it.
 
 Idle instances go first, as few as do, in the order in which the cell offers them. After LLM-Mesh
 §7.1 an instance that cannot grow takes the memory of instances with a smaller batch on its node,
@@ -8,7 +8,22 @@ other in turn.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mesh.policy.views import CellView, InstanceView, NodeView
+from mesh.policy.plans import Join, Plan, Start
+from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+
+
+def joins_first(request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+    """Whatever is loaded, then what loads, then new instances."""
+    if request is not None:
+        for instance in cell.candidates():
+            yield Join(request=request, instance=instance)
+    for node in roomy_first(cell):
+        yield Start(request=request, node=node)
+
+
+def longest_headroom(requests: Iterable[RequestView]) -> RequestView:
+    """The request whose next token is due last (LLM-Mesh §6.4). There has to be one."""
+    return max(requests, key=lambda request: (request.due_s, request.request_id))
 
 
 def roomy_first(cell: CellView) -> Iterator[NodeView]:
