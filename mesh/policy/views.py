@@ -2,7 +2,8 @@
 
 Nothing is copied, so that looking costs nothing; what has to be worked out is asked of the
 `CellView`. The cell offers a policy what may be decided at that moment and nothing else: while
-queues are tried, loaded instances; once all have been, those that load and nodes for new ones.
+queues are tried, loaded instances; once all have been, those that load and nodes for new ones, and
+loaded instances again for whom the policy would rather start one.
 """
 
 from collections.abc import Iterable, Sequence

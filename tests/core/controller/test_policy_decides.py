@@ -140,6 +140,24 @@ def test_upkeep_loads_instances_that_nobody_asked_for_and_remembers_what_for() -
     assert made.label == "prompts, seen", "it is labelled no more"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Naming(LlmMesh):
+    """Each instance that it starts has the name of its node for a label."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        for place in cell.starts():
+            yield Start(request=request, node=place, label=place.node_id)
+
+
+@pytest.mark.parametrize("replicas_min", [0, 1], ids=["a request", "a minimum"])
+def test_what_starts_for_a_request_or_a_minimum_is_labelled_too(replicas_min: int) -> None:
+    cell = CellUnderTest(deployment("a", replicas_min=replicas_min), rule=Naming())
+    cell.join(node("n1"))
+    if not replicas_min:
+        cell.invoke(request(of="a"))
+    assert [made.label for made in cell.core.cell.instances.values()] == ["n1"]
+
+
 def test_a_label_has_a_bound_and_a_start_of_no_deployment_is_a_fault() -> None:
     cell = CellUnderTest(deployment("b"), rule=Roles(label="x" * 100))
     cell.join(node("n1"))

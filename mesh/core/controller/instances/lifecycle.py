@@ -68,13 +68,13 @@ def search_start(
 
 
 def start_found(
-    ctx: EventContext, entry: DeploymentEntry, search: StartSearch, found: Site, label: str = ""
+    ctx: EventContext, entry: DeploymentEntry, search: StartSearch, found: Site
 ) -> Started:
     """Start loading an instance where the search has found room and time for it."""
     placed = search.placed(found)
     ctx.cell.refusals.note_started(entry.spec.name)
     instance = load(ctx, entry, placed)
-    instance.note_label(label)
+    instance.note_label(search.label)
     return Started(instance=instance, first_token_s=placed.first_token_s)
 
 

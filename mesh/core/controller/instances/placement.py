@@ -176,6 +176,8 @@ class StartSearch:
         self._busy = False
         self.stopped = False
         """No more can be looked at."""
+        self.label = ""
+        """That of the start which was found."""
         self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
 
     @property
@@ -211,6 +213,7 @@ class StartSearch:
             return None
         in_time = self._has_time(plan, site)
         if in_time:
+            self.label = plan.label if isinstance(plan, Start) else ""
             return site
         self.stopped = in_time is None
         self._busy = True

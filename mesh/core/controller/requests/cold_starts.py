@@ -93,7 +93,7 @@ def _look(
         if isinstance(plan, Start):
             found = search.take(plan) if search else None
             if search and found:
-                return _start(ctx, entry, request, search, found, late=late, label=plan.label)
+                return _start(ctx, entry, request, search, found, late=late)
             if search and search.stopped:
                 break
         elif _join(ctx, entry, plan, request, offer, late=late):
@@ -134,9 +134,8 @@ def _start(
     found: Site,
     *,
     late: bool,
-    label: str = "",
 ) -> bool:
-    started = start_found(ctx, entry, search, found, label)
+    started = start_found(ctx, entry, search, found)
     grace_s = _late_s(ctx, request, started.first_token_s) if late else 0.0
     wait_for(ctx, entry, request, started.instance, grace_s=grace_s)
     return True
