@@ -94,9 +94,12 @@ def _small(end: Connection, dry: bool) -> None:
 
 
 def forked(sitting: Sitting) -> None:
-    """Before this process has a context: no fork of it could have one then."""
+    """By a process that has torch imported and has never asked NVML or CUDA anything: this one
+    has, and what is forked from here dies when it first uses CUDA.
+    """
     ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
     process = context.Process(target=_small, args=(theirs, sitting.dry), daemon=True)
     start_s = time.perf_counter()
     process.start()

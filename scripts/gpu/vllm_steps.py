@@ -82,7 +82,9 @@ def vllm_decode(sitting: Sitting) -> None:
             check=False,
         )
         if done.returncode:
-            sitting.skip(f"vllm_{way}_ms", (done.stderr.strip() or "it failed").splitlines()[-1])
+            lines = (done.stderr.strip() or "it failed").splitlines()
+            named = [line for line in lines if "Error: " in line]
+            sitting.skip(f"vllm_{way}_ms", (named or lines)[-1])
             continue
         told = json.loads(done.stdout.splitlines()[-1])
         sitting.note(f"vllm_{way}_ms", told["step_ms"], f"ms, {shape.name}, batch {BATCH}")

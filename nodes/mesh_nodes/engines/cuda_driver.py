@@ -124,7 +124,7 @@ def cuda_in_use(library: Any = None, descriptors: Path = Path("/proc/self/fd")) 
     """
     for descriptor in descriptors.iterdir():
         with suppress(OSError):
-            # NVML opens other devices; this one is opened by the driver's initialisation alone.
+            # The driver's initialisation opens it. So does NVML's, which no fork survives either.
             if os.readlink(descriptor) == _UVM:
                 return f"{_UVM} is open"
     try:

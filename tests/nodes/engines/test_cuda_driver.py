@@ -42,7 +42,7 @@ def test_the_driver_tells_of_its_own_initialisation(library: Library, seen: str)
     assert cuda_in_use(library) == seen
 
 
-def test_an_open_device_tells_of_any_other_librarys_but_nvmls(tmp_path: Path) -> None:
+def test_an_open_device_tells_of_any_other_library(tmp_path: Path) -> None:
     (tmp_path / "0").symlink_to("/dev/nvidiactl")
     (tmp_path / "1").symlink_to("/dev/nvidia0")
     assert cuda_in_use(FRESH, tmp_path) == ""

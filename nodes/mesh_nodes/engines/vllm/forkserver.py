@@ -29,6 +29,9 @@ def main(descriptor: int) -> None:
     os.dup2(2, 1)
     commands = socket.socket(fileno=descriptor)
     try:
+        from mesh_nodes.engines.vllm.told_gpu import answer_for_nvml
+
+        answer_for_nvml()
         from mesh_nodes.engines.vllm.device import preload
         from mesh_nodes.engines.vllm.internals import check_parts, register_kernels
         from mesh_nodes.engines.vllm.process import serve

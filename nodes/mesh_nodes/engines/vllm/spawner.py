@@ -20,8 +20,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from mesh.domain.errors import EngineError
-from mesh_nodes.engines.vllm.environment import ENVIRONMENT
+from mesh_nodes.engines.vllm.environment import ENVIRONMENT, gpu_environment
 from mesh_nodes.engines.vllm.forkserver import FAILED, MESSAGE_BYTES_MAX, READY
+from mesh_nodes.engines.vllm.releases import found_release
+from mesh_nodes.gpus import Gpus
 
 START_S_MAX = 180.0
 """For the imports, on a cold disk beside other work."""
@@ -39,15 +41,14 @@ log = logging.getLogger(__name__)
 
 def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> "Spawner":
     """What starts engine processes that compute on so many cores, all usable ones unless given; and
-    on that GPU, in the order of the PCI bus.
+    on that GPU, in the order of the PCI bus: the first one unless given, if vLLM is built for CUDA.
+
+    Raises Unavailable, InvalidInput where there is no such GPU.
     """
     threads = threads or len(os.sched_getaffinity(0))
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    if gpu_index is not None:
-        environment |= {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": str(gpu_index),
-        }
+    if gpu_index is not None or not found_release().computes_on_cpu:
+        environment |= gpu_environment(Gpus().gpu(gpu_index or 0))
     return Spawner(environment)
 
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from mesh_nodes.engines.vllm.differences import Part, Shape
-from mesh_nodes.engines.vllm.environment import ENVIRONMENT
+from mesh_nodes.engines.vllm.environment import ENVIRONMENT, gpu_environment
 from mesh_nodes.engines.vllm.releases import found_release
+from mesh_nodes.gpus import Gpu
 
 LOOK = """
 import importlib.util, json, sys
@@ -77,3 +79,45 @@ def test_a_part_that_is_gone_and_a_use_of_cuda_are_refused_by_name(
     in_use, gone = looked[1]
     assert "begun to use CUDA (/dev/nvidia-uvm is open)" in in_use
     assert "has no BlockPool.touch, which mesh needs" in gone
+
+
+TOLD = """
+import ctypes, json
+
+opened = []
+ctypes.CDLL, real = lambda name, *rest, **options: opened.append(name) or real(
+    name, *rest, **options
+), ctypes.CDLL
+from mesh_nodes.engines.vllm.told_gpu import answer_for_nvml
+
+answer_for_nvml()
+import torch
+import vllm.platforms.cuda as cuda
+
+platform = cuda.NvmlCudaPlatform
+print(json.dumps([
+    cuda.nvml_available,
+    platform.get_device_name(3),
+    tuple(platform.get_device_capability(0)),
+    platform.get_device_total_memory(0),
+    torch.cuda.device_count(),
+    [name for name in opened if "nvidia" in str(name)],
+]))
+"""
+
+
+def test_what_vllm_and_torch_ask_of_a_gpu_is_answered_without_nvml() -> None:
+    gpu = Gpu(index=3, uuid="GPU-3", name="NVIDIA T", memory_bytes=1 << 34, capability=(9, 0))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TOLD],
+        env={"PYTHONPATH": ":".join(sys.path), **ENVIRONMENT, **gpu_environment(gpu)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    compiled_for_cuda = 1 if torch.version.cuda else 0
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        *(True, "NVIDIA T", [9, 0], 1 << 34),
+        compiled_for_cuda,
+        [],
+    ]
