@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 
 from bench.demo_model import store_path
-from mesh.cli.cell import LocalCell
+from mesh.cli.cell import LocalCell, running_cell
 from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
-from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook

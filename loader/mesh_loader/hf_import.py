@@ -23,6 +23,7 @@ from mesh_loader.architectures import (
     size_in,
 )
 from mesh_loader.convert_import import ConvertPlan, plan_convert
+from mesh_loader.disk import place
 from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import (
     CONFIG_BYTES_MAX,
@@ -33,7 +34,6 @@ from mesh_loader.model_info import (
     read_bounded,
     read_json,
 )
-from mesh_loader.placement import place
 from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
 from mesh_loader.tensor_values import Located, check_finite, equal, located

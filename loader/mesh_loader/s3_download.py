@@ -37,8 +37,7 @@ from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Vers
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import TEMPLATES, WANTED_PATTERNS
 from mesh_loader.reach import Reach
-from mesh_loader.source_http import FILE_SUFFIXES, TAR_SUFFIXES
-from mesh_loader.source_s3 import Prefix
+from mesh_loader.sources import FILE_SUFFIXES, TAR_SUFFIXES, Prefix
 from mesh_loader.tar_folder import unpacked
 
 CONNECT_TIMEOUT_S = 15.0

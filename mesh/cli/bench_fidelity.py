@@ -12,12 +12,11 @@ import click
 
 from mesh.cli import fidelity_tables as tables
 from mesh.cli import output
-from mesh.cli.cell import LocalCell
+from mesh.cli.cell import LocalCell, running_cell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
-from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.demo import SOURCE
 from mesh.domain.units import parse_bytes

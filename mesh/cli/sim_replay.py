@@ -6,8 +6,7 @@ from mesh.cli import output
 from mesh.cli import sim_tables as tables
 from mesh.cli.output import Column, Format, word
 from mesh.cli.progress import progress
-from mesh.evaluation.differences import Difference
-from mesh.evaluation.replaying import OtherDecision, ReplayReport, replay_journal
+from mesh.evaluation.replaying import Difference, OtherDecision, ReplayReport, replay_journal
 
 REPORT_EVERY = 256
 """Events between two looks at the bar."""

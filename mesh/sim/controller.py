@@ -14,7 +14,7 @@ from mesh.domain.limits import CellLimits
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart
-from mesh.runtime.starting import controller_core
+from mesh.runtime.policies import controller_core
 from mesh.sim.callers import Callers, MemoryRegistry, Operators
 from mesh.sim.clock import HeapClock
 from mesh.sim.links import VirtualLinks

@@ -38,10 +38,8 @@ from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
 from mesh_nodes.imports import TriedImports
 from mesh_nodes.kept_loads import KeptLoads
-from mesh_nodes.lanes import ThreadLanes
-from mesh_nodes.messenger import Messenger, call_on
-from mesh_nodes.models import NodeModels
-from mesh_nodes.models_in_use import ModelsInUse
+from mesh_nodes.lanes import Messenger, ThreadLanes, call_on
+from mesh_nodes.models import ModelsInUse, NodeModels
 
 STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.cli.restarts import NO_RESTARTS, Ended, GiveUp, Restart, RestartLimits, Restarts, Serves
+from mesh.cli.kept_child import NO_RESTARTS, Ended, GiveUp, Restart, RestartLimits, Restarts, Serves
 
 LIMITS = RestartLimits(in_a_row_max=3, pause_s_min=1.0, pause_s_max=3.0, well_s=10.0)
 SERVES, KILLED, FAILED, USAGE = (

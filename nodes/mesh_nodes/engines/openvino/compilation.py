@@ -25,7 +25,7 @@ from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, WeightPr
 from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
-from mesh_loader.source_file import not_held_as
+from mesh_loader.sources import not_held_as
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder

@@ -218,11 +218,11 @@ def test_a_block_is_backed_once_and_again_after_its_memory_went(bind: Bind, how:
 def test_without_addresses_for_a_range_a_cache_copies(
     bind: Bind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(size_bytes: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OutOfMemory("no addresses")
 
     assert isinstance(bind().cache, ElasticKvCache)
-    monkeypatch.setattr(kv_cache, "PageRange", refuse)
+    monkeypatch.setattr(kv_cache, "ElasticKvCache", refuse)
     bound = bind()
     assert isinstance(bound.cache, CopyingKvCache)
     assert "will copy it: no addresses" in caplog.text
