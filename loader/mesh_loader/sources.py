@@ -2,8 +2,9 @@
 
 `pkg://package/path` is a file in a Python package, `file:///path` a file or folder of this machine,
 `hf://org/name@revision` a repository of the Hugging Face hub, `http(s)://host/path` a file of the
-web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a scheme does the
-fetching, imported where a source needs it; model_plan looks at what came, and the store remembers which source it came from.
+web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a scheme does the fetching,
+imported where a source needs it; model_plan looks at what came, and the store remembers which
+source it came from.
 """
 
 import os

@@ -2,8 +2,9 @@
 
 `Restarts` decides when a child that ended is started again, and when no more: a pause grows with
 every restart in a row, and the count is forgiven once the child has served for a while. `KeptChild`
-carries that out and tells the terminal of it; the processes themselves are `children`'s. All of it happens on the thread that looks, which must live as long as the cell:
-`tied` has the kernel end a child with the thread that started it.
+carries that out and tells the terminal of it; the processes themselves are `children`'s. All of it
+happens on the thread that looks, which must live as long as the cell: `tied` has the kernel end a
+child with the thread that started it.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 A run reads from top to bottom: what is asked, what it is made of, what goes wrong. What is seen
 of it, and said, is `mesh.evaluation`.
 
-    scenario_file, scenario, groups, workload, testbed    a TOML file, its nodes and its arrivals
+    scenario, groups, workload, testbed    a TOML file, its nodes and its arrivals
     cluster: controller, callers, links, node, agent      a cell and its parts, on the `clock`
     engine: costs, virtual_engine, sequences, lanes       what stands in for a node's engine
     faults, injection, engine_faults                      when, how, and in which engine calls

@@ -36,7 +36,9 @@ class Messenger:
 
     `call_soon_threadsafe` writes to a socket, and gives the interpreter away while it does: the
     loop, woken, takes it for as long as it likes, 0.5 ms where this was measured, and the compute
-    thread has an iteration to start. A queue takes a microsecond. Calls are made on the loop's thread, in the order of `post`, which any thread may use."""
+    thread has an iteration to start. A queue takes a microsecond. Calls are made on the loop's
+    thread, in the order of `post`, which any thread may use.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -68,7 +70,9 @@ class LaneThread:
     """One lane's first-in-first-out queue of calls.
 
     Who puts a call holds the interpreter and would keep it for its own work; the thread, woken,
-    would get it only after a switch interval. `hand_over` gives it away. `put` is for any thread, its own included; `hand_over` and `end` are for one other."""
+    would get it only after a switch interval. `hand_over` gives it away. `put` is for any thread,
+    its own included; `hand_over` and `end` are for one other.
+    """
 
     def __init__(self, name: str, *, nice: int = 0) -> None:
         """`nice`: how far it is below the process's other threads."""

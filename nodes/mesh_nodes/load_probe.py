@@ -3,7 +3,8 @@
 Where a stored model needs no compile, the smallest one is loaded twice and unloaded again, the
 second time as an instance that shares its weights (`tried_rates`). Else weights pass from the disk
 into memory that was not there before, one after the other, and the engine measures the fixed part
-of a load (`measured_rate`): all of it within a second or so, on an idle machine. Before: the composition root, where `kept_loads` knows nothing. After: the node's hello.
+of a load (`measured_rate`): all of it within a second or so, on an idle machine. Before: the
+composition root, where `kept_loads` knows nothing. After: the node's hello.
 """
 
 import mmap
