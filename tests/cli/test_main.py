@@ -189,7 +189,7 @@ def test_a_fault_of_mesh_is_two_lines_and_its_trace_is_shown_when_asked(
     def broken(address: str) -> None:
         raise KeyError("oh")
 
-    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.showing.MeshClient", broken)
     ran = mesh("status")
     assert ran.code == 1
     assert ran.error_lines[0] == "unexpected KeyError: 'oh'"
@@ -212,7 +212,7 @@ def test_each_way_to_fail_has_its_code(
     def broken(address: str) -> None:
         raise raised
 
-    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.showing.MeshClient", broken)
     monkeypatch.setattr(cli, "_forget_stdout", lambda: None)
     ran = mesh("status")
     assert ran.code == code

@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from mesh.cli import output
-from mesh.cli.memory_tables import OPERATIONS
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Column, Format, harmless, number, table_lines, word
-from mesh.cli.tables import hundredths, mebibytes, milliseconds
+from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
