@@ -1,6 +1,5 @@
 """Exit codes and errors of the command line, with nothing there to talk to."""
 
-import importlib
 import json
 import os
 import re
@@ -34,7 +33,7 @@ def nobody_at() -> Iterator[str]:
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_exists_and_says_what_it_does(verb: str) -> None:
-    command = getattr(importlib.import_module(f"mesh.cli.verbs.{verb}"), verb)
+    command = cli.mesh.get_command(click.Context(cli.mesh), verb)
     assert isinstance(command, click.Command)
     assert command.name == verb
     ran = mesh(verb, "--help")
@@ -177,7 +176,7 @@ def test_a_prompt_that_is_not_utf8_is_refused_with_the_byte(
 
 
 def test_a_prompt_beyond_any_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.cli.prompts.PROMPT_BYTES_MAX", 10)
+    monkeypatch.setattr("mesh.cli.verbs.invoke.PROMPT_BYTES_MAX", 10)
     ran = mesh("invoke", "a", "-", stdin=b"x" * 11)
     assert ran.code == 2
     assert ran.error_lines[0] == "standard input holds more than the 10 bytes of a prompt"
