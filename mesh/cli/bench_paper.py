@@ -26,9 +26,8 @@ from mesh.evaluation.paper.cells import (
     load,
     paper_case,
 )
-from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
+from mesh.evaluation.paper.charts import cell_charts, overview_charts, page, run_charts
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, Reference, reference
-from mesh.evaluation.paper.page import page
 from mesh.evaluation.paper.record import record
 from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
