@@ -68,7 +68,7 @@ class Shape:
     lasts_s: tuple[float, float] = (0.0, 0.0)
     """Until the node or the controller is back, or all is well again."""
     size: tuple[float, float] = (0.0, 0.0)
-    """A factor, a number of calls, or seconds: see `injection`."""
+    """A factor, a number of calls, or seconds: see `checking`."""
 
 
 UNTIL_S_MAX = 86_400.0

@@ -29,6 +29,7 @@ from mesh.runtime.logs import begin_logging
 from mesh.runtime.policies import rule_of_file
 from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.bounded_child import die_with_parent
+from mesh_loader.importing import ImportRules
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.announcing import Announcer
@@ -111,13 +112,15 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
             limits=limits,
             own_rule=own_rule,
             store_path=store_path,
-            download_bytes_per_s=options.download_bytes_per_s,
             controller=options.join,
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,
-            as_is=built.as_is,
-            plain=built.plain,
-            reach=options.sources.named_hosts(),
+            imports=ImportRules(
+                download_bytes_per_s=options.download_bytes_per_s,
+                as_is=built.as_is,
+                plain=built.plain,
+                reach=options.sources.named_hosts(),
+            ),
             recorders=recorders,
             joined=announcer.close,
         )
