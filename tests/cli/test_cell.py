@@ -18,7 +18,7 @@ from mesh.cli.children import Child
 from mesh.cli.kept_child import RestartLimits
 from mesh.controller import state_check
 from mesh.domain.errors import StorageError
-from mesh.wire.calls import UNARY_S_MAX
+from mesh.wire.client import UNARY_S_MAX
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mesh.cli import sim_tables as tables
 from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format
 from mesh.cli.progress import Report, progress
-from mesh.cli.sim_replay import show_replay
+from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.evaluation.simulation_report import SimulationReport, node_uses
 from mesh.evaluation.summary import summarize
