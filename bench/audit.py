@@ -30,7 +30,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
-from mesh.runtime.policies import controller_core
+from mesh.runtime.starting import controller_core
 
 
 @dataclass(slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from mesh.evaluation.judging import Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call, offer, offer_again
 from mesh.memory.watermark import recommended
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
-from mesh.runtime.policies import controller_core
+from mesh.runtime.starting import controller_core
 from mesh.sim.cluster import SETTLE_S
 from mesh.wire.client import MeshClient
 from mesh_nodes.engines.openvino.footprint import estimate

@@ -55,7 +55,8 @@ from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
-from mesh.runtime.policies import controller_core, policy_of
+from mesh.runtime.policies import policy_of
+from mesh.runtime.starting import controller_core
 from mesh.text.pool import TextPool
 from mesh.v1 import (
     control_pb2_grpc,

@@ -22,7 +22,8 @@ from mesh.domain.slo import Slo
 from mesh.evaluation.summary import Summary, summarize
 from mesh.runtime.host import Core
 from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
-from mesh.runtime.policies import controller_core, rule_of_file
+from mesh.runtime.policies import rule_of_file
+from mesh.runtime.starting import controller_core
 
 DIFFERENCES_MAX = 20
 SHOWN_MAX = 6

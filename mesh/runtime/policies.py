@@ -10,12 +10,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
-from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import InvalidInput
 from mesh.policy.interface import Policy, checked
 from mesh.policy.registry import policy
 from mesh.policy.rules.turns import TurnRule, name_of
-from mesh.runtime.journal import ControllerStart
 
 _MEMBERS = tuple(name for name in vars(Policy) if not name.startswith("_"))
 DIGEST_CHARS = 16
@@ -58,16 +56,3 @@ def _read(path: Path) -> Policy:
         what = "has no POLICY" if found is None else f"has a POLICY without {', '.join(missing)}"
         raise InvalidInput(f"the policy file {path} {what}", hint=hint)
     return cast(Policy, found)
-
-
-def controller_core(start: ControllerStart) -> ControllerCore:
-    """Raises InvalidInput for an unknown policy."""
-    return ControllerCore(
-        epoch=start.epoch,
-        deployments=start.deployments,
-        profiles=start.profiles,
-        histories=start.histories,
-        revisions=start.revisions,
-        limits=start.limits,
-        policy=policy_of(start.policy),
-    )

@@ -34,7 +34,8 @@ from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart
-from mesh.runtime.policies import controller_core, rule_of_file
+from mesh.runtime.policies import rule_of_file
+from mesh.runtime.starting import controller_core
 from mesh.sim.callers import Callers, MemoryRegistry, Operators
 from mesh.sim.clock import HeapClock
 from mesh.sim.content import Piece, Said, tokens_of

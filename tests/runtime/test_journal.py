@@ -30,7 +30,7 @@ from mesh.runtime.journal import (
     read_journal,
     replay,
 )
-from mesh.runtime.policies import controller_core
+from mesh.runtime.starting import controller_core
 from tests.core.cells import FOOTPRINT, CellUnderTest, commands, deployment, hello, request
 from tests.support.profiles import PROFILE
 

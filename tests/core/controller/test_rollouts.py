@@ -43,7 +43,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.domain.views import DeploymentSnapshot
 from mesh.runtime.journal import ControllerStart, open_journal, read_journal, replay
-from mesh.runtime.policies import controller_core
+from mesh.runtime.starting import controller_core
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
