@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 
 from bench.demo_model import store_path
-from mesh.cli.cell import LocalCell
+from mesh.cli.cell import LocalCell, running_cell
 from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
-from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
@@ -40,29 +39,15 @@ CALM_S = 1.0
 @contextmanager
 def local_cell(
     *,
-    nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
-    threads: int | None = None,
-    http: str | None = None,
-    join_ms: float = 0.0,
-    keys: bool = False,
-    sources: Sequence[str] = (),
-    policy: str | None = None,
-    memory_bytes: int | None = None,
-    prefetch_bytes: int | None = None,
-    page_cache_bytes: int | None = None,
-    journal: Path | None = None,
-    node_journals: Path | None = None,
     home: Path | None = None,
     store: Path | None = None,
+    nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
+    join_ms: float = 0.0,
+    **plan: Any,
 ) -> Iterator[LocalCell]:
     """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
-    folder of their own, and their models in `store`, or in the usual one. A node computes on
-    `threads` cores in `memory_bytes`, its part of the machine unless given, of which
-    `prefetch_bytes` are for what nobody has called yet, and `page_cache_bytes` beside it for files
-    that loads will read. The controller decides by `policy`, or by its default, serves `http` where
-    that is given, joins tokens of `join_ms`, and wants `keys`: see `keys_shown`; `sources` say who
-    may deploy from where. They write their decisions to `journal` and into the folder
-    `node_journals`.
+    folder of their own, and their models in `store`, or in the usual one. `plan` has what else a
+    `CellPlan` says; for `keys` see `keys_shown`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -72,24 +57,11 @@ def local_cell(
             home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         if not (home / "store").exists():
             (home / "store").symlink_to(store or store_path())
-        plan = CellPlan(
-            listen="127.0.0.1:0",
-            home=home,
-            nodes=tuple(nodes),
-            threads=threads,
-            http=http,
-            join_ms=join_ms,
-            keys=keys,
-            sources=tuple(sources),
-            policy=policy,
-            memory_bytes=memory_bytes,
-            prefetch_bytes=prefetch_bytes,
-            page_cache_bytes=page_cache_bytes,
-            journal=journal,
-            node_journals=node_journals,
+        made = CellPlan(
+            listen="127.0.0.1:0", home=home, nodes=tuple(nodes), join_ms=join_ms, **plan
         )
         stopping = opened.enter_context(Stopping())
-        cell = opened.enter_context(running_cell(plan, stopping))
+        cell = opened.enter_context(running_cell(made, stopping))
         with stopping.interrupting():
             yield cell
 

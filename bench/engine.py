@@ -45,9 +45,8 @@ from mesh.domain.profile import IterationShape
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.precision_choice import tried
 from mesh_nodes.engines.openvino.precision_trial import SHAPES as TRIAL_SHAPES
-from mesh_nodes.engines.openvino.precision_trial import cut
+from mesh_nodes.engines.openvino.precision_trial import TrialJob, cut
 from mesh_nodes.engines.openvino.precisions import Precisions, Timed, choose
-from mesh_nodes.engines.openvino.trial_job import TrialJob
 from mesh_nodes.engines.openvino.weights import Matrix, weight_plan
 
 OPERATIONS = {

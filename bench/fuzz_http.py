@@ -11,13 +11,13 @@ from typing import Any
 
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from bench.fuzz_protocols import CALL_S_MAX, Findings
+from bench.fuzz_protocols import CALL_S_MAX, Findings, drawing
 
 _SHARES = {
     "/v1/chat/completions": 0.3,
@@ -86,14 +86,7 @@ def _fuzz(
     seeded: int,
     findings: Findings,
 ) -> None:
-    @seed(seeded)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawing(count, seeded)
     @given(
         case=operation.as_strategy(generation_mode=mode),
         meant=st.none() | st.sets(st.sampled_from(_MEANT), max_size=_OTHERS_MAX),

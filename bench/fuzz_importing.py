@@ -26,11 +26,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gguf.constants import GGUFValueType
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.demo_model import store_path
-from bench.fuzz_protocols import CALL_S_MAX, Findings, mutated
+from bench.fuzz_protocols import CALL_S_MAX, Findings, drawing, mutated
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput, MeshError, Refused, TornModel, UnsupportedModel
 from mesh.domain.ids import DeploymentName, OperationId
@@ -379,14 +379,7 @@ def fuzz_files(
     numbers, whole = count(), count()
     with tempfile.TemporaryDirectory() as scratch, closing(Importer()) as importer:
 
-        @seed(seeded)
-        @settings(
-            max_examples=cases_max,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @drawing(cases_max, seeded)
         @given(case=cases())
         def ask(case: Case) -> None:
             number = next(numbers)

@@ -52,6 +52,18 @@ class Findings:
             self.shown.append(line[:SHOWN_CHARS_MAX])
 
 
+def drawing(cases: int, seeded: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """A function that hypothesis calls with so many cases, the same for the same seed."""
+    generating = settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda ask: seed(seeded)(generating(ask))
+
+
 DEPTH_MAX = 4
 REPEATED_MAX = 3
 CHARS_MAX = 40
@@ -130,12 +142,6 @@ def mutated(draw: Callable[[Any], Any], raw: bytearray) -> bytearray:
     return raw
 
 
-_SAID: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-}
-
-
 ANSWERS_MAX = 4096
 """Messages read of one stream."""
 _ENDLESS = frozenset({"Watch", "Connect"})
@@ -171,14 +177,7 @@ def fuzz_grpc(address: str, names: Sequence[str], *, cases: int, seeded: int) ->
     )
     with grpc.insecure_channel(address) as channel:
 
-        @seed(seeded)
-        @settings(
-            max_examples=cases,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @drawing(cases, seeded)
         @given(case=drawn)
         def ask(case: tuple[MethodDescriptor, bytes]) -> None:
             _ask(channel, *case, findings)

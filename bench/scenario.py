@@ -19,7 +19,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import WeightPrecision
 from mesh.domain.slo import Slo
-from mesh.sim.scenario_file import read_toml, strict_converter
+from mesh.sim.scenario import read_toml, strict_converter
 
 LoadKind = AtOnce | Overload | Poisson | Waves
 KINDS: Mapping[str, type[LoadKind]] = {

@@ -1,12 +1,11 @@
 """Replays of traces by locust: open loop at the trace's times, by as many workers as wanted.
 
-sender                  what a protocol's calls are; the replay itself knows none
-grpc_sender             mesh's own, http_sender OpenAI's
+sender, http_sender     what a protocol's calls are, mesh's own and OpenAI's; the replay knows none
 replayer                sends a worker's calls at their times
 share, worker, master   which worker sends what, when all start, and what has come of it
 session                 a locust process's part in it, wired to locust's events
 entries, page, ending   what came of it: in locust's statistics, on its page, in files
-options, preparing      what locust is told, and the run that it comes to
+options                 what locust is told
 __main__                `make load`
 """
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.cell import LocalCell
+from mesh.cli.cell import LocalCell, running_cell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.main import run
 from mesh.cli.options import home_option
 from mesh.cli.progress import progress
-from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.demo import SOURCE, temporary_home
 from mesh.domain.deployment import DeploymentSpec, Scaling

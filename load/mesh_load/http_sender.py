@@ -21,7 +21,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.evaluation.load_client import CALL_S_MAX, OPEN_MAX, Call
 from mesh.wire.channel import parse_address
 from mesh.wire.credentials import Tls, credentials
-from mesh.wire.statuses import error_coded
+from mesh.wire.errors import error_coded
 
 PATH = "/v1/completions"
 JSON = "application/json"

@@ -16,10 +16,9 @@ from locust.env import Environment
 from mesh.cli import output
 from mesh.cli.main import FAILED, USAGE
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh_load.grpc_sender import GrpcSender, wait_by_gevent
 from mesh_load.http_sender import HttpSender
 from mesh_load.options import add_options, show_credentials
-from mesh_load.sender import Sender
+from mesh_load.sender import GrpcSender, Sender, wait_by_gevent
 from mesh_load.session import Session
 from mesh_load.share import Share
 

@@ -1,7 +1,7 @@
 """The run as a whole: who sends what, when all start, what has come, and when it is over.
 
 It gives every worker its share, tells all the same start once all have theirs, and keeps every
-answer; one process alone is master and worker. Before: `preparing`. After: `worker`, which it
+answer; one process alone is master and worker. Before: `session`. After: `worker`, which it
 speaks with by locust's messages; `ending`, which tells what has come.
 """
 
@@ -13,8 +13,7 @@ from typing import Any
 
 from mesh.evaluation.load_client import CALL_S_MAX
 from mesh.evaluation.replay.results import CallResult
-from mesh_load.messages import plain_of, result_of
-from mesh_load.share import Share
+from mesh_load.share import Share, plain_of, result_of
 
 LEAD_S = 1.0
 """From the word to start to the moment that it names."""

@@ -2,7 +2,7 @@
 
 They are taken from that verb, and read by its rules; the trace is `--trace`, its `--config` is
 `--replay-config` here, and the cell's controller is locust's `--host`. Before: locust's command
-line. After: `preparing`.
+line. After: `session`, which prepares the run.
 """
 
 import argparse

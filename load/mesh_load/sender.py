@@ -1,8 +1,9 @@
-"""What a replay asks of a protocol, and what it notes of an answer.
+"""What a replay asks of a protocol, what it notes of an answer, and calls by mesh's own protocol.
 
 The replay itself knows no protocol: a `Sender` speaks one, and `ask` notes when every token of an
 answer comes. Before: `replayer`. After: `mesh.evaluation.load_client`, which judges the answers
-of every client alike.
+of every client alike. A process that waits by gevent has to call `wait_by_gevent` once, after it
+has forked.
 """
 
 import time
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import gevent
+import grpc.experimental.gevent
 
 from mesh.domain.errors import MeshError, Refused
-from mesh.domain.invocation import InvocationEvent
+from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.evaluation.load_client import STOPPED, Answer, Call, answer_of
+from mesh.wire.client import MeshClient
 from mesh.wire.errors import status_of
 
 
@@ -59,3 +62,30 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
         retry_after_s=retry_after_s,
         failed=failed,
     )
+
+
+def wait_by_gevent() -> None:
+    """Whoever waits for gRPC lets other greenlets run."""
+    grpc.experimental.gevent.init_gevent()
+
+
+class GrpcSender:
+    """Dials `HOST:PORT` with its first call, and again by itself when the cell has gone away."""
+
+    def __init__(self, address: str) -> None:
+        self._client = MeshClient(address)
+
+    def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
+        return self._client.invoke(
+            Invocation(
+                deployment=call.deployment,
+                prompt=TokenPrompt(token_ids=call.prompt_tokens),
+                max_tokens=call.output_tokens,
+                ignore_eos=call.forced,
+                seed=1,
+            ),
+            timeout_s=timeout_s,
+        )
+
+    def close(self) -> None:
+        self._client.close()

@@ -7,21 +7,25 @@ master. A process alone is both, and its messages go to itself. Before: `locustf
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gevent
 from locust.env import Environment
 from locust.runners import STATE_MISSING, LocalRunner, MasterRunner, WorkerRunner
 
+from mesh.cli.replay_options import asked_of, trace_asked
+from mesh.evaluation.replay.cell import contexts_of, deployed, prompts_of
 from mesh.evaluation.replay.results import CallResult
+from mesh.wire.client import MeshClient
 from mesh_load import entries, page
 from mesh_load.ending import Ending
 from mesh_load.master import Master, Word
-from mesh_load.options import read_options
-from mesh_load.preparing import prepare
+from mesh_load.options import Options, read_options
 from mesh_load.sender import Sender
 from mesh_load.share import Share
 from mesh_load.worker import STOP_S_MAX, Worker
+from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 
 LOCAL = "local"
 """What locust calls a process that is its own worker."""
@@ -146,3 +150,34 @@ class Session:
     def _log(self, result: CallResult) -> None:
         assert self._environment is not None, "used before it entered"
         entries.log(self._environment, result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    plan: ReplayPlan
+    share: Share
+    """The share that holds all calls."""
+
+
+def prepare(options: Options) -> Prepared:
+    """Raises InvalidInput, NotFound and StorageError for what cannot be replayed, Unavailable when
+    the cell does not answer.
+    """
+    asked = asked_of(options.given)
+    with MeshClient(options.address) as client:
+        found = deployed(client)
+        trace = trace_asked(options.trace, options.given, max(len(asked.deployments or found), 1))
+        plan = plan_replay(trace, asked, contexts_of(found))
+        called = sorted({call.deployment for call in plan.calls})
+        prompts = prompts_of(client, (found[name] for name in called), seed=options.given["seed"])
+    share = Share(
+        address=options.http or options.address,
+        slos={name: found[name].spec.slo for name in called},
+        sentences={name: each.sentences for name, each in prompts.items()},
+        seed=options.given["seed"],
+        forced=plan.forced,
+        calls=plan.calls,
+        calls_whole=len(plan.calls),
+        http=options.http is not None,
+    )
+    return Prepared(plan=plan, share=share)

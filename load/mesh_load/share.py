@@ -2,14 +2,20 @@
 
 Call `i` of the plan is worker `i mod n`'s. A share crosses in pieces of bounded length, and holds
 the tokens of the prompts' sentences: only the master reads the trace, and has the tokenizer.
+Shares and results go as locust's messages carry them: dictionaries of plain values, and back.
 Before: `master`. After: `worker`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from cattrs import Converter
+
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation import load_client
+from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.running import as_sent
 from mesh_workloads.prompts import Prompts, Sentences
 from mesh_workloads.replay_plan import Call
@@ -61,3 +67,28 @@ class Share:
         """One at least."""
         for begin in range(0, max(1, len(self.calls)), CALLS_PER_PIECE):
             yield replace(self, calls=self.calls[begin : begin + CALLS_PER_PIECE])
+
+
+_End = FinishReason | RefusalReason
+_FINISHES = frozenset(FinishReason)
+
+
+def _end(word: str, _: object) -> _End:
+    return FinishReason(word) if word in _FINISHES else RefusalReason(word)
+
+
+_CONVERTER = Converter()
+_CONVERTER.register_structure_hook(_End, _end)
+
+
+def plain_of(value: Share | CallResult) -> dict[str, Any]:
+    plain: dict[str, Any] = _CONVERTER.unstructure(value)
+    return plain
+
+
+def share_of(plain: dict[str, Any]) -> Share:
+    return _CONVERTER.structure(plain, Share)
+
+
+def result_of(plain: dict[str, Any]) -> CallResult:
+    return _CONVERTER.structure(plain, CallResult)

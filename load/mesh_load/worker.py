@@ -15,10 +15,9 @@ from mesh.evaluation import load_client
 from mesh.evaluation.load_client import Answer
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.running import result_of
-from mesh_load.messages import plain_of, share_of
 from mesh_load.replayer import Replayer
 from mesh_load.sender import Sender
-from mesh_load.share import Share
+from mesh_load.share import Share, plain_of, share_of
 from mesh_workloads.replay_plan import Call
 
 STOP_S_MAX = 5.0

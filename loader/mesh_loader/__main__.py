@@ -5,7 +5,6 @@ it cleanly. Node agents start it through importing, so that an import never dist
 """
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError
-from mesh_loader.bounded_child import end_first
+from mesh_loader.bounded_child import die_with_parent, end_first
 from mesh_loader.protocol import Reporter, error_line, model_line, write_line
 from mesh_loader.reach import Reach
 from mesh_loader.store import ModelStore
@@ -23,13 +22,12 @@ STOP_GRACE_S = 3.0
 """After SIGTERM, how long the cleaning up may take before the process just ends."""
 NICE = 10
 """Below the serving processes: an import may take longer, a token may not."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.parent is not None:
-        _die_with(options.parent)
+        die_with_parent(options.parent, signal.SIGKILL)
     os.nice(NICE)
     end_first()
     signal.signal(signal.SIGTERM, _stop)
@@ -77,13 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb.add_argument("--parent", type=int, help="end when the process with this id ends")
     return parser
-
-
-def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies, by whatever means."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call took effect
-        sys.exit(1)
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:

@@ -6,14 +6,18 @@ kills it when the caller dies, even by kill -9.
 """
 
 import contextlib
+import ctypes
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from mesh.domain.errors import InvalidInput, Unavailable
 
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
@@ -30,8 +34,8 @@ BIND_TO_PARENT = (
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
 
-
 OOM_SCORE = 1000
+_PR_SET_PDEATHSIG = 1
 
 
 def end_first() -> None:
@@ -40,6 +44,26 @@ def end_first() -> None:
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process that signal when its parent ends, also by kill -9: a
+    process without its parent would serve on for nobody. Linux only.
+
+    `parent_pid` is what the parent said of itself: when it ended before this call, no signal would
+    ever come. Raises Unavailable then, and InvalidInput for a number that is no process id.
+    """
+    if parent_pid < 1:
+        raise InvalidInput(f"--parent-pid {parent_pid} is not the id of a process")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise Unavailable(f"cannot tie this process to process {parent_pid}: {os.strerror(error)}")
+    if os.getppid() != parent_pid:
+        raise Unavailable(
+            f"process {parent_pid} is not the parent of this one (it is {os.getppid()})",
+            hint="it has probably ended; --parent-pid is for a process that starts a node itself",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

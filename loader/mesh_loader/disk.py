@@ -1,18 +1,21 @@
-"""What can go wrong with the disk under the store, as errors with the numbers.
+"""The disk under the store: free space, its failures as errors with numbers, and files put there.
 
 Asks for free space before a long write, and turns a full disk or a folder that cannot be written
 into StorageError. Every importer writes inside `writing`.
 """
 
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.units import format_bytes
+from mesh.runtime.engine import Progress
+from mesh_loader.model_files import opened
 
 FREE_BYTES_MIN = 64 << 20
 """Left alone on the store's disk, so that an import never takes the last byte from the system."""
@@ -79,3 +82,55 @@ def storage_error(error: OSError, folder: Path, what: str) -> StorageError:
         f"({error.filename or folder})",
         hint=f"check that {folder} is a folder that this user may write, or name another store",
     )
+
+
+COPY_PIECE_BYTES = 4 << 20
+_FICLONE = 0x40049409
+"""ioctl of Linux: share the source's blocks with the target, copied on write."""
+
+
+def place(
+    files: Iterable[tuple[Path, str]], folder: Path, *, own_files: bool, progress: Progress
+) -> None:
+    """Puts each (file, name) into `folder`, whole and synced: by clone where the file system can
+    (btrfs, xfs), or by copy. `own_files`: nobody writes to them, as to those of the Hugging Face
+    cache, so that a hard link will do; a later write to a user's file would reach the model.
+
+    Raises StorageError where they do not fit, TornModel for a file that shrinks meanwhile.
+    """
+    to_copy = []
+    for file, name in files:
+        if not (own_files and _linked(file, folder / name)):
+            to_copy.append((file, name, file.stat().st_size))
+    total_bytes = max(1, sum(size_bytes for _, _, size_bytes in to_copy))
+    if to_copy:
+        require_free(folder, total_bytes, "a copy of the model")
+    done_bytes = 0
+    for file, name, size_bytes in to_copy:
+        with opened(file) as source, (folder / name).open("wb") as target:
+            if not _cloned(source.fileno(), target.fileno()):
+                while piece := source.read(COPY_PIECE_BYTES):
+                    target.write(piece)
+                    done_bytes += len(piece)
+                    progress("copy", min(1.0, done_bytes / total_bytes))
+            target.flush()
+            os.fsync(target.fileno())
+        if (folder / name).stat().st_size != size_bytes:
+            raise TornModel(f"{file.name} changed while it was copied", hint="import it again")
+    progress("copy", 1.0)
+
+
+def _linked(file: Path, target: Path) -> bool:
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        return False
+    return True
+
+
+def _cloned(source: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True

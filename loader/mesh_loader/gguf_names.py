@@ -10,7 +10,7 @@ from mesh_loader.model_files import opened
 
 MAGIC = b"GGUF"
 BLOCKS_FILE = "model.ggml"
-"""In a model's folder: its matrices of 4 bits, as they were in the file; see `gguf_blocks`."""
+"""In a model's folder: its matrices of 4 bits, as they were in the file; see `gguf_import`."""
 
 
 def begins_with_magic(path: Path) -> bool:

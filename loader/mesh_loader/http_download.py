@@ -25,11 +25,18 @@ from urllib3.util.connection import create_connection
 
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.runtime.engine import Progress
-from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
+from mesh_loader.download import (
+    PIECE_BYTES,
+    Changed,
+    Interrupted,
+    Opened,
+    Version,
+    download,
+    unpacked,
+)
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.reach import REDIRECTS_MAX, Reach
-from mesh_loader.source_http import TAR_SUFFIXES, WebFile
-from mesh_loader.tar_folder import unpacked
+from mesh_loader.sources import TAR_SUFFIXES, WebFile
 
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0

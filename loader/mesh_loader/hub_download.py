@@ -32,7 +32,7 @@ from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.model_files import WANTED_PATTERNS
 from mesh_loader.quantisation import MODELOPT_CONFIG
 from mesh_loader.reach import REDIRECTS_MAX, Reach
-from mesh_loader.source_hf import Repository
+from mesh_loader.sources import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
 CONFIGS = ("config.json", MODELOPT_CONFIG)

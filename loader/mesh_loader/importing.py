@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
@@ -26,20 +27,38 @@ STOP_POLL_S = 0.05
 STDERR_BYTES_MAX = 64 << 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRules:
+    """What a child is told of all imports; see `ModelStore` for the first three."""
+
+    download_bytes_per_s: float | None = None
+    as_is: Collection[str] = ()
+    plain: bool = False
+    reach: Collection[str] = ()
+    """Hosts that may have private addresses; see `Reach`."""
+
+    def arguments(self) -> list[str]:
+        rate = self.download_bytes_per_s
+        return [
+            *([] if rate is None else ["--download-rate", str(rate)]),
+            *(["--as-is", ",".join(sorted(self.as_is))] if self.as_is else []),
+            *(["--plain"] if self.plain else []),
+            *(word for host in self.reach for word in ("--reach", host)),
+        ]
+
+
+NO_RULES = ImportRules()
+
+
 async def import_in_child(
     source: str,
     store_root: Path,
     progress: Progress,
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
-    download_bytes_per_s: float | None = None,
-    as_is: Collection[str] = (),
-    plain: bool = False,
-    reach: Collection[str] = (),
+    rules: ImportRules = NO_RULES,
 ) -> StoredModel:
-    """The model of a source, imported by a child process into the store; see ModelStore for the
-    bound on downloads, `as_is` and `plain`. `reach`: hosts that may have private addresses; see
-    `Reach`.
+    """The model of a source, imported by a child process into the store.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -47,16 +66,9 @@ async def import_in_child(
     stored = ModelStore(store_root).find(source)
     if stored is not None:
         return stored
-    bound = [] if download_bytes_per_s is None else ["--download-rate", str(download_bytes_per_s)]
-    if as_is:
-        bound += ["--as-is", ",".join(sorted(as_is))]
-    if plain:
-        bound.append("--plain")
-    for host in reach:
-        bound += ["--reach", host]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
-        "--store", str(store_root), "--parent", str(os.getpid()), *bound,
+        "--store", str(store_root), "--parent", str(os.getpid()), *rules.arguments(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -90,27 +102,12 @@ def import_until(
     progress: Progress,
     stop: threading.Event,
     *,
-    timeout_s: float = IMPORT_TIMEOUT_S,
-    download_bytes_per_s: float | None = None,
-    as_is: Collection[str] = (),
-    plain: bool = False,
-    reach: Collection[str] = (),
+    rules: ImportRules = NO_RULES,
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
     async def watched() -> StoredModel:
-        task = asyncio.create_task(
-            import_in_child(
-                source,
-                store_root,
-                progress,
-                timeout_s=timeout_s,
-                download_bytes_per_s=download_bytes_per_s,
-                as_is=as_is,
-                plain=plain,
-                reach=reach,
-            )
-        )
+        task = asyncio.create_task(import_in_child(source, store_root, progress, rules=rules))
         while not stop.is_set():
             done, _ = await asyncio.wait([task], timeout=STOP_POLL_S)
             if done:

@@ -13,10 +13,10 @@ from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
 from mesh_loader.config_keys import shown
+from mesh_loader.disk import place
 from mesh_loader.model_files import opened
 from mesh_loader.model_info import companions, read_json
-from mesh_loader.placement import place
-from mesh_loader.source_file import IR_XML
+from mesh_loader.sources import IR_XML
 from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 IR_BIN = "openvino_model.bin"

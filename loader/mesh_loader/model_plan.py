@@ -17,7 +17,7 @@ from mesh_loader.hf_import import has_whole_weights, plan_hf
 from mesh_loader.ir_import import plan_ir
 from mesh_loader.model_files import check_fetched
 from mesh_loader.model_info import read_json
-from mesh_loader.source_file import IR_XML
+from mesh_loader.sources import IR_XML
 
 ADAPTER_CONFIG = "adapter_config.json"
 ACCEPTED = (

@@ -33,13 +33,19 @@ from botocore.exceptions import (
 from mesh.domain.errors import MeshError, NotFound, TornModel, Unavailable, UnsupportedModel
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
-from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
+from mesh_loader.download import (
+    PIECE_BYTES,
+    Changed,
+    Interrupted,
+    Opened,
+    Version,
+    download,
+    unpacked,
+)
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import TEMPLATES, WANTED_PATTERNS
 from mesh_loader.reach import Reach
-from mesh_loader.source_http import FILE_SUFFIXES, TAR_SUFFIXES
-from mesh_loader.source_s3 import Prefix
-from mesh_loader.tar_folder import unpacked
+from mesh_loader.sources import FILE_SUFFIXES, TAR_SUFFIXES, Prefix
 
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0

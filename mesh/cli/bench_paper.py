@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.options import file_option, format_option, ideal_option
+from mesh.cli.options import check_plotting, file_option, format_option, ideal_option
 from mesh.cli.output import Format, text_columns
-from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
 from mesh.evaluation.charts.chart import Chart
@@ -27,11 +26,9 @@ from mesh.evaluation.paper.cells import (
     load,
     paper_case,
 )
-from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
-from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation
-from mesh.evaluation.paper.page import page
+from mesh.evaluation.paper.charts import cell_charts, overview_charts, page, run_charts
+from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, Reference, reference
 from mesh.evaluation.paper.record import record
-from mesh.evaluation.paper.reference import Reference, reference
 from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
 from mesh.policy.registry import known_policies

@@ -7,15 +7,15 @@ each of them.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
-from mesh.cli.kept_child import KeptChild
+from mesh.cli.kept_child import NO_RESTARTS, KeptChild, RestartLimits
 from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
-from mesh.cli.restarts import NO_RESTARTS, RestartLimits
+from mesh.cli.stopping import Stopping
 from mesh.controller import options as controller
 from mesh.controller.state_check import check_restart
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
@@ -246,3 +246,21 @@ class LocalCell:
 def _reached(listen: str) -> str:
     host, port = parse_address(listen)
     return format_address(_REACHED_AT.get(host, host), port)
+
+
+@contextmanager
+def running_cell(
+    plan: CellPlan, stopping: Stopping, on_ready: Callable[[str], None] = lambda line: None
+) -> Iterator[LocalCell]:
+    """Its nodes have joined; `on_ready` hears a line for each part.
+
+    Raises KeyboardInterrupt when stopped before that, MeshError when a part does not start.
+    """
+    cell = LocalCell(plan)
+    try:
+        cell.start()
+        if not cell.wait_ready(stopping.asked, on_ready):
+            raise KeyboardInterrupt
+        yield cell
+    finally:
+        cell.stop(stopping.asked_again)

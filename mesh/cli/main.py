@@ -57,7 +57,13 @@ VERBS = {
     "demo": "Show mesh at work on this machine.",
     "version": "Print the version of this mesh.",
 }
-"""In the order in which one works with them. The verb's module and its command have its name."""
+"""In the order in which one works with them. A verb's command has its name, and so has its module
+but for those of MODULES.
+"""
+MODULES = {
+    **dict.fromkeys(("load", "unload", "delete", "cancel"), "each"),
+    **dict.fromkeys(("get", "describe", "models", "nodes", "requests", "status"), "showing"),
+}
 
 
 SERVERS = ("controller", "node", "up")
@@ -76,7 +82,8 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.verbs:
             return None
-        command = getattr(importlib.import_module(self.module.format(cmd_name)), cmd_name)
+        module = importlib.import_module(self.module.format(MODULES.get(cmd_name, cmd_name)))
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

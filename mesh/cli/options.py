@@ -6,16 +6,28 @@ Environment variables are read here, as defaults of options, and nowhere else in
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 import platformdirs
 
 from mesh.cli.output import Format
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, MeshError
 from mesh.runtime.options import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from mesh.runtime.options import HOME, Option
 from mesh.wire.channel import parse_address
+
+
+def check_plotting(option: str) -> None:
+    """Raises MeshError when the extra is not installed; `option` is what asks for it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MeshError(
+            f"{option} needs matplotlib, which is not installed",
+            hint="pip install 'mesh-serve[plot]'",
+        ) from error
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -176,3 +188,52 @@ def invalid_utf8(what: str, offset: int) -> InvalidInput:
         f"{what} is not valid UTF-8: byte {offset} begins no character",
         hint="write it as UTF-8; `iconv -t UTF-8` converts other encodings",
     )
+
+
+class Sampling(TypedDict):
+    """Fields of an Invocation, as the options give them."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    ignore_eos: bool
+    stop: tuple[str, ...]
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
+    cache_salt: str
+
+
+def _stops(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(checked_text(value, "a stop string") for value in values)
+
+
+_SAMPLING = (
+    click.option("--max-tokens", type=int, help="Output tokens at most."),
+    click.option("--temperature", type=float, help="0 (the default): the likeliest token."),
+    click.option("--top-p", type=float, help="Only the likeliest tokens of this summed share."),
+    click.option("--top-k", type=int, help="Only this many likeliest tokens; 0: all."),
+    click.option("--min-p", type=float, help="Only tokens above this share of the likeliest's."),
+    click.option("--seed", type=int, help="The same seed draws the same tokens."),
+    click.option("--repetition-penalty", type=float, help="Above 1: what is there comes less."),
+    click.option("--presence-penalty", type=float, help="Off what the answer has; -2 to 2."),
+    click.option("--frequency-penalty", type=float, help="The same for each time; -2 to 2."),
+    click.option("--ignore-eos", is_flag=True, help="Go on after the model would end."),
+    click.option("--slo-ttft", "slo_ttft_s", type=float, help="Seconds to its first token."),
+    click.option("--slo-tpot", "slo_tpot_s", type=float, help="Seconds for each further one."),
+    click.option("--cache-salt", default="", help="Share cached prompts with the same one only."),
+    click.option(
+        "--stop", metavar="TEXT", multiple=True, callback=_stops, help="End before it. Repeatable."
+    ),
+)
+
+
+def sampling_options(command: Command) -> Command:
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command

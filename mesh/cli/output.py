@@ -136,6 +136,16 @@ def fields(pairs: Sequence[tuple[str, str]]) -> None:
         _write_line(sys.stdout, line)
 
 
+def answer(
+    form: Format, columns: Sequence[Column[T]], items: Sequence[T], whole: object = None
+) -> None:
+    """The items as a table, or in a structured form; `whole` in their place where that has more."""
+    if form is Format.TABLE:
+        table(columns, items)
+    else:
+        structured(items if whole is None else whole, form)
+
+
 def structured(answer: object, form: Format) -> None:
     """A whole answer as JSON or YAML, in its plain form."""
     value = plain(answer)

@@ -16,11 +16,11 @@ from mesh.cli.options import decoded
 from mesh.domain.errors import InvalidInput, NotFound, StorageError
 from mesh.sim.scenario import read_scenario, trace_of
 from mesh_workloads.asked import Asked
-from mesh_workloads.formats import plain_csv
+from mesh_workloads.formats import FORMATS, PLAIN_CSV
 from mesh_workloads.generating import GENERATED_S, bursty, generate
 from mesh_workloads.mapping import HASH, POPULARITY, read_table
 from mesh_workloads.published import AZURE_CONVERSATION, PUBLISHED
-from mesh_workloads.reading import FORMATS, read, recognise
+from mesh_workloads.reading import read, recognise
 from mesh_workloads.replay_plan import Replay
 from mesh_workloads.sampling import KEPT, Sample, load_for
 from mesh_workloads.scaling import SCALE_MAX, Scale
@@ -265,6 +265,6 @@ def _of_file(path: Path, asked: Asked, given: ReplayOptions) -> Trace:
     name, functions = given["format_name"], given["functions"]
     if functions is None:
         return read(path, asked, format_name=name)
-    if recognise(path, name) is not plain_csv.FORMAT:
+    if recognise(path, name) is not PLAIN_CSV:
         asked = replace(asked, sample=Sample())
     return load_for(read(path, asked, format_name=name), int(functions))

@@ -1,21 +1,24 @@
-"""What the read verbs show of a cell: what stands in each column, units in the headers.
+"""What the read verbs show of a cell and its memory: what stands in each column, units in headers.
 
 Pure: views in, text out; `output` aligns and prints it. The structured forms (`-o json`) do not
 come through here, they carry the views themselves.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 
 from mesh.cli.output import Column, number, word
 from mesh.domain.lifecycle import DeploymentState, InstanceState
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.views import (
     DeploymentSnapshot,
     InstanceSnapshot,
     LoadTimesView,
+    MemoryOperationView,
     NodeSnapshot,
     RequestSnapshot,
 )
+from mesh.report.memory_parts import free_bytes
 
 DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     word("NAME", lambda d: d.spec.name),
@@ -199,3 +202,39 @@ def _phase(instance: InstanceSnapshot) -> str:
 
 def _progress_text(phase: str, share: float) -> str:
     return f"{phase} {share:.0%}"
+
+
+NODE_MEMORY: tuple[Column[NodeSnapshot], ...] = (
+    word("NODE", lambda n: n.node_id),
+    number("LIMIT_MIB", lambda n: mebibytes(n.memory_bytes)),
+    number("BASE_MIB", lambda n: mebibytes(n.base_bytes)),
+    number("PROMISED_MIB", lambda n: mebibytes(n.promised_bytes)),
+    number("TRACKED_MIB", lambda n: mebibytes(n.tracked_bytes)),
+    number("FREE_MIB", lambda n: mebibytes(free_bytes(n))),
+    number("RSS_MIB", lambda n: mebibytes(n.rss_bytes)),
+    number("UNACCOUNTED_MIB", lambda n: mebibytes(n.unaccounted_bytes)),
+    number("WAITING", lambda n: sum(not operation.running for operation in n.operations)),
+)
+KV_CACHES: tuple[Column[InstanceSnapshot], ...] = (
+    word("INSTANCE", lambda i: i.instance_id),
+    number("USED", lambda i: i.kv_blocks_used),
+    number("CACHED", lambda i: i.kv_blocks_cached),
+    number("KV_BLOCKS", lambda i: i.kv_blocks),
+    number("WEIGHTS_MIB", lambda i: mebibytes(i.weights_bytes)),
+    number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
+    number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
+    number("REQUIRED_MIB", lambda i: mebibytes(i.kv_required_bytes)),
+)
+FOOTPRINTS: tuple[Column[tuple[str, Footprint]], ...] = (
+    word("SHAPE", lambda f: f[0]),
+    number("INSTANCE_MIB", lambda f: mebibytes(f[1].weights_bytes)),
+    number("SHARED_MIB", lambda f: mebibytes(f[1].shared_bytes)),
+    number("KV_BLOCK_KIB", lambda f: f[1].kv_block_bytes // 1024),
+)
+OPERATIONS: tuple[Column[MemoryOperationView], ...] = (
+    word("OPERATION", lambda o: o.kind),
+    word("INSTANCE", lambda o: o.instance_id),
+    number("SIZE_MIB", lambda o: mebibytes(o.size_bytes)),
+    word("STATE", lambda o: "running" if o.running else "waiting"),
+    number("NEEDED_IN_S", lambda o: f"{o.needed_in_s:.2f}" if isfinite(o.needed_in_s) else None),
+)

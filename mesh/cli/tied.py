@@ -9,7 +9,7 @@ import runpy
 import sys
 
 from mesh.domain.errors import MeshError
-from mesh_nodes.protect import die_with_parent
+from mesh_loader.bounded_child import die_with_parent
 
 
 def main() -> None:

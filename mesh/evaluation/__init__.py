@@ -2,10 +2,10 @@
 
 bursts, load_client                    calls, and their sending to a live cell, each at its time
 judging                                what came of calls, beside their SLOs
-summary, distribution, ranks           outcomes of requests in numbers
-sampling, series, cell_numbers         nodes by the second; a run of a cell in numbers
+summary, distribution                  outcomes of requests in numbers
+series, cell_numbers                   nodes by the second; a run of a cell in numbers
 simulation_report                      what `mesh sim` says of a run
-replaying, differences                 journals, decided again
+replaying                              journals, decided again
 charts/                                charts as values; SVG and PNG
 paper/                                 the evaluation of LLM-Mesh on virtual nodes
 fidelity/                              a live run beside a simulation of it

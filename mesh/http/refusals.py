@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.reasons import RefusalReason
-from mesh.wire.statuses import status_for
+from mesh.wire.errors import status_for
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")

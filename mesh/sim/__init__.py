@@ -3,9 +3,9 @@
 A run reads from top to bottom: what is asked, what it is made of, what goes wrong. What is seen
 of it, and said, is `mesh.evaluation`.
 
-    scenario_file, scenario, groups, workload, testbed    a TOML file, its nodes and its arrivals
-    cluster: controller, callers, links, node, agent      a cell and its parts, on the `clock`
+    scenario, groups, workload, testbed    a TOML file, its nodes and its arrivals
+    cluster: callers, links, node, agent                  a cell and its parts, on the `clock`
     engine: costs, virtual_engine, sequences, lanes       what stands in for a node's engine
-    faults, injection, engine_faults                      when, how, and in which engine calls
-    checking, cell_checks, invariants                     what must hold of any cell
+    faults                                                when, and in which engine calls
+    checking, invariants                                  what must hold of any cell
 """

@@ -15,7 +15,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.sim.cluster import Arrival
 from mesh_workloads.asked import Asked
 from mesh_workloads.conversations import Conversations
-from mesh_workloads.formats import plain_csv
+from mesh_workloads.formats import PLAIN_CSV
 from mesh_workloads.generating import LLM_MESH, Workload, generate
 from mesh_workloads.lengths import Lengths
 from mesh_workloads.processes import Diurnal, Process
@@ -160,7 +160,7 @@ def from_file(work: TraceFile, seed: int) -> Trace:
     asked = work.asked(seed=seed)
     if work.functions is None:
         return read(work.file, asked)
-    if recognise(work.file) is not plain_csv.FORMAT:
+    if recognise(work.file) is not PLAIN_CSV:
         asked = replace(asked, sample=Sample())
     return load_for(read(work.file, asked), work.functions)
 

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -34,14 +34,12 @@ from mesh.runtime.host import Host, Recorder
 from mesh.runtime.node_actions import NodePerformer
 from mesh.text.assets import read_assets
 from mesh.wire.link import NodeLink
-from mesh_loader.importing import import_until
+from mesh_loader.importing import NO_RULES, ImportRules, import_until
 from mesh_loader.store import ModelStore
 from mesh_nodes.imports import TriedImports
 from mesh_nodes.kept_loads import KeptLoads
-from mesh_nodes.lanes import ThreadLanes
-from mesh_nodes.messenger import Messenger, call_on
-from mesh_nodes.models import NodeModels
-from mesh_nodes.models_in_use import ModelsInUse
+from mesh_nodes.lanes import Messenger, ThreadLanes, call_on
+from mesh_nodes.models import ModelsInUse, NodeModels
 
 STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
@@ -78,7 +76,7 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
     store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `as_is`, `plain`: see `ModelStore`. `joined` is called at each welcome.
+    `joined` is called at each welcome.
     """
 
     def __init__(
@@ -93,26 +91,14 @@ class Agent:
         resident_bytes: Callable[[], int],
         nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: (),
         loads: KeptLoads | None = None,
-        download_bytes_per_s: int | None = None,
-        as_is: Collection[str] = (),
-        plain: bool = False,
-        reach: Collection[str] = (),
+        imports: ImportRules = NO_RULES,
         recorders: Sequence[Recorder] = (),
         joined: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
-        self._import = TriedImports(
-            partial(
-                import_until,
-                store_path,
-                download_bytes_per_s=download_bytes_per_s,
-                as_is=as_is,
-                plain=plain,
-                reach=reach,
-            )
-        )
+        self._import = TriedImports(partial(import_until, store_path, rules=imports))
         self._controller = controller
         self._loads = loads
         self._recorders = recorders

@@ -28,19 +28,18 @@ from mesh.runtime.engine import Engine
 from mesh.runtime.logs import begin_logging
 from mesh.runtime.policies import rule_of_file
 from mesh.wire.credentials import credentials, read_credentials, show
+from mesh_loader.bounded_child import die_with_parent
+from mesh_loader.importing import ImportRules
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.announcing import Announcer
 from mesh_nodes.engines.choosing import BuiltEngine, Say, build_engine
 from mesh_nodes.engines.host_memory import own_resident_bytes
-from mesh_nodes.hardware import fingerprint, probe
+from mesh_nodes.hardware import bind, fingerprint, numa_node, probe, usable_cpus
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
-from mesh_nodes.load_probe import measured_rate
-from mesh_nodes.load_trial import tried_rates
+from mesh_nodes.load_probe import measured_rate, tried_rates
 from mesh_nodes.options import NodeOptions, read_options
-from mesh_nodes.protect import die_with_parent
-from mesh_nodes.topology import bind, numa_node, usable_cpus
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -113,13 +112,15 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
             limits=limits,
             own_rule=own_rule,
             store_path=store_path,
-            download_bytes_per_s=options.download_bytes_per_s,
             controller=options.join,
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,
-            as_is=built.as_is,
-            plain=built.plain,
-            reach=options.sources.named_hosts(),
+            imports=ImportRules(
+                download_bytes_per_s=options.download_bytes_per_s,
+                as_is=built.as_is,
+                plain=built.plain,
+                reach=options.sources.named_hosts(),
+            ),
             recorders=recorders,
             joined=announcer.close,
         )

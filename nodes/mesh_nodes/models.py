@@ -8,9 +8,10 @@ Before: `NodePerformer`. After: the host, by events, and the engine's load.
 
 import asyncio
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,17 +19,26 @@ from pathlib import Path
 from typing import Protocol
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
-from mesh.domain.ids import ModelId, OperationId
-from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance, failure
+from mesh.domain.ids import InstanceId, ModelId, OperationId
+from mesh.domain.messages import (
+    ImportDone,
+    ImportFailed,
+    ImportProgress,
+    InstanceGone,
+    LoadFailed,
+    LoadInstance,
+    failure,
+)
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision, stored_id
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Lane, Lanes
-from mesh_loader.source_file import check_weights
+from mesh_loader import locks
+from mesh_loader.sources import check_weights
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
-from mesh_nodes.messenger import call_on
+from mesh_nodes.lanes import call_on
 
 LOAD_IMPORT_S_MAX = 600.0
 """An import that a load waits for; the controller gives a load up after as long."""
@@ -266,3 +276,41 @@ def _too_late(source: str) -> Unavailable:
         "as long as a load may wait for it",
         hint="bring it into this node's store beforehand with `mesh pull`",
     )
+
+
+class ModelsInUse:
+    """Tells others of the machine which stored models this node loads or has loaded.
+
+    A recorder of the node's host: a load is seen as it is decided, before anything of it runs, and
+    a model is free again with the end of its last instance. Owns a shared lock per instance, which
+    ends with the process however it ends; `mesh store rm` and `gc` look at these locks. One call at
+    a time.
+    """
+
+    def __init__(self, store_path: Path) -> None:
+        self._store_path = store_path
+        self._held: dict[InstanceId, int] = {}
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, LoadFailed) or (isinstance(event, InstanceGone) and not event.error):
+            self._release(event.instance_id)
+        for action in actions:
+            if isinstance(action, LoadInstance):
+                self._hold(action)
+
+    def close(self) -> None:
+        for instance_id in list(self._held):
+            self._release(instance_id)
+
+    def _hold(self, action: LoadInstance) -> None:
+        self._release(action.instance_id)
+        path = locks.model_lock(self._store_path, stored_id(action.model.model_id))
+        try:
+            self._held[action.instance_id] = locks.share(path)
+        except OSError as error:
+            log.warning("%s is in use without a lock: %s", action.model.model_id, error)
+
+    def _release(self, instance_id: InstanceId) -> None:
+        descriptor = self._held.pop(instance_id, None)
+        if descriptor is not None:
+            os.close(descriptor)

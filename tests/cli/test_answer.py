@@ -7,7 +7,7 @@ import pytest
 
 from mesh.cli import output
 from mesh.cli.answer import Answer, receive, told_late
-from mesh.cli.demo_screen import TALKS, Screen, Talk
+from mesh.cli.verbs.demo import TALKS, Screen, Talk
 from mesh.domain.errors import Cancelled, EngineError, Refused
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting

@@ -15,7 +15,7 @@ from mesh.evaluation.paper.cells import run as paper_run
 from mesh.evaluation.paper.runs import Job, run_all
 from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
 from mesh.sim.costs import Resizing
-from mesh_workloads.formats.plain_csv import write
+from mesh_workloads.formats import write
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh

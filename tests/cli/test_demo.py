@@ -2,8 +2,7 @@
 
 import pytest
 
-from mesh.cli.demo_screen import Talk
-from mesh.cli.verbs.demo import _tell_failures
+from mesh.cli.verbs.demo import Talk, _tell_failures
 from mesh.domain.errors import MeshError, Refused, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import RefusalReason

@@ -7,8 +7,7 @@ import pytest
 
 from mesh.cli import children
 from mesh.cli.children import Child
-from mesh.cli.kept_child import LET_GO_S_MAX, KeptChild
-from mesh.cli.restarts import RestartLimits
+from mesh.cli.kept_child import LET_GO_S_MAX, KeptChild, RestartLimits
 from mesh.domain.errors import MeshError
 
 LIMITS = RestartLimits(in_a_row_max=1, pause_s_min=1.0)

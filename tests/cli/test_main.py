@@ -1,6 +1,5 @@
 """Exit codes and errors of the command line, with nothing there to talk to."""
 
-import importlib
 import json
 import os
 import re
@@ -34,7 +33,7 @@ def nobody_at() -> Iterator[str]:
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_exists_and_says_what_it_does(verb: str) -> None:
-    command = getattr(importlib.import_module(f"mesh.cli.verbs.{verb}"), verb)
+    command = cli.mesh.get_command(click.Context(cli.mesh), verb)
     assert isinstance(command, click.Command)
     assert command.name == verb
     ran = mesh(verb, "--help")
@@ -177,7 +176,7 @@ def test_a_prompt_that_is_not_utf8_is_refused_with_the_byte(
 
 
 def test_a_prompt_beyond_any_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.cli.prompts.PROMPT_BYTES_MAX", 10)
+    monkeypatch.setattr("mesh.cli.verbs.invoke.PROMPT_BYTES_MAX", 10)
     ran = mesh("invoke", "a", "-", stdin=b"x" * 11)
     assert ran.code == 2
     assert ran.error_lines[0] == "standard input holds more than the 10 bytes of a prompt"
@@ -189,7 +188,7 @@ def test_a_fault_of_mesh_is_two_lines_and_its_trace_is_shown_when_asked(
     def broken(address: str) -> None:
         raise KeyError("oh")
 
-    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.showing.MeshClient", broken)
     ran = mesh("status")
     assert ran.code == 1
     assert ran.error_lines[0] == "unexpected KeyError: 'oh'"
@@ -212,7 +211,7 @@ def test_each_way_to_fail_has_its_code(
     def broken(address: str) -> None:
         raise raised
 
-    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.showing.MeshClient", broken)
     monkeypatch.setattr(cli, "_forget_stdout", lambda: None)
     ran = mesh("status")
     assert ran.code == code

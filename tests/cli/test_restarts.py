@@ -2,16 +2,19 @@
 
 import pytest
 
-from mesh.cli.restarts import NO_RESTARTS, Ended, GiveUp, Restart, RestartLimits, Restarts, Serves
+from mesh.cli.kept_child import NO_RESTARTS, Restart, RestartLimits, Restarts
 
 LIMITS = RestartLimits(in_a_row_max=3, pause_s_min=1.0, pause_s_max=3.0, well_s=10.0)
-SERVES, KILLED, FAILED, USAGE = (
-    Serves(),
-    Ended(exit_code=-9),
-    Ended(exit_code=1),
-    Ended(exit_code=2),
-)
-Seen = tuple[Serves | Ended, float]
+SERVES, KILLED, FAILED, USAGE = None, -9, 1, 2
+Seen = tuple[int | None, float]
+"""The exit code of a process that ended, or None of one that serves, and when."""
+
+
+def handle(restarts: Restarts, seen: int | None, now_s: float) -> Restart | None:
+    if seen is not None:
+        return restarts.ended(seen, now_s)
+    restarts.serves(now_s)
+    return None
 
 
 def restart(now_s: float, pause_s: float, number: int) -> Restart:
@@ -32,7 +35,7 @@ def restart(now_s: float, pause_s: float, number: int) -> Restart:
         ),
         pytest.param(
             [(KILLED, 0.0), (KILLED, 2.0), (KILLED, 5.0), (FAILED, 9.0)],
-            GiveUp(restarts=3),
+            None,
             id="given-up-after-the-bound",
         ),
         pytest.param(
@@ -55,26 +58,25 @@ def restart(now_s: float, pause_s: float, number: int) -> Restart:
             restart(102.0, 2.0, 2),
             id="the-process-before-does-not-make-this-one-well",
         ),
-        pytest.param([(USAGE, 0.0)], GiveUp(restarts=0), id="told-what-cannot-be-meant"),
-        pytest.param(
-            [(Ended(exit_code=0), 0.0)], restart(0.0, 1.0, 1), id="nobody-asked-it-to-stop"
-        ),
+        pytest.param([(USAGE, 0.0)], None, id="told-what-cannot-be-meant"),
+        pytest.param([(0, 0.0)], restart(0.0, 1.0, 1), id="nobody-asked-it-to-stop"),
     ],
 )
-def test_what_is_decided(seen: list[Seen], last: Restart | GiveUp | None) -> None:
+def test_what_is_decided(seen: list[Seen], last: Restart | None) -> None:
     restarts = Restarts(LIMITS)
-    decisions = [restarts.handle(what, now_s) for what, now_s in seen]
+    decisions = [handle(restarts, what, now_s) for what, now_s in seen]
     assert decisions[-1] == last
 
 
 def test_without_restarts_the_first_end_is_the_last() -> None:
     restarts = Restarts(NO_RESTARTS)
-    assert restarts.handle(SERVES, 0.0) is None
-    assert restarts.handle(KILLED, 1e6) == GiveUp(restarts=0)
+    restarts.serves(0.0)
+    assert restarts.ended(KILLED, 1e6) is None
+    assert restarts.in_a_row == 0
 
 
 def test_one_that_is_well_between_its_ends_is_started_again_for_ever() -> None:
     restarts = Restarts(RestartLimits())
     for now_s in range(0, 100_000, 1000):
-        assert restarts.handle(SERVES, now_s) is None
-        assert restarts.handle(KILLED, now_s + 10.0) == restart(now_s + 10.0, 0.5, 1)
+        restarts.serves(now_s)
+        assert restarts.ended(KILLED, now_s + 10.0) == restart(now_s + 10.0, 0.5, 1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.cli import memory_tables, output, tables
+from mesh.cli import output, tables
 from mesh.cli.output import Format
 from mesh.domain.views import DeploymentSnapshot
 from mesh.v1 import control_pb2, model_pb2
@@ -68,7 +68,7 @@ def test_words_that_only_the_controller_knows_are_marked(
 
 
 def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(memory_tables.KV_CACHES, [READY, LOADING, PARKED])
+    output.table(tables.KV_CACHES, [READY, LOADING, PARKED])
     shown = capsys.readouterr().out
     assert shown == (
         "INSTANCE      USED  CACHED  KV_BLOCKS  WEIGHTS_MIB  KV_USED_MIB  KV_HELD_MIB"
@@ -119,7 +119,7 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(memory_tables.NODE_MEMORY, [NODE])
+    output.table(tables.NODE_MEMORY, [NODE])
     shown = capsys.readouterr().out
     assert shown == (
         "NODE  LIMIT_MIB  BASE_MIB  PROMISED_MIB  TRACKED_MIB  FREE_MIB  RSS_MIB"
@@ -132,7 +132,7 @@ def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_operations(capsys: pytest.CaptureFixture[str]) -> None:
     """One that nobody waits for is needed at no time."""
-    output.table(memory_tables.OPERATIONS, NODE.operations)
+    output.table(tables.OPERATIONS, NODE.operations)
     assert capsys.readouterr().out == (
         "OPERATION  INSTANCE      SIZE_MIB  STATE    NEEDED_IN_S\n"
         "resize     chat-small-1     522.1  running        -0.50\n"

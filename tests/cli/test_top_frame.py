@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.cli.top_frame import BAR_CELLS, Picture, bar, fitting, frame
+from mesh.cli.verbs.top import BAR_CELLS, Picture, bar, fitting, frame
 from mesh.domain.views import NodeSnapshot
 from mesh.report.memory_parts import Part, parts
 from tests.cli.views import CHAT_SMALL, FRESH, LOADING, NODE, PARKED, READY, STATUS

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from mesh.cli.cell import running_cell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec, Scaling

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
-from mesh.cli.verbs.describe import describe
+from mesh.cli.verbs.showing import describe
 from mesh.compute.load_times import PRIORS
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.limits import HEARTBEAT_S

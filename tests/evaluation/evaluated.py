@@ -7,8 +7,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
-from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation
-from mesh.evaluation.paper.reference import Reference
+from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, Reference
 from mesh.evaluation.series import NodeSeries
 
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512, tpot_s=0.25)

@@ -7,7 +7,7 @@ import pytest
 from mesh.compute.times import Times
 from mesh.evaluation import bursts as arriving
 from mesh.evaluation.bursts import INPUT_TOKENS, OUTPUT_TOKENS, calls_of, request_s
-from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
+from mesh.evaluation.fidelity.live import BATCH, SLOS, deployments
 from mesh.sim.cluster import Arrival
 from tests.support.profiles import profile
 

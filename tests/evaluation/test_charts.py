@@ -20,9 +20,8 @@ from mesh.evaluation.charts.chart import (
 )
 from mesh.evaluation.charts.png import draw_all
 from mesh.evaluation.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, names, svg
-from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, run_charts
-from mesh.evaluation.paper.page import page
-from mesh.evaluation.paper.reference import Reference
+from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, page, run_charts
+from mesh.evaluation.paper.evaluation import Reference
 from tests.evaluation.evaluated import evaluation, run
 
 LINES = LineChart(

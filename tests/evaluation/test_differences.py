@@ -6,7 +6,7 @@ from mesh.domain.actions import RefuseRequest, SendCommand
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import ResizeKv
 from mesh.domain.reasons import RefusalReason
-from mesh.evaluation.differences import DIFFERENCES_MAX, TEXT_MAX, Difference, differences, shown
+from mesh.evaluation.replaying import DIFFERENCES_MAX, TEXT_MAX, Difference, differences, shown
 
 EIGHT = ResizeKv(instance_id=InstanceId("i-1"), kv_blocks=8)
 GROW = SendCommand(link_id=1, command=EIGHT)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.evaluation.sampling import Sampler
+from mesh.evaluation.series import Sampler
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.scenario import plan

@@ -18,9 +18,8 @@ from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Answer, Call, outcome_of
 from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.credentials import Credentials, show
-from mesh_load.grpc_sender import GrpcSender
 from mesh_load.http_sender import HttpSender
-from mesh_load.sender import Sender, ask
+from mesh_load.sender import GrpcSender, Sender, ask
 from tests.controller.live import SPEC, FakeNode
 from tests.http.edge import Edge, edge
 

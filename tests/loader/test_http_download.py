@@ -29,8 +29,7 @@ from mesh_loader import download as download_module
 from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.http_download import fetch_web_file
 from mesh_loader.reach import Reach
-from mesh_loader.source_http import parse_http
-from mesh_loader.sources import check_source
+from mesh_loader.sources import check_source, parse_http
 from mesh_loader.store import DOWNLOAD_KEPT_S, ModelStore, silent
 from mesh_loader.upkeep import collect
 from tests.loader.file_server import Served, serving

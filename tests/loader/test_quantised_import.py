@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
-from mesh_loader.importing import import_in_child
+from mesh_loader.importing import ImportRules, import_in_child
 from mesh_loader.quantisation import MODELOPT_CONFIG
 from mesh_loader.safetensors_file import StoredTensor, header_bytes
 from mesh_loader.store import ModelStore
@@ -214,6 +214,6 @@ async def test_a_child_is_told_what_vllm_has(tmp_path: Path, folder: Path) -> No
         tmp_path / "store",
         lambda phase, share: None,
         timeout_s=60,
-        as_is=("GPT2LMHeadModel", "Olmo2ForCausalLM"),
+        rules=ImportRules(as_is=("GPT2LMHeadModel", "Olmo2ForCausalLM")),
     )
     assert stored.info.architecture == "olmo2"

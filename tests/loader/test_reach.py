@@ -10,7 +10,7 @@ from mesh.domain.errors import InvalidInput, TornModel, Unavailable
 from mesh_loader.download_rate import UNBOUND
 from mesh_loader.http_download import fetch_web_file
 from mesh_loader.reach import NOWHERE_PRIVATE, REDIRECTS_MAX, Reach, is_public
-from mesh_loader.source_http import parse_http
+from mesh_loader.sources import parse_http
 from mesh_loader.store import ModelStore, silent
 from tests.loader.file_server import Served, serving
 

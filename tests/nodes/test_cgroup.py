@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_nodes.cgroup import CgroupLimits, limits
+from mesh_nodes.hardware import CgroupLimits, cgroup_limits
 
 V2_OPTIONS = "cgroup2 cgroup2 rw,nsdelegate"
 
@@ -33,7 +33,7 @@ def test_version_2_takes_the_tightest_limit_on_the_way_up(tmp_path: Path) -> Non
     _write(mount / "a", cpu__max="350000 100000", memory__max="4294967296")
     _write(mount / "a" / "b", cpu__max="max 100000", memory__max="8589934592")
     proc = _proc(tmp_path, group="0::/a/b\n", mounts=[("/", mount, V2_OPTIONS)])
-    assert limits(proc) == CgroupLimits(cpus=3.5, memory_bytes=4 << 30)
+    assert cgroup_limits(proc) == CgroupLimits(cpus=3.5, memory_bytes=4 << 30)
 
 
 def test_version_2_in_a_container_reads_the_mounted_root(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_version_2_in_a_container_reads_the_mounted_root(tmp_path: Path) -> None
     mount = tmp_path / "cgroup with a space"
     _write(mount, cpu__max="200000 100000", memory__max="1073741824")
     proc = _proc(tmp_path, group="0::/docker/0123\n", mounts=[("/docker/0123", mount, V2_OPTIONS)])
-    assert limits(proc) == CgroupLimits(cpus=2.0, memory_bytes=1 << 30)
+    assert cgroup_limits(proc) == CgroupLimits(cpus=2.0, memory_bytes=1 << 30)
 
 
 def test_version_1_reads_each_controller_where_it_is_mounted(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_version_1_reads_each_controller_where_it_is_mounted(tmp_path: Path) -> 
             ("/", memory, "cgroup cgroup rw,memory"),
         ],
     )
-    assert limits(proc) == CgroupLimits(cpus=1.5, memory_bytes=2 << 30)
+    assert cgroup_limits(proc) == CgroupLimits(cpus=1.5, memory_bytes=2 << 30)
 
 
 @pytest.mark.parametrize("unlimited", ["9223372036854771712", "-1"])
@@ -65,8 +65,8 @@ def test_no_limit_is_none(tmp_path: Path, unlimited: str) -> None:
     mount = tmp_path / "memory"
     _write(mount, memory__limit_in_bytes=unlimited)
     proc = _proc(tmp_path, group="4:memory:/\n", mounts=[("/", mount, "cgroup cgroup rw,memory")])
-    assert limits(proc) == CgroupLimits(cpus=None, memory_bytes=None)
+    assert cgroup_limits(proc) == CgroupLimits(cpus=None, memory_bytes=None)
 
 
 def test_a_machine_without_control_groups_has_no_limits(tmp_path: Path) -> None:
-    assert limits(tmp_path / "nothing") == CgroupLimits(cpus=None, memory_bytes=None)
+    assert cgroup_limits(tmp_path / "nothing") == CgroupLimits(cpus=None, memory_bytes=None)

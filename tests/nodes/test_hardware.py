@@ -8,8 +8,7 @@ import pytest
 
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
-from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, probe
-from mesh_nodes.topology import cores, usable_cpus
+from mesh_nodes.hardware import Hardware, cores_of, default_node_id, fingerprint, probe, usable_cpus
 
 CPUINFO = """\
 processor\t: 0
@@ -43,7 +42,7 @@ def test_names_the_cpu_and_its_instruction_sets(tmp_path: Path) -> None:
 
 def test_without_a_limit_the_machine_and_the_affinity_mask_count(tmp_path: Path) -> None:
     hardware = probe(proc_of(tmp_path))
-    assert hardware.cores == cores(usable_cpus())
+    assert hardware.cores == cores_of(usable_cpus())
     assert hardware.memory_bytes == 16 << 30
     assert hardware.budget_bytes == int(0.7 * (16 << 30))
 

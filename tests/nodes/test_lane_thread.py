@@ -3,7 +3,7 @@
 import threading
 import time
 
-from mesh_nodes.lane_thread import LaneThread
+from mesh_nodes.lanes import LaneThread
 
 WAIT_S = 60.0
 

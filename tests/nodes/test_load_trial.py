@@ -10,7 +10,7 @@ from mesh.domain.messages import InstanceLoaded
 from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
 from mesh.runtime.engine import Progress
 from mesh_loader.store import ModelStore
-from mesh_nodes.load_trial import COMPILE_RATIO, tried_rates
+from mesh_nodes.load_probe import COMPILE_RATIO, tried_rates
 from tests.support.scripted_engine import WEIGHTS_BYTES, ScriptedEngine
 from tests.support.tiny_model import write_tiny_llama
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from functools import partial
 
-from mesh_nodes.messenger import Messenger
+from mesh_nodes.lanes import Messenger
 
 
 async def test_calls_arrive_on_the_loops_thread_in_the_order_of_posting() -> None:

@@ -9,7 +9,7 @@ from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.messages import InstanceGone, LoadFailed, LoadInstance
 from mesh.domain.model import ModelInfo
 from mesh_loader.store import ModelStore
-from mesh_nodes.models_in_use import ModelsInUse
+from mesh_nodes.models import ModelsInUse
 from tests.support.profiles import PROFILE
 from tests.support.tiny_model import write_tiny_llama
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import InvalidInput
-from mesh_nodes.hardware import probe
-from mesh_nodes.topology import NumaNode, cores, numa_node, numa_nodes, usable_cpus
+from mesh_nodes.hardware import NumaNode, cores_of, numa_node, numa_nodes, probe, usable_cpus
 from tests.nodes.test_hardware import proc_of
 
 GIB = 1 << 30
@@ -36,10 +35,10 @@ def tree(root: Path, nodes: dict[int, str], *, memory: dict[int, int] | None = N
 
 def test_two_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
     root = tree(tmp_path, TWO_SOCKETS)
-    assert cores(ALL, root) == 4
-    assert cores({0, 4}, root) == 1
-    assert cores({0, 1, 4}, root) == 2
-    assert cores({0, 1, 2}, tmp_path / "nothing") == 3
+    assert cores_of(ALL, root) == 4
+    assert cores_of({0, 4}, root) == 1
+    assert cores_of({0, 1, 4}, root) == 2
+    assert cores_of({0, 1, 2}, tmp_path / "nothing") == 3
 
 
 def test_old_kernels_call_siblings_something_else(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_old_kernels_call_siblings_something_else(tmp_path: Path) -> None:
         folder = tmp_path / "cpu" / f"cpu{number}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text("0-1\n")
-    assert cores({0, 1}, tmp_path) == 1
+    assert cores_of({0, 1}, tmp_path) == 1
 
 
 def test_a_node_has_what_is_allowed_of_its_cpus(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_threads_and_children_stay_where_a_process_was_bound() -> None:
     """Bound to one of this machine's CPUs, in a process of its own."""
     program = """
 import subprocess, sys, threading
-from mesh_nodes.topology import NumaNode, bind, usable_cpus
+from mesh_nodes.hardware import NumaNode, bind, usable_cpus
 one = min(usable_cpus())
 bind(NumaNode(number=0, cpus=frozenset({one}), memory_bytes=1))
 seen = [usable_cpus()]
@@ -109,5 +108,5 @@ assert seen == [frozenset({one})] * 2 and child.strip() == "1", (seen, child)
 
 def test_this_machine_has_cores_and_its_nodes_share_its_cpus() -> None:
     there = numa_nodes(usable_cpus())
-    assert 1 <= cores(usable_cpus()) <= len(usable_cpus())
+    assert 1 <= cores_of(usable_cpus()) <= len(usable_cpus())
     assert frozenset().union(*(node.cpus for node in there)) <= usable_cpus()

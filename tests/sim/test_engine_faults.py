@@ -13,8 +13,7 @@ from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh.sim.clock import HeapClock
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.engine_faults import EngineFaults, FaultyEngine
-from mesh.sim.faults import FaultKind
+from mesh.sim.faults import EngineFaults, FaultKind, FaultyEngine
 from mesh.sim.testbed import known_model
 
 KNOWN = known_model("llama-3.2-3b")

@@ -23,8 +23,15 @@ from mesh.domain.errors import (
 )
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.refusal_hints import hint_for
-from mesh.wire.errors import HINT_KEY, TEXT_BYTES_MAX, WireStatus, error_named, error_of, status_of
-from mesh.wire.statuses import status_for
+from mesh.wire.errors import (
+    HINT_KEY,
+    TEXT_BYTES_MAX,
+    WireStatus,
+    error_named,
+    error_of,
+    status_for,
+    status_of,
+)
 
 CODE = grpc.StatusCode
 

@@ -3,7 +3,8 @@
 import pytest
 
 from mesh.domain.errors import InvalidInput
-from mesh_workloads.reading import FORMATS, read, recognise
+from mesh_workloads.formats import FORMATS
+from mesh_workloads.reading import read, recognise
 from mesh_workloads.trace import TOKENS_MAX, Trace
 from tests.workloads import samples
 from tests.workloads.conftest import WriteFile

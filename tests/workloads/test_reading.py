@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
-from mesh_workloads import collecting
+from mesh_workloads import collecting, formats
 from mesh_workloads.asked import Asked
-from mesh_workloads.formats import plain_csv
 from mesh_workloads.published import AZURE_CODE
 from mesh_workloads.reading import read
 from mesh_workloads.sampling import Sample
@@ -42,7 +41,7 @@ def test_a_trace_that_is_written_and_read_is_the_same(arrivals: list[Arrival]) -
     ordered = sorted(arrivals, key=lambda a: (a.t_s, a.function))
     trace = Trace(name="t", arrivals=tuple(ordered), duration_s=1000.0)
     text = StringIO()
-    plain_csv.write(trace, text)
+    formats.write(trace, text)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "t.csv"
         path.write_text(text.getvalue(), encoding="utf-8")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from mesh.domain.errors import InvalidInput
-from mesh_workloads.formats.format import Record
+from mesh_workloads.formats import Record
 from mesh_workloads.lengths import Lengths
 from mesh_workloads.published import AZURE_CONVERSATION
 from mesh_workloads.sampling import Sample

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mesh.domain.errors import InvalidInput
 from mesh_workloads.asked import Asked
-from mesh_workloads.formats.format import Record
+from mesh_workloads.formats import Record
 from mesh_workloads.trace import ARRIVALS_MAX, DURATION_S_MAX, FUNCTIONS_MAX, Arrival, Trace
 
 

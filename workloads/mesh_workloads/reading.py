@@ -13,28 +13,9 @@ from pathlib import Path
 from mesh.domain.errors import InvalidInput
 from mesh_workloads.asked import ALL, Asked
 from mesh_workloads.collecting import AsTheyAppear, Collecting
-from mesh_workloads.formats import (
-    azure_functions_2019,
-    azure_functions_2021,
-    azure_llm,
-    burstgpt,
-    mooncake,
-    plain_csv,
-    replay_record,
-)
-from mesh_workloads.formats.format import Format, Record
+from mesh_workloads.formats import FORMATS, PLAIN_CSV, Format, Record
 from mesh_workloads.source import Row, header, rows
 from mesh_workloads.trace import FUNCTIONS_MAX, Trace
-
-FORMATS = (
-    plain_csv.FORMAT,
-    azure_functions_2019.FORMAT,
-    azure_functions_2021.FORMAT,
-    azure_llm.FORMAT,
-    burstgpt.FORMAT,
-    mooncake.FORMAT,
-    replay_record.FORMAT,
-)
 
 
 def recognise(path: Path, name: str | None = None) -> Format:
@@ -68,7 +49,7 @@ def read(path: Path, asked: Asked = ALL, *, format_name: str | None = None) -> T
     known = recognise(path, format_name)
     number: Callable[[str], int | None]
     if asked.sample is None:
-        met = AsTheyAppear(path, keep=known is plain_csv.FORMAT)
+        met = AsTheyAppear(path, keep=known is PLAIN_CSV)
         number, labels = met.number, met.labels
     else:
         taken = asked.sample.of(_requests(path, known, asked))
@@ -120,12 +101,7 @@ def _since(first_s: float, record: Record, row: Row) -> Record:
     if record.at_s < first_s:
         column = next(iter(row.cells))
         raise row.wrong(column, f"is {first_s - record.at_s:.3f} s before the first row's")
-    return Record(
-        at_s=round(record.at_s - first_s, 6),
-        function=record.function,
-        input_tokens=record.input_tokens,
-        output_tokens=record.output_tokens,
-    )
+    return replace(record, at_s=round(record.at_s - first_s, 6))
 
 
 def _requests(path: Path, known: Format, asked: Asked) -> Counter[str]:

@@ -12,8 +12,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli.answer import Answer, receive
-from mesh.cli.options import controller_option, decoded, timeout_option
-from mesh.cli.sampling import Sampling, sampling_options
+from mesh.cli.options import Sampling, controller_option, decoded, sampling_options, timeout_option
 from mesh.cli.verbs.invoke import say_late
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName

@@ -71,11 +71,7 @@ def create(role: Role, tenant: str, expires: str | None, home: Path) -> None:
 def list_keys(form: Format, home: Path) -> None:
     """List the keys; what they open by is not kept."""
     with _book(home) as book:
-        found = book.all_keys()
-    if form is Format.TABLE:
-        output.table(_KEYS, found)
-    else:
-        output.structured(found, form)
+        output.answer(form, _KEYS, book.all_keys())
 
 
 @key.command()
@@ -123,10 +119,7 @@ def limits(form: Format, home: Path) -> None:
     """List the limits of tenants."""
     with _book(home) as book:
         found = book.limited()
-    if form is Format.TABLE:
-        output.table(_LIMITS, list(found.items()))
-    else:
-        output.structured(found, form)
+    output.answer(form, _LIMITS, list(found.items()), found)
 
 
 @contextmanager

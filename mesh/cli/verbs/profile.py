@@ -11,9 +11,8 @@ import click
 
 from mesh.cli import output
 from mesh.cli import profile_tables as tables
-from mesh.cli.options import controller_option, format_option
+from mesh.cli.options import check_plotting, controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName, NodeId

@@ -62,10 +62,7 @@ def status(name: str, form: Format, address: str) -> None:
     failed."""
     with MeshClient(address) as client:
         views = _revisions(client.get(DeploymentName(name)))
-    if form is Format.TABLE:
-        output.table(_COLUMNS, _rows(views))
-    else:
-        output.structured(views, form)
+    output.answer(form, _COLUMNS, _rows(views), views)
 
 
 @rollout.command()

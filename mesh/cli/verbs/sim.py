@@ -5,8 +5,10 @@ The cell that it simulates decides with the same cores as a live one. Nothing is
 controller is asked; the numbers follow from the scenario and its seed alone.
 """
 
+import shlex
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +19,12 @@ from mesh.cli import sim_tables as tables
 from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format
 from mesh.cli.progress import Report, progress
-from mesh.cli.sim_check import Journals, command_of, replayable
-from mesh.cli.sim_replay import show_replay
-from mesh.domain.errors import InvalidInput
+from mesh.cli.sim_tables import show_replay
+from mesh.domain.errors import InvalidInput, MeshError
 from mesh.evaluation.simulation_report import SimulationReport, node_uses
 from mesh.evaluation.summary import summarize
+from mesh.runtime.host import Recorder
+from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.sim.checking import FaultyRun
 from mesh.sim.refusals import RefusalChecks
 from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
@@ -29,6 +32,50 @@ from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind
 from mesh_workloads.sampling import KEPT
 from mesh_workloads.trace import DURATION_S_MAX
+
+
+def command_of(ctx: click.Context, seed: int) -> str:
+    """The command that this one is, with the seed that it runs."""
+    words = ["mesh", "sim", str(ctx.params["scenario"])]
+    for name in ("policy", "trace", "functions", "duration", "output_tokens_max"):
+        value = ctx.params[name]
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    words += [f"--{name}" for name in ("ideal", "check") if ctx.params[name]]
+    return shlex.join([*words, "--seed", str(seed)])
+
+
+@contextmanager
+def replayable(command: str) -> Iterator[None]:
+    """What is no error of the caller's is a fault of mesh, and comes again with the command.
+
+    Raises MeshError with the command as its hint.
+    """
+    try:
+        yield
+    except MeshError:
+        raise
+    except Exception as error:
+        raise MeshError(
+            f"{type(error).__name__}: {error}", hint=f"this is a fault of mesh; again: {command}"
+        ) from error
+
+
+class Journals:
+    """FILE for the first controller of a cell, FILE-2 and so on for those that follow it."""
+
+    def __init__(self, path: Path | None, opened: ExitStack) -> None:
+        self._path = path
+        self._opened = opened
+
+    def started(self, start: ControllerStart) -> Sequence[Recorder]:
+        """Raises StorageError when the file cannot be written."""
+        if self._path is None:
+            return ()
+        name = self._path.stem + (f"-{start.epoch}" if start.epoch > 1 else "")
+        journal = open_journal(self._path.with_name(name + self._path.suffix), start)
+        self._opened.callback(journal.close)
+        return (journal,)
+
 
 REPORT_EVERY = 16
 """Arrivals between two looks at the bar."""

@@ -64,16 +64,10 @@ def ls(form: Format, home: Path) -> None:
     """List the stored models, and whether a node of this machine has them loaded."""
     models = ModelStore(home / "store")
     found = [_listed(models, stored) for stored in models.models()]
-    if form is Format.TABLE:
-        output.table(_LS, found)
-    else:
-        output.structured(
-            [
-                {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use}
-                for m in found
-            ],
-            form,
-        )
+    whole = [
+        {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use} for m in found
+    ]
+    output.answer(form, _LS, found, whole)
     damaged = models.damaged()
     for error in damaged[:-1]:
         output.error(error)
@@ -90,10 +84,8 @@ def verify(form: Format, home: Path) -> None:
     with progress("store", quiet_unless_terminal=True) as report:
         report("read", 0.0)
         found = list(stored_damages(models))
-    if form is Format.TABLE:
-        output.table(_DAMAGES, found)
-    else:
-        output.structured([{"path": str(d.path), "damage": d.what} for d in found], form)
+    whole = [{"path": str(d.path), "damage": d.what} for d in found]
+    output.answer(form, _DAMAGES, found, whole)
     if found:
         raise StorageError(
             f"{len(found)} damaged in {models.root}",
@@ -116,12 +108,8 @@ def gc(originals: bool, form: Format, address: str, home: Path) -> None:
     if originals:
         _require_no_other_engine(address)
     found = list(collect(ModelStore(home / "store"), originals=originals))
-    if form is Format.TABLE:
-        output.table(_LEFTOVERS, found)
-    else:
-        output.structured(
-            [{"path": str(f.path), "size_bytes": f.size_bytes, "why": f.why} for f in found], form
-        )
+    whole = [{"path": str(f.path), "size_bytes": f.size_bytes, "why": f.why} for f in found]
+    output.answer(form, _LEFTOVERS, found, whole)
     output.message(f"{format_bytes(sum(f.size_bytes for f in found))} removed")
 
 

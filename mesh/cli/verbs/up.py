@@ -3,6 +3,11 @@
 A child that ends is started again, and the others go on; one that cannot start ends the cell.
 """
 
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +17,57 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, on_numa_nodes, plan_nodes
-from mesh.cli.home_lock import locked_home
+from mesh.cli.kept_child import RestartLimits
 from mesh.cli.options import DEFAULT_ADDRESS, program_options
-from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.controller import options as controller
 from mesh.controller.state_check import check_state
+from mesh.domain.errors import StorageError, Unavailable
 from mesh.domain.source_rules import read_source_rules
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import credentials, show
+from mesh_nodes import hardware
 from mesh_nodes import options as node
-from mesh_nodes import topology
+
+FILE_NAME = "up.lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked_home(home: Path) -> Iterator[None]:
+    """Hold the lock for the block. Raises Unavailable, which says who holds it, and StorageError.
+
+    On a file system without locks nobody is kept out.
+    """
+    path = home / FILE_NAME
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {(error.strerror or str(error)).lower()}",
+            hint="choose a state folder that you may write with --home or MESH_HOME",
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            raise Unavailable(
+                f"`mesh up` runs already with the state folder {home}: process {holder or '?'}",
+                hint="use that cell, or stop it first; --home DIR starts another one beside it",
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+        with suppress(OSError):  # a full disk keeps the number from being told, not the lock
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
 
 WATCH_S = 0.2
 """How often the children are looked after."""
@@ -72,7 +116,7 @@ def up(
         show(replace(credentials(), tls=read_tls(certificates, Part.CLIENT)))
     nodes = plan_nodes(wanted)
     if numa:
-        there = topology.numa_nodes(topology.usable_cpus())
+        there = hardware.numa_nodes(hardware.usable_cpus())
         nodes = on_numa_nodes(nodes, [node.number for node in there])
     plan = CellPlan(
         http=None if http == controller.HTTP_OFF else http,

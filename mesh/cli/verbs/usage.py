@@ -56,12 +56,10 @@ def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
     since_unix_s = _unix_s(since)
     with MeshClient(address) as client:
         found = summed(client.usage(since_unix_s), by)
-    if form is Format.TABLE:
-        output.table(_COLUMNS[by], found)
-    elif form is Format.CSV:
+    if form is Format.CSV:
         output.comma_separated(_COLUMNS[by], found)
     else:
-        output.structured(found, form)
+        output.answer(form, _COLUMNS[by], found)
 
 
 def _unix_s(since: str) -> float:

@@ -14,12 +14,13 @@ from typing import Protocol
 
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
-from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
+from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Profile
+from mesh.domain.slo import Slo
 from mesh.domain.views import NodeSnapshot
 from mesh.evaluation.bursts import bursts, calls_of
-from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
@@ -27,6 +28,34 @@ from mesh.evaluation.load_client import Answer, Call, offer, outcome_of
 from mesh.runtime.journal import read_journal
 from mesh.sim.cluster import Arrival
 from mesh.wire.client import MeshClient
+
+SLOS = {
+    "fidelity-a": Slo(ttft_s=1.5, tpot_s=0.12),
+    "fidelity-b": Slo(ttft_s=2.0, tpot_s=0.15),
+    "fidelity-c": Slo(ttft_s=3.0, tpot_s=0.20),
+}
+"""By deployment."""
+CONTEXT_TOKENS = 1024
+KEEP_ALIVE_S = 1.0
+"""Shorter than the pauses, so that instances are parked in them and resumed."""
+BATCH = 4
+"""Requests of a deployment that decode together, for the estimate of what the node can do."""
+
+
+def deployments(source: str) -> tuple[DeploymentSpec, ...]:
+    """The deployments of the model of this source."""
+    scaling = Scaling(replicas_min=0, replicas_max=1, keep_alive_s=KEEP_ALIVE_S)
+    return tuple(
+        DeploymentSpec(
+            name=DeploymentName(name),
+            source=source,
+            context_tokens_max=CONTEXT_TOKENS,
+            slo=slo,
+            scaling=scaling,
+        )
+        for name, slo in SLOS.items()
+    )
+
 
 PROFILE_S_MAX = 600.0
 """Age until which a profile is taken as it is."""

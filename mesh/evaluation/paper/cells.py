@@ -17,8 +17,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
-from mesh.evaluation.sampling import Sampler
-from mesh.evaluation.series import NodeSeries
+from mesh.evaluation.series import NodeSeries, Sampler
 from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.costs import GivenCosts, Resizing

@@ -1,15 +1,16 @@
-"""Which charts the evaluation is drawn in: over all cells, for a cell, for a run; pure.
+"""The charts of the evaluation, over all cells, for a cell and for a run; and its HTML page.
 
-Before: `evaluation`. After: `svg`, `png`, and the page, which lays them out.
+Before: `evaluation`. After: `svg`, `png`, and `charts.page`, which lays them out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mesh.domain.reasons import DeviceKind
+from mesh.evaluation.cell_numbers import RankGroup
 from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.evaluation.charts.page import file_name
+from mesh.evaluation.charts.page import Section, drawn, file_name, of_table, render
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
-from mesh.evaluation.ranks import RankGroup
+from mesh.evaluation.paper.tables import tables
 from mesh.evaluation.series import NodeSeries, binned, nodes_in_use
 
 BINS = 120
@@ -197,3 +198,38 @@ def _nodes(run: EvaluatedRun, values: Callable[[NodeSeries], Sequence[float]]) -
 
 def _percents(curve: Sequence[tuple[float, float]]) -> Points:
     return tuple((x, 100 * share) for x, share in curve)
+
+
+TITLE = "The evaluation of LLM-Mesh on virtual nodes"
+
+
+def page(made: Evaluation) -> str:
+    """The whole text of the page."""
+    return render(TITLE, _about(made), list(_sections(made)))
+
+
+def _about(made: Evaluation) -> list[str]:
+    load = f"Load: {made.workload}, {made.duration_s / 60:g} minutes."
+    nodes = "Nodes: four Xeon 6462C (32 cores) and four A100-80GB, by their measured tables."
+    if any(run.reference.met is not None for run in made.runs):
+        return [
+            load,
+            nodes,
+            "Marks across bars: the authors' scheduler under a virtual clock, measured by us.",
+        ]
+    return [load, nodes, "Nobody else's figures hold for this load."]
+
+
+def _sections(made: Evaluation) -> Iterator[Section]:
+    yield Section(title="Overview", wide=drawn(overview_charts(made)))
+    yield from map(of_table, tables(made))
+    for cell in made.cells:
+        yield Section(
+            title=cell,
+            notes=("A line for each policy; upright lines are SLOs.",),
+            charts=drawn(cell_charts(made, cell)),
+            folded=tuple(
+                (f"{run.policy}: each node over time", drawn(run_charts(run)))
+                for run in made.of_cell(cell)
+            ),
+        )

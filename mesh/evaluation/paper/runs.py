@@ -19,7 +19,7 @@ from mesh.domain.errors import MeshError
 from mesh.evaluation.paper.cells import PaperCase, PaperRun, run
 from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.costs import Resizing
-from mesh_nodes.protect import die_with_parent
+from mesh_loader.bounded_child import die_with_parent
 from mesh_workloads.trace import Trace
 
 JOBS_MAX = 256

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mesh.domain.errors import StorageError
 from mesh.evaluation.replay.results import CallResult
-from mesh_workloads.formats.replay_record import COLUMNS
+from mesh_workloads.formats import REPLAY_COLUMNS
 
 
 class Record:
@@ -26,7 +26,7 @@ class Record:
         except OSError as error:
             raise self._unwritten(error) from error
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self.failure = self._line(COLUMNS)
+        self.failure = self._line(REPLAY_COLUMNS)
         if self.failure is not None:
             self.close()
             raise self.failure

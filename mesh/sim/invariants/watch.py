@@ -1,7 +1,7 @@
 """What holds of a cell over time: memory commands follow each other, and nobody waits for long.
 
 A recorder of one cell's decisions, through all of its controllers: `note` sees each of them, `look`
-sees all of the cell, as often as its owner likes. Before: `cell_checks`, and the tests' worlds.
+sees all of the cell, as often as its owner likes. Before: `checking`, and the tests' worlds.
 After: nothing; a rule that is broken raises.
 """
 

@@ -66,7 +66,7 @@ def build_engine(options: NodeOptions, say: Say = lambda phase, share: None) -> 
         from mesh_nodes.engines.openvino.engine import OpenVinoEngine, release
         from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
         from mesh_nodes.engines.openvino.precision_choice import chosen, shape_of_store
-        from mesh_nodes.engines.openvino.trial_job import TrialJob
+        from mesh_nodes.engines.openvino.precision_trial import TrialJob
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",

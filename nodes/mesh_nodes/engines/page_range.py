@@ -1,9 +1,9 @@
 """A range of addresses with memory of its own: pages come under it as it is written to.
 
 The KV caches lie in such ranges. Reserving one takes no memory, and giving pages back copies
-nothing; what is read there later is zeros, or the file's content where one was mapped. `kv_elastic`
-holds one large range for as long as an instance lives, `kv_copying` a new one for each size,
-`shape_blob` one of files alone.
+nothing; what is read there later is zeros, or the file's content where one was mapped. A KV cache
+holds one large range for as long as its instance lives, or a new one for each size; `shape_blob`
+has one of files alone.
 """
 
 import ctypes

@@ -78,10 +78,10 @@ class Architecture:
     norm_epsilon: float
     rope: Rope
     tied_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
     fused: bool = False
     """The checkpoint has queries, keys and values in one matrix, and the MLP's gate and up."""
     rotary_size: int = 0

@@ -1,6 +1,6 @@
 """The blobs of a node's store: found by key, kept by a rename, the least recently used dropped.
 
-`blob_making` puts blobs here from a process of its own, `compilation` takes them. Several nodes may
+`blob_maker` puts blobs here from a process of its own, `compilation` takes them. Several nodes may
 share a folder. Nothing in it is needed: what is damaged or gone costs a load its compile.
 """
 

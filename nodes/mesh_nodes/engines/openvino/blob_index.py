@@ -15,7 +15,7 @@ from mesh.domain.steps import HeldModel, LoadTier
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.compilation import Compiler
-from mesh_nodes.engines.openvino.shape_key import context_of
+from mesh_nodes.engines.openvino.shape_blob import context_of
 
 
 class BlobIndex:

@@ -1,12 +1,16 @@
 """Has the blobs made that loads of this node have missed, one after the other, beside all else.
 
-A load that had to compile asks; the blob is made in a child process (`blob_making`), so that
-neither its memory nor its crash is the node's, and the next load of the shape finds it in the
+A load that had to compile asks; the blob is made in a child process (`python -m
+mesh_nodes.engines.openvino.blob_maker JOB SCRATCH`), so that neither its memory nor its crash is
+the node's, and the next load of the shape finds it in the
 folder, or waits for it if that is worth it. Owns the queue, its thread, which lives while there is
 something to make, and the child's priority: the least, but a load's while one waits for it.
 """
 
+import gc
+import json
 import logging
+import mmap
 import os
 import sys
 import threading
@@ -14,16 +18,48 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from mesh.domain.errors import Cancelled, StorageError
+import numpy as np
+import numpy.typing as npt
+
+from mesh.domain.errors import Cancelled, EngineError, MeshError, StorageError
+from mesh.domain.model import WeightPrecision
 from mesh.domain.units import format_bytes
-from mesh_loader.bounded_child import run_bounded
+from mesh_loader.bounded_child import end_first, run_bounded
 from mesh_loader.disk import require_free
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_job import BlobJob
+from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
+from mesh_nodes.engines.openvino.exported import Bytes, without_weights
+from mesh_nodes.engines.openvino.precisions import Precisions
+from mesh_nodes.engines.openvino.probe import probe_logits
+from mesh_nodes.engines.openvino.shape_blob import BoundBlob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobJob:
+    """The model whose shape is wanted, and how its node compiles."""
+
+    key: str
+    folder: str
+    model_path: str
+    context_tokens_max: int
+    threads: int
+    weights: WeightPrecision
+    precisions: Precisions
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "BlobJob":
+        from cattrs import structure  # 30 ms of CPU, which the node itself need not spend
+
+        return structure(json.loads(text), cls)
+
 
 WISHES_MAX = 16
 """At most so many orders wait. A shape that finds no place asks again with its next load."""
@@ -52,7 +88,7 @@ has been begun for nobody stays below all who compute."""
 UNWAITED_S = 0.5
 """For a load right behind the one that asked: until then the child has a load's priority."""
 _CLOSE_S_MAX = 1.0
-_CHILD = "mesh_nodes.engines.openvino.blob_making"
+_CHILD = "mesh_nodes.engines.openvino.blob_maker"
 
 log = logging.getLogger(__name__)
 
@@ -234,3 +270,65 @@ def _put_below(pid: int, nice: int) -> None:
 def _last_line(output: str) -> str:
     lines = output.strip().splitlines()
     return lines[-1] if lines else "it said nothing"
+
+
+def make_blob(job: BlobJob, scratch: Path) -> None:
+    """In the child: compiles a model, lets OpenVINO export it, takes the weights out, and keeps the
+    blob if a model imported from it computes the same logits as the compiled one, bit by bit.
+    `scratch` is an empty folder beside the blobs. Raises EngineError when there can be no blob;
+    other MeshErrors, OSError, RuntimeError or ValueError.
+    """
+    folder, model_path = BlobFolder(Path(job.folder)), Path(job.model_path)
+    compiler = Compiler(threads=job.threads, weights=job.weights, precisions=job.precisions)
+    architecture, layout = read_architecture(model_path), compiler.layout(model_path)
+    if layout is None:
+        raise EngineError(f"{model_path.name} has no prepared weights")
+    key = compiler.blob_key(architecture, job.context_tokens_max, layout)
+    if key != job.key:
+        raise EngineError(f"the shape is {key} here and {job.key} at the node")
+
+    def logits(graph: CompiledGraph) -> npt.NDArray[np.float32]:
+        with graph.first_run():
+            return probe_logits(
+                graph,
+                vocabulary_tokens=architecture.vocabulary_tokens,
+                context_tokens_max=job.context_tokens_max,
+            )
+
+    exports = scratch / "exports"
+    exports.mkdir()
+    graph, exported = compiler.export(architecture, model_path, job.context_tokens_max, exports)
+    blob = without_weights(_mapped(exported), _mapped(layout.path), layout.in_halves())
+    expected = logits(graph)
+    # One model in memory at a time.
+    del graph
+    gc.collect()
+    written = scratch / key
+    blob.write(written, key)
+    found = logits(compiler.import_bound(key, BoundBlob(written, key, layout)))
+    if not np.array_equal(found, expected):
+        raise EngineError(
+            "imported and compiled differ: logits by up to "
+            f"{float(np.abs(found - expected).max()):.3g}"
+        )
+    folder.keep(key, written)
+
+
+def main() -> int:
+    """What goes wrong is the last line on stderr, with exit code 1."""
+    end_first()
+    try:
+        make_blob(BlobJob.from_json(sys.argv[1]), Path(sys.argv[2]))
+    except (MeshError, OSError, RuntimeError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _mapped(path: Path) -> Bytes:
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,6 +6,7 @@ stand for and chooses among the free ones; `instance` carries a resize out on bo
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -68,3 +69,15 @@ class BlockPlaces:
         self._taken[:] = False
         self._taken[places] = True
         self._blocks = blocks
+
+
+def runs(*numbers: Blocks) -> list[tuple[int, int]]:
+    """Where these arrays of equal length rise by one, all of them: as [begin, end) of their
+    indices."""
+    if not numbers[0].size:
+        return []
+    breaks = np.zeros(numbers[0].size - 1, np.bool_)
+    for array in numbers:
+        breaks |= np.diff(array) != 1
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), numbers[0].size]
+    return list(pairwise(edges))

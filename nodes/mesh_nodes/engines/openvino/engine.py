@@ -41,17 +41,19 @@ from mesh.runtime.engine import (
 )
 from mesh_loader.digests import Verify
 from mesh_nodes.engines import host_memory
-from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
-from mesh_nodes.engines.openvino.blob_job import BlobJob
-from mesh_nodes.engines.openvino.blob_maker import BlobMaker
-from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, engine_errors
-from mesh_nodes.engines.openvino.footprint import BATCH_MAX
+from mesh_nodes.engines.openvino.blob_maker import BlobJob, BlobMaker
+from mesh_nodes.engines.openvino.compilation import (
+    CompiledGraph,
+    Compiler,
+    engine_errors,
+    return_memory,
+)
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, MeasuredFootprints
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
-from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.rope import tables_bytes
@@ -374,8 +376,10 @@ class OpenVinoEngine:
             context_tokens_max=order.context_tokens_max,
             threads=self._threads,
             weights=order.model.weights or self._weights,
-            compute=order.model.precision or self._precisions.compute,
-            kv=self._precisions.kv,
+            precisions=Precisions(
+                compute=order.model.precision or self._precisions.compute,
+                kv=self._precisions.kv,
+            ),
         )
         self._blob_maker.ask(job, self.footprint(order.model).weights_bytes, compile_s)
 

@@ -1,6 +1,6 @@
 """Takes the weights out of what OpenVINO exports: what is left serves every model of the shape.
 
-`blob_making` brings the export, a file of the CPU plugin's own format: a text that names version
+`blob_maker` brings the export, a file of the CPU plugin's own format: a text that names version
 and ISA, six numbers, custom data, all constants one after the other, and the graph as XML. Weights
 are the constants that `graph` named. The graph is made to look for them where `shape_blob` maps the
 model's prepared file, and for the rest in the head. What mesh knows of the format is here.

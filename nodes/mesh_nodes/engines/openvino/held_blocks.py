@@ -3,7 +3,7 @@
 Giving back a gigabyte takes tens of milliseconds, which no iteration should wait for. So the
 compute thread only marks blocks, and a thread that lives while there is something to do gives their
 pages back in slices; until then they count as held. A block that is claimed meanwhile keeps its
-pages. `kv_elastic` owns the memory itself.
+pages. `kv_cache` owns the memory itself.
 """
 
 import logging
@@ -14,8 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from mesh_nodes.engines.openvino.blocks import Blocks
-from mesh_nodes.engines.openvino.kv_layers import runs
+from mesh_nodes.engines.openvino.blocks import Blocks, runs
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.sequence import Sequence
-from mesh_nodes.engines.openvino.synthetic import sequences_of
+from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.sampling import choose_telling
 

@@ -2,19 +2,261 @@
 
 `instance` calls it between two steps; block numbers come from `blocks`. ELASTIC is the way: pages
 come as blocks are written and go without a copy. COPYING allocates anew and copies what is in use:
-it serves where the addresses for ELASTIC cannot be had, and to measure against.
+it serves where the addresses for ELASTIC cannot be had, and to measure against. The first block of
+each layer's cache is scratch for padding: block b of the pool is block b + FIRST_BLOCK here.
 """
 
 import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
 from mesh.domain.errors import OutOfMemory
-from mesh_nodes.engines.openvino.blocks import Blocks
-from mesh_nodes.engines.openvino.kv_copying import CopyingKvCache
-from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
+from mesh_nodes.engines.openvino.blocks import Blocks, runs
+from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
+from mesh_nodes.engines.openvino.paged_attention import KEY_CACHE, VALUE_CACHE
+from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
+
+FIRST_BLOCK = 1
+_BACKING_BYTE = 0x11
+"""This byte, repeated, is a small normal number in f16, bf16 and f32, and so a harmless scale of u8
+blocks.
+"""
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+"""By bytes. numpy knows not all of the plugin's elements, and nobody computes with them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The keys, or the values, of one layer."""
+
+    port: ov.ConstOutput
+    element: np.dtype[Any]
+    block_shape: tuple[int, ...]
+    """[kv heads, block tokens, head size]"""
+
+    @property
+    def block_bytes(self) -> int:
+        return int(np.prod(self.block_shape)) * self.element.itemsize
+
+    def shape(self, blocks: int) -> tuple[int, ...]:
+        """The shape of a cache of so many blocks, with the scratch block besides."""
+        return (FIRST_BLOCK + blocks, *self.block_shape)
+
+    def tensor(self, array: npt.NDArray[Any]) -> ov.Tensor:
+        """Over the array's memory, which has to be kept."""
+        return ov.Tensor(array, ov.Shape(array.shape), self.port.element_type)
+
+    def size_bytes(self, blocks: int) -> int:
+        """What such a cache takes, in whole pages."""
+        return -(-(FIRST_BLOCK + blocks) * self.block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
+    """Those that the compiled model takes as inputs."""
+    return [
+        LayerCache(
+            port,
+            np.dtype(_WORDS[port.element_type.size]),
+            tuple(dimension.get_length() for dimension in list(port.partial_shape)[1:]),
+        )
+        for port in compiled.inputs
+        if port.any_name.startswith((KEY_CACHE, VALUE_CACHE))
+    ]
+
+
+def back_blocks(arrays: Iterable[npt.NDArray[Any]], blocks: Blocks) -> None:
+    """Write to all of these blocks, so that there is memory of their own under them."""
+    for array in arrays:
+        array.view(np.uint8)[FIRST_BLOCK + blocks] = _BACKING_BYTE
+
+
+Spans = Sequence[tuple[int, int]]
+"""Where each cache begins in the range, and the bytes of its blocks."""
+_SLICE_BYTES = 32 * 2**20
+"""This much is given back at once, in about 20 ms with its pauses. Smaller slices take longer as a
+whole.
+"""
+_PAUSE = 2.0
+"""In times of how long the system's calls took: iterations lose a third of a core to them."""
+_PAUSE_S = 0.001
+"""A thread that made one call after the other would hardly let others have the interpreter between
+them. Calls that took longer than this waited themselves.
+"""
+_REST_S = 0.25
+"""A request that comes this soon after the last one finds the blocks' pages in place."""
+
+
+class ElasticKvCache:
+    """A reserved range of addresses, with pages under the blocks that hold tokens.
+
+    The model sees the whole range from the start, so a resize changes nothing for it: the size in
+    force is a number in the block pool, and a shrink gives pages of free blocks back, wherever they
+    lie. No token moves, unless blocks do not cover whole pages: then those of the tail move down
+    first.
+    """
+
+    def __init__(
+        self, compiled: ov.CompiledModel, request: ov.InferRequest, *, range_blocks: int
+    ) -> None:
+        """Raises OutOfMemory when the addresses cannot be had."""
+        layers = layer_caches(compiled)
+        sizes = [layer.size_bytes(range_blocks) for layer in layers]
+        self._range = PageRange(sum(sizes))
+        begins = np.cumsum([0, *sizes[:-1]]).tolist()
+        self._arrays = [
+            self._range.array(layer.element, layer.shape(range_blocks), begin)
+            for layer, begin in zip(layers, begins, strict=True)
+        ]
+        for layer, array in zip(layers, self._arrays, strict=True):
+            request.set_tensor(layer.port, layer.tensor(array))
+        self.block_bytes = sum(layer.block_bytes for layer in layers)
+        self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
+        self._backed = np.zeros(range_blocks, np.bool_)
+        """The blocks that `back` has written and that hold pages since."""
+        spans = [(begin, layer.block_bytes) for layer, begin in zip(layers, begins, strict=True)]
+        reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
+        self._held = HeldBlocks(
+            range_blocks,
+            slice_blocks=max(_SLICE_BYTES // self.block_bytes, 1),
+            shared_blocks=reach if self.dense else 0,
+            free_pages=partial(_free_pages, self._range, spans, self._backed),
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Without the scratch block."""
+        return self._held.count * self.block_bytes
+
+    def claim(self, free: Blocks, count: int) -> Blocks:
+        """Waits, for a slice at most, where no free block is left but those just given back."""
+        return self._held.claim(free, count)
+
+    def back(self, blocks: Blocks) -> None:
+        back_blocks(self._arrays, blocks[~self._backed[blocks]])
+        self._backed[blocks] = True
+
+    def resize(self, blocks: int, in_use: Blocks, places: Blocks) -> None:
+        moved = in_use != places
+        if moved.any():
+            self._held.hold(places[moved])
+            pairs = zip(
+                (FIRST_BLOCK + in_use[moved]).tolist(),
+                (FIRST_BLOCK + places[moved]).tolist(),
+                strict=True,
+            )
+            for old, new in pairs:
+                for array in self._arrays:
+                    array[new] = array[old]
+        self.trim(places, keep=blocks)
+
+    def trim(self, kept: Blocks, keep: int) -> None:
+        self._held.trim(kept, keep=max(keep, kept.size))
+
+    def rest(self, kept: Blocks) -> None:
+        self._held.trim(kept, keep=kept.size, after_s=_REST_S)
+
+    def close(self) -> None:
+        self._held.close()
+        self._range.close()
+        self._arrays = []
+
+
+def _free_pages(
+    pages: PageRange, spans: Spans, backed: npt.NDArray[np.bool_], first: int, end: int
+) -> None:
+    """The pages of these blocks, in all layers. No method, since a cache that its own parts refer
+    to would outlive its last user until the garbage is collected.
+    """
+    backed[first:end] = False
+    owed_s = 0.0
+    for begin_bytes, block_bytes in spans:
+        start_s = time.perf_counter()
+        pages.free_pages(
+            begin_bytes + (FIRST_BLOCK + first) * block_bytes,
+            begin_bytes + (FIRST_BLOCK + end) * block_bytes,
+        )
+        owed_s += _PAUSE * (time.perf_counter() - start_s)
+        if owed_s >= _PAUSE_S:
+            time.sleep(_PAUSE_S)
+            owed_s = 0.0
+
+
+class CopyingKvCache:
+    """Memory of exactly its size, allocated anew each time. This is how LLM-Mesh's engine resizes
+    (§6), one layer after the other, so that no more than one layer's blocks are there twice.
+    """
+
+    def __init__(
+        self, compiled: ov.CompiledModel, request: ov.InferRequest, *, blocks: int
+    ) -> None:
+        """Raises OutOfMemory when the addresses cannot be had."""
+        self.dense = True
+        self._request = request
+        self._layers = layer_caches(compiled)
+        self.block_bytes = sum(layer.block_bytes for layer in self._layers)
+        self._blocks = blocks
+        self._memory = [_allocate(layer, blocks) for layer in self._layers]
+        for layer, (_, array) in zip(self._layers, self._memory, strict=True):
+            self._bind(layer, array)
+        self._backed = np.zeros(blocks, np.bool_)
+
+    @property
+    def held_bytes(self) -> int:
+        """All of it, touched or not."""
+        return self._blocks * self.block_bytes
+
+    def claim(self, free: Blocks, count: int) -> Blocks:
+        """The lowest, which are below the size in force: so are all that are in use."""
+        return free[:count]
+
+    def back(self, blocks: Blocks) -> None:
+        back_blocks([array for _, array in self._memory], blocks[~self._backed[blocks]])
+        self._backed[blocks] = True
+
+    def resize(self, blocks: int, in_use: Blocks, places: Blocks) -> None:
+        if blocks == self._blocks:
+            return
+        fresh = [_allocate(layer, blocks) for layer in self._layers]
+        pieces = runs(in_use, places)
+        for number, layer in enumerate(self._layers):
+            memory, array = self._memory[number]
+            for begin, end in pieces:
+                old, new = FIRST_BLOCK + int(in_use[begin]), FIRST_BLOCK + int(places[begin])
+                fresh[number][1][new : new + end - begin] = array[old : old + end - begin]
+            self._bind(layer, fresh[number][1])
+            memory.close()
+            self._memory[number] = fresh[number]
+        self._blocks = blocks
+        self._backed = np.zeros(blocks, np.bool_)
+
+    def trim(self, kept: Blocks, keep: int) -> None:
+        """It keeps its size."""
+
+    def rest(self, kept: Blocks) -> None:
+        """It keeps its size."""
+
+    def close(self) -> None:
+        for memory, _ in self._memory:
+            memory.close()
+        self._memory = []
+        self._blocks = 0
+
+    def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
+        self._request.set_tensor(layer.port, layer.tensor(array))
+
+
+def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:
+    memory = PageRange(layer.size_bytes(blocks))
+    return memory, memory.array(layer.element, layer.shape(blocks), 0)
+
 
 log = logging.getLogger(__name__)
 

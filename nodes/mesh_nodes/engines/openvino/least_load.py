@@ -50,10 +50,6 @@ def _architecture(layers: int) -> Architecture:
         norm_epsilon=1e-5,
         rope=Rope(theta=10000.0),
         tied_embeddings=True,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
     )
 
 

@@ -23,18 +23,18 @@ from mesh_loader.locks import locked
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import Architecture, Rope, read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
+from mesh_nodes.engines.openvino.precision_trial import (
+    TrialJob,
+    read_progress,
+    read_timings,
+    timings_json,
+)
 from mesh_nodes.engines.openvino.precisions import (
     Precisions,
     Timed,
     candidates,
     choose,
     reason,
-)
-from mesh_nodes.engines.openvino.trial_job import (
-    TrialJob,
-    read_progress,
-    read_timings,
-    timings_json,
 )
 from mesh_nodes.kept_json import keep_json
 
@@ -53,10 +53,6 @@ USUAL = Architecture(
     norm_epsilon=1e-5,
     rope=Rope(theta=10000.0),
     tied_embeddings=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
 )
 """This shape is tried where the store has no model yet."""
 

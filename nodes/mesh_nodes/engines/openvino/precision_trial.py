@@ -6,14 +6,17 @@ the machine does meets all of them. `precision_choice` starts it as
 the node's. Its last line is JSON; what goes wrong is that line, with exit code 1.
 """
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
+from cattrs import Converter
 
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ComputePrecision, KvPrecision
@@ -41,9 +44,65 @@ from mesh_nodes.engines.openvino.precisions import (
     passes,
 )
 from mesh_nodes.engines.openvino.probe import probe_logits
-from mesh_nodes.engines.openvino.synthetic import sequences_of
-from mesh_nodes.engines.openvino.trial_job import TrialJob, progress_line, timings_json
+from mesh_nodes.engines.openvino.sequence import sequences_of
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
+
+_DONE = "done "
+_CONVERTER = Converter(detailed_validation=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialJob:
+    """The order for a trial: the model's shape, of which a few layers, all alike, are timed, and
+    the precisions that are settled already.
+    """
+
+    architecture: Architecture
+    threads: int
+    compute: ComputePrecision | None = None
+    kv: KvPrecision | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrialJob":
+        job = _CONVERTER.structure(json.loads(text), cls)
+        rope = replace(job.architecture.rope, short_factors=())
+        return replace(job, architecture=replace(job.architecture, rope=rope, windows=()))
+
+
+def timings_json(timed: Sequence[Timed]) -> str:
+    """As one line of JSON."""
+    return json.dumps([asdict(each) for each in timed])
+
+
+def read_timings(content: Any) -> tuple[Timed, ...]:
+    """The timings in what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also if
+    nothing was timed.
+    """
+    timed = _CONVERTER.structure(content, tuple[Timed, ...])
+    if not any(each.rounds for each in timed):
+        raise ValueError("no precision was timed")
+    for each in timed:
+        if not all(seconds > 0.0 for kinds in each.rounds for seconds in kinds):
+            raise ValueError(f"{each.precisions} took {each.rounds} s")
+    return timed
+
+
+def progress_line(share: float) -> str:
+    """A line that says how much of the trial is done, 0 to 1."""
+    return f"{_DONE}{share:.3f}"
+
+
+def read_progress(line: bytes) -> float | None:
+    """The share in a `progress_line`; `None` for any other line."""
+    text = line.decode("ascii", "replace").strip()
+    try:
+        return float(text.removeprefix(_DONE)) if text.startswith(_DONE) else None
+    except ValueError:
+        return None
+
 
 WEIGHTS_BYTES = 64 << 20
 """As many layers are computed as have this size, but one at least and four at most: more than

@@ -1,6 +1,6 @@
 """What a compiled model computes for a short prompt and a few tokens after it: its logits.
 
-`blob_making` compares with it what was compiled with what was imported, `precision_trial` what
+`blob_maker` compares with it what was compiled with what was imported, `precision_trial` what
 precisions make of a model. The request that it makes and its KV cache end with the call.
 """
 

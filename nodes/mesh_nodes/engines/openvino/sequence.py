@@ -7,10 +7,14 @@ token. It decides when the request is finished.
 import numpy as np
 import numpy.typing as npt
 
+from mesh.domain.ids import RequestId
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 from mesh.runtime.engine import EngineRequest
+from mesh.runtime.measurable import made_up_tokens
 from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.sampling import Draw, past_of, seed_of
@@ -153,3 +157,33 @@ class Sequence:
         if token_id in self._end_ids:
             return index, FinishReason.STOP
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
+
+
+def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
+    """One for each decode and, after them, one whose prompt ends with the chunk: the last chunk of
+    a prompt takes the longest, since a token comes of it. None holds a block yet.
+    """
+    made = [
+        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens)
+        for number in range(shape.decode_batch)
+    ]
+    for sequence in made:
+        sequence.decoding = True
+    if shape.prefill_tokens:
+        length = shape.prefill_past_tokens + shape.prefill_tokens
+        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens))
+    return made
+
+
+def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Sequence:
+    """See `made_up_tokens`. It does not end with its next token."""
+    request = EngineRequest(
+        request_id=RequestId("measured"),
+        prompt_tokens=made_up_tokens(number, length, left, vocabulary_tokens),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=2),
+        stop_token_ids=(),
+    )
+    sequence = Sequence(request, context_tokens_max=length + 2, vocabulary_tokens=vocabulary_tokens)
+    sequence.computed = length - left
+    return sequence

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.memory.kv_blocks import KvBlocks
-from mesh_nodes.engines.openvino.batch import plan
+from mesh_nodes.engines.openvino.batch import padded, plan
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
-from mesh_nodes.engines.openvino.shapes import padded
 from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.serving import request
 

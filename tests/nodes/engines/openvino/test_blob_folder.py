@@ -15,10 +15,10 @@ from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh_nodes.engines.openvino import blob_folder, blob_maker
 from mesh_nodes.engines.openvino.architecture import parse_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_job import BlobJob
-from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker
+from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobJob, BlobMaker
+from mesh_nodes.engines.openvino.precisions import Precisions
 from mesh_nodes.engines.openvino.prepared import Layout
-from mesh_nodes.engines.openvino.shape_key import shape_key
+from mesh_nodes.engines.openvino.shape_blob import shape_key
 from tests.support.waiting import until
 
 CONFIG = {
@@ -140,8 +140,7 @@ def job(tmp_path: Path, key: str = "key") -> BlobJob:
         context_tokens_max=256,
         threads=1,
         weights=WeightPrecision.I8,
-        compute=ComputePrecision.F32,
-        kv=KvPrecision.F16,
+        precisions=Precisions(compute=ComputePrecision.F32, kv=KvPrecision.F16),
     )
 
 

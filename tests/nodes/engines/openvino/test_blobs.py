@@ -21,17 +21,15 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision, stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
-from mesh_nodes.engines.openvino import blob_maker, blob_making, exported, shape_blob
+from mesh_nodes.engines.openvino import blob_maker, exported, shape_blob
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_job import BlobJob
-from mesh_nodes.engines.openvino.blob_making import make_blob
+from mesh_nodes.engines.openvino.blob_maker import BlobJob, make_blob
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
-from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
-from mesh_nodes.engines.openvino.shape_key import cpu_fields
+from mesh_nodes.engines.openvino.shape_blob import ShapeBlob, cpu_fields
 from tests.nodes.engines.openvino.preparing import prepare_here
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request, run
@@ -104,8 +102,7 @@ def job(
         context_tokens_max=CONTEXT_TOKENS_MAX,
         threads=1,
         weights=weights,
-        compute=precisions.compute,
-        kv=precisions.kv,
+        precisions=precisions,
     )
 
 
@@ -388,7 +385,7 @@ def test_what_computes_something_else_is_not_kept(
         assert graph != right.graph
         return ShapeBlob(head=right.head, graph=graph, weights_bytes=right.weights_bytes)
 
-    monkeypatch.setattr(blob_making, "without_weights", wrong)
+    monkeypatch.setattr(blob_maker, "without_weights", wrong)
     with pytest.raises(EngineError, match="imported and compiled differ"):
         make(job(model, tmp_path / "blobs"))
     assert list((tmp_path / "blobs").iterdir()) == []

@@ -20,8 +20,7 @@ from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
-from mesh_nodes.engines.openvino.blob_job import BlobJob
-from mesh_nodes.engines.openvino.blob_making import make_blob
+from mesh_nodes.engines.openvino.blob_maker import BlobJob, make_blob
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import activation_bytes
@@ -84,8 +83,7 @@ def prepared_job(
         context_tokens_max=CONTEXT_TOKENS,
         threads=1,
         weights=weights,
-        compute=PLAIN.compute,
-        kv=PLAIN.kv,
+        precisions=PLAIN,
     )
 
 

@@ -15,7 +15,7 @@ from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.compilation import Compiler
-from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
+from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache
 from mesh_nodes.engines.openvino.precisions import Precisions
 from mesh_nodes.engines.openvino.rope import rope_tables
 from mesh_nodes.engines.openvino.sequence import Sequence

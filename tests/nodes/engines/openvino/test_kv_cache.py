@@ -9,13 +9,16 @@ from mesh.domain.errors import OutOfMemory
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
-from mesh_nodes.engines.openvino import kv_elastic
+from mesh_nodes.engines.openvino import kv_cache
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
-from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
-from mesh_nodes.engines.openvino.kv_copying import CopyingKvCache
-from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
-from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
+from mesh_nodes.engines.openvino.kv_cache import (
+    FIRST_BLOCK,
+    CopyingKvCache,
+    ElasticKvCache,
+    KvResize,
+    bind_kv_cache,
+)
 from mesh_nodes.engines.openvino.precisions import Precisions
 from tests.nodes.engines.openvino.residency import resident_bytes
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel
@@ -215,11 +218,11 @@ def test_a_block_is_backed_once_and_again_after_its_memory_went(bind: Bind, how:
 def test_without_addresses_for_a_range_a_cache_copies(
     bind: Bind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(size_bytes: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OutOfMemory("no addresses")
 
     assert isinstance(bind().cache, ElasticKvCache)
-    monkeypatch.setattr(kv_elastic, "PageRange", refuse)
+    monkeypatch.setattr(kv_cache, "ElasticKvCache", refuse)
     bound = bind()
     assert isinstance(bound.cache, CopyingKvCache)
     assert "will copy it: no addresses" in caplog.text

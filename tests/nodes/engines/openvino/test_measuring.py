@@ -11,7 +11,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino.batch import BatchInputs
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from mesh_nodes.engines.openvino.synthetic import sequences_of
+from mesh_nodes.engines.openvino.sequence import sequences_of
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 

@@ -99,7 +99,7 @@ print(json.dumps(seen))
 """
 FURTHER = """
 from mesh.domain.ids import InstanceId
-from mesh_nodes.engines.openvino.allocator import return_memory
+from mesh_nodes.engines.openvino.compilation import return_memory
 
 LARGEST = (
     IterationShape(prefill_tokens=512),

@@ -14,7 +14,7 @@ from mesh.runtime.engine import EngineRequest
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
-from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
+from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.precisions import PLAIN
 from mesh_nodes.engines.openvino.sequence import Sequence

@@ -23,7 +23,14 @@ from mesh_nodes.engines.openvino.precision_choice import (
     shape_of_store,
     tried,
 )
-from mesh_nodes.engines.openvino.precision_trial import SHAPES, cut, error_of
+from mesh_nodes.engines.openvino.precision_trial import (
+    SHAPES,
+    TrialJob,
+    cut,
+    error_of,
+    read_timings,
+    timings_json,
+)
 from mesh_nodes.engines.openvino.precisions import (
     PLAIN,
     Precisions,
@@ -32,8 +39,7 @@ from mesh_nodes.engines.openvino.precisions import (
     choose,
     reason,
 )
-from mesh_nodes.engines.openvino.shape_key import cpu_fields
-from mesh_nodes.engines.openvino.trial_job import TrialJob, read_timings, timings_json
+from mesh_nodes.engines.openvino.shape_blob import cpu_fields
 from tests.nodes.engines.openvino.families import families
 from tests.nodes.engines.openvino.test_families import COMPUTED, imported
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel

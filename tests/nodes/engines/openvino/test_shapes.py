@@ -1,6 +1,6 @@
 """Iterations have few sizes, and padding to them is cheap."""
 
-from mesh_nodes.engines.openvino.shapes import cut, padded
+from mesh_nodes.engines.openvino.batch import cut, padded
 
 ROWS_MAX = 5000
 ALLOWED = sorted({padded(rows) for rows in range(ROWS_MAX)})

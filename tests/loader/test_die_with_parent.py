@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from mesh.domain.errors import InvalidInput
-from mesh_nodes.protect import die_with_parent
+from mesh_loader.bounded_child import die_with_parent
 
 CHILD = (
-    "import os, sys, time; from mesh_nodes.protect import die_with_parent;"
+    "import os, sys, time; from mesh_loader.bounded_child import die_with_parent;"
     "die_with_parent(os.getppid()); print('tied', flush=True); time.sleep(60)"
 )
 PARENT = (
@@ -41,7 +41,7 @@ def test_the_kernel_ends_the_child_when_its_parent_is_killed() -> None:
 def test_a_parent_that_is_not_ours_is_refused() -> None:
     """As when the parent ended before the child could tie itself to it."""
     code = (
-        "import sys; from mesh_nodes.protect import die_with_parent;"
+        "import sys; from mesh_loader.bounded_child import die_with_parent;"
         "from mesh.domain.errors import Unavailable\n"
         "try: die_with_parent(int(sys.argv[1]))\n"
         "except Unavailable as e: sys.exit(7 if 'is not the parent' in e.message else 1)"

@@ -1,0 +1,163 @@
+"""The verbs that show what the cell has and change nothing: `get`, `describe`, `models`, `nodes`,
+`requests`, `status`.
+"""
+
+import click
+
+from mesh.cli import output, tables
+from mesh.cli.options import controller_option, format_option
+from mesh.cli.output import Format
+from mesh.domain.errors import NotFound
+from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.model import ModelInfo
+from mesh.domain.views import (
+    CellStatus,
+    DeploymentSnapshot,
+    NodeSnapshot,
+    PrefetchView,
+)
+from mesh.report.cell_state import status_fields
+from mesh.report.plain import plain_fields
+from mesh.wire.client import MeshClient
+
+
+@click.command()
+@click.argument("name", required=False)
+@format_option
+@controller_option
+def get(name: str | None, form: Format, address: str) -> None:
+    """List deployments, or show one."""
+    with MeshClient(address) as client:
+        found = client.list() if name is None else (client.get(DeploymentName(name)),)
+    phases = (tables.UNDER_WAY,) if any(map(tables.under_way, found)) else ()
+    columns = (*tables.DEPLOYMENTS, *phases)
+    output.answer(form, columns, found, found if name is None else found[0])
+
+
+@click.command()
+@click.argument("name")
+@format_option
+@controller_option
+def describe(name: str, form: Format, address: str) -> None:
+    """Show one deployment in full, or a node: limits, memory, loads, and how they keep up."""
+    with MeshClient(address) as client:
+        found = _find(client, name)
+    if form is not Format.TABLE:
+        output.structured(found, form)
+        return
+    if isinstance(found, NodeSnapshot):
+        output.table(tables.NODES, [found])
+        output.text("")
+        if found.precision:
+            output.fields([("precision", found.precision)])
+            output.text("")
+        output.table(tables.NODE_MEMORY, [found])
+        output.text("")
+        output.table(tables.LOAD_TIMES, found.load_times)
+        if found.footprints:
+            output.text("")
+            output.table(tables.FOOTPRINTS, found.footprints)
+    else:
+        output.fields(tables.deployment_fields(found))
+    columns = (tables.INSTANCES, tables.KV_CACHES, tables.CORRECTIONS, tables.PACE)
+    for shown in columns if found.instances else ():
+        output.text("")
+        output.table(shown, found.instances)
+
+
+def _find(client: MeshClient, name: str) -> DeploymentSnapshot | NodeSnapshot:
+    """Where a node has the name of a deployment, that is meant. Raises NotFound."""
+    try:
+        return client.get(DeploymentName(name))
+    except NotFound:
+        for node in client.nodes():
+            if node.node_id == name:
+                return node
+        raise
+
+
+@click.command()
+@format_option
+@controller_option
+def models(form: Format, address: str) -> None:
+    """List the models that the cell serves."""
+    found: dict[str, tuple[ModelInfo, list[str]]] = {}
+    with MeshClient(address) as client:
+        for deployment in client.list():
+            if deployment.model is not None:
+                _, users = found.setdefault(deployment.model.model_id, (deployment.model, []))
+                users.append(deployment.spec.name)
+    whole = [{**plain_fields(model), "deployments": names} for model, names in found.values()]
+    output.answer(form, tables.MODELS, list(found.values()), whole)
+
+
+@click.command()
+@format_option
+@controller_option
+def nodes(form: Format, address: str) -> None:
+    """List the cell's nodes and the books of their memory."""
+    with MeshClient(address) as client:
+        found = client.nodes()
+    output.answer(form, tables.NODES, found)
+    if form is not Format.TABLE:
+        return
+    joined = [node for node in found if node.state is not NodeState.STARTING]
+    if joined:
+        output.text("")
+        output.table(tables.NODE_MEMORY, joined)
+    for node in found:
+        if node.phase:
+            output.message(f"{node.node_id} {node.phase} ({node.share:.0%}) before it joins")
+
+
+@click.command()
+@format_option
+@controller_option
+def requests(form: Format, address: str) -> None:
+    """List the requests whose clients wait, the oldest first."""
+    with MeshClient(address) as client:
+        output.answer(form, tables.REQUESTS, client.requests())
+
+
+@click.command()
+@format_option
+@controller_option
+def status(form: Format, address: str) -> None:
+    """Show whether the cell serves, what it refused, and how its instances keep up."""
+    with MeshClient(address) as client:
+        found = client.status()
+        failed = [one for one in client.list() if one.state is DeploymentState.FAILED]
+        instances = [instance for node in client.nodes() for instance in node.instances]
+    if form is not Format.TABLE:
+        # `instances` is their number; those that are still loading stand in `by_instance` alone.
+        output.structured({**status_fields(found, failed), "by_instance": instances}, form)
+        return
+    reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
+    output.fields([*_status_fields(address, found), *reasons])
+    for columns in (tables.PACE, tables.KV_CACHES) if instances else ():
+        output.text("")
+        output.table(columns, instances)
+
+
+def _prefetches(said: PrefetchView) -> str:
+    text = f"{said.begun} begun, {said.used} used, {said.wasted} wasted"
+    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one" if said.loads else text
+
+
+def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:
+    refused = ", ".join(f"{reason} {count}" for reason, count in found.refused)
+    return [
+        ("controller", address),
+        ("version", found.version),
+        ("uptime_s", f"{found.uptime_s:.1f}"),
+        ("nodes_ready", f"{found.nodes_ready} of {found.nodes}"),
+        ("deployments", str(found.deployments)),
+        ("instances", str(found.instances)),
+        ("running", str(found.running)),
+        ("queued", str(found.queued)),
+        ("served", str(found.served)),
+        ("refused", refused or "0"),
+        ("prefetches", _prefetches(found.prefetches)),
+        ("state_path", found.state_path),
+    ]
