@@ -210,9 +210,7 @@ def test_starts_of_our_own_that_are_missing_are_targets_missed() -> None:
     assert missed(measured(Engine.MESH)) == set(TARGETS) - {"host_ratio_to_best_peer"}
 
 
-def test_the_last_line_is_of_the_first_model_and_lists_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_last_line_is_of_the_first_model_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     report([measured(Engine.GENAI)], ["openvino-genai"], "no driver").end()
     out = capsys.readouterr().out
     told = json.loads(out.splitlines()[-1])

@@ -218,9 +218,7 @@ async def test_a_server_that_fails_ends_its_call_and_frees_its_place() -> None:
 
 
 @pytest.mark.parametrize("took_share", [0.5, 1.0, 4.0])
-def test_a_load_that_takes_otherwise_than_expected_is_an_error_of_its_share(
-    took_share: float,
-) -> None:
+def test_a_load_that_takes_otherwise_is_an_error_of_its_share(took_share: float) -> None:
     cell, decisions = CellUnderTest(deployment()), list[Decision]()
     link, _ = cell.join()
     load = commands(cell.invoke(), LoadInstance)[0]

@@ -144,9 +144,7 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (b"#" * (MANIFEST_BYTES_MAX + 1), f"more than the {MANIFEST_BYTES_MAX}", "spec.source"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_what_to_write(
-    text: str | bytes, message: str, hint: str
-) -> None:
+def test_a_mistake_is_named_with_its_place(text: str | bytes, message: str, hint: str) -> None:
     error = refusal(text)
     assert message in error.message
     assert hint in error.hint

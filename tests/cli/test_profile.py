@@ -199,9 +199,7 @@ def test_measuring_on_a_node_asks_for_that_node(client: Client) -> None:
         (InvalidInput("x", hint="y"), 2),
     ],
 )
-def test_a_measurement_that_fails_ends_with_its_error(
-    failure: MeshError, code: int, client: Client
-) -> None:
+def test_a_failed_measurement_is_an_error(failure: MeshError, code: int, client: Client) -> None:
     client.failure = failure
     ran = mesh("profile", "chat")
     assert (ran.code, ran.out) == (code, "")
@@ -218,9 +216,7 @@ MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "PDF": b"%PDF"}
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
-def test_plot_draws_what_is_known_and_measures_nothing(
-    suffix: str, client: Client, tmp_path: Path
-) -> None:
+def test_a_plot_is_of_what_is_known_already(suffix: str, client: Client, tmp_path: Path) -> None:
     client.known = [MEASURED, SCALED]
     path = tmp_path / f"times.{suffix}"
     ran = mesh("profile", "chat", "--plot", str(path))
@@ -250,9 +246,7 @@ def test_the_title_names_model_and_hardware() -> None:
     )
 
 
-def test_a_picture_has_a_line_for_each_past_and_context_with_units(
-    client: Client, tmp_path: Path
-) -> None:
+def test_a_picture_has_lines_and_units(client: Client, tmp_path: Path) -> None:
     """Read back from the SVG, in which matplotlib notes each text beside its glyphs."""
     client.known = [MEASURED]
     path = tmp_path / "times.svg"
@@ -307,9 +301,7 @@ def test_a_real_cell_measures_keeps_and_shows(cell: RunningCell, measured: Ran) 
     assert "no deployment 'nobody'" in cell.mesh("profile", "nobody").err
 
 
-def test_what_the_profile_says_cannot_be_in_time_is_refused_in_two_lines(
-    cell: RunningCell, measured: Ran
-) -> None:
+def test_what_cannot_be_in_time_is_refused_in_two_lines(cell: RunningCell, measured: Ran) -> None:
     ran = cell.mesh("invoke", "measured", "--raw", "hi", "--max-tokens", "1")
     assert (ran.code, ran.out) == (1, "")
     assert ran.error_lines[1].startswith("no node is quick enough")

@@ -131,9 +131,7 @@ def test_a_second_up_on_the_same_home_is_refused_at_once_and_touches_nothing(up:
 
 
 @pytest.mark.parametrize("name", ["registry", "usage", "keys"])
-def test_state_that_is_no_database_is_said_at_once_and_nothing_is_started(
-    tmp_path: Path, name: str
-) -> None:
+def test_state_that_is_no_database_starts_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "controller").mkdir()
     damaged = tmp_path / "controller" / f"{name}.sqlite3"
     damaged.write_bytes(b"no database at all, " * 500)

@@ -192,9 +192,7 @@ def test_ctrl_c_writes_down_what_was_sent(
     assert (tmp_path / "r.html").exists()
 
 
-def test_a_cell_that_goes_away_and_comes_back_is_counted(
-    cell: LiveCell, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_cell_that_is_away_is_counted(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
     controller = serving(cell, tiny_model, "one")
     locust = Locust(
         tmp_path, cell.address, "--headless", "--trace", trace(tmp_path, steady(10.0, 10.0))
@@ -216,9 +214,7 @@ def test_a_cell_that_goes_away_and_comes_back_is_counted(
     assert f"calls failed: unavailable {failed['unavailable']}" in locust.said
 
 
-def test_the_page_starts_a_run_and_shows_it(
-    cell: LiveCell, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_the_page_starts_and_shows_a_run(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
     serving(cell, tiny_model, "one")
     url = f"http://127.0.0.1:{free_port()}"
     path = trace(tmp_path, steady(1.5, 20.0))
@@ -250,9 +246,7 @@ def test_the_page_starts_a_run_and_shows_it(
     assert locust.wait() == 0, locust.said
 
 
-def test_input_that_cannot_be_meant_ends_in_two_lines(
-    cell: LiveCell, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_wrong_input_ends_in_two_lines(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
     serving(cell, tiny_model, "one")
     torn = tmp_path / "torn.csv"
     torn.write_text("t_s,function,input_tokens,output_tokens\n0.5,1,10,5\n0.7,1,-3,5\n")

@@ -43,9 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1800)
-def test_drained_requests_move_and_get_the_same_tokens_none_late(
-    cell: LiveCell, model: Path
-) -> None:
+def test_drained_requests_move_and_keep_their_tokens(cell: LiveCell, model: Path) -> None:
     cell.journals = True
     controller = cell.start_controller()
     names = ("n1", "n2")

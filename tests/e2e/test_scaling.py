@@ -37,9 +37,7 @@ def test_a_minimum_of_replicas_is_loaded_ahead_and_stays(cell: LiveCell, tiny_mo
     cell.wait_for("the instance to go", lambda: cell.instance_count("chat") == 0)
 
 
-def test_deleting_a_deployment_amid_requests_ends_them_with_the_reason(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_delete_amid_requests_ends_them_with_it(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
     cell.deploy("other", tiny_model)
@@ -62,9 +60,7 @@ def test_deleting_a_deployment_amid_requests_ends_them_with_the_reason(
     cell.wait_for("the deleted instance to go", only_other_is_left)
 
 
-def test_a_load_that_fails_is_told_to_the_client_with_its_reason(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_failed_load_is_told_with_its_reason(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", "--fail-loads")
     cell.deploy("chat", tiny_model)
     answer = cell.invoke("chat", "no chance", max_tokens=5)
@@ -75,9 +71,7 @@ def test_a_load_that_fails_is_told_to_the_client_with_its_reason(
     assert "the script wants it so" in raised.value.message
 
 
-def test_a_load_that_fails_on_one_node_succeeds_on_another(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_load_that_fails_succeeds_elsewhere(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", "--fail-loads")
     cell.deploy("chat", tiny_model)
     cell.start_node("n2")

@@ -42,9 +42,7 @@ def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_mod
     assert again.token_ids == answer.token_ids
 
 
-def test_nodes_compute_by_the_turn_rule_of_the_policy_file(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_nodes_compute_by_the_rule_of_the_policy_file(cell: LiveCell, tiny_model: Path) -> None:
     policy = ("--policy", str(WEIGHTED_TURNS))
     cell.start_controller(*policy)
     refused = cell.start_node("n1", join=False)
@@ -62,9 +60,7 @@ def test_nodes_compute_by_the_turn_rule_of_the_policy_file(
     assert rule_named(opened.rule.turn, own) == own
 
 
-def test_eight_clients_at_once_get_their_own_answers_from_one_batch(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_clients_of_one_batch_get_their_own_answers(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", "--step-s", "0.02")
     cell.deploy("chat", tiny_model)
     prompts = [f"prompt number {n}" for n in range(CLIENTS)]
@@ -81,9 +77,7 @@ def test_eight_clients_at_once_get_their_own_answers_from_one_batch(
     assert max(firsts) < min(ends), "they were served together, not one after the other"
 
 
-def test_a_client_that_leaves_frees_its_place_within_an_iteration(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_who_leaves_frees_its_place_within_an_iteration(cell: LiveCell, tiny_model: Path) -> None:
     """The node's journal is the witness: every iteration after the abort carries one request."""
     cell.journals = True
     node = cell.start("n1", "--step-s", "0.03")
@@ -114,9 +108,7 @@ def test_a_client_that_leaves_frees_its_place_within_an_iteration(
     assert len(batches) > 5
 
 
-def test_what_cannot_be_served_is_refused_with_its_reason_and_serving_goes_on(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_refusals_have_their_reason_and_serving_goes_on(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1")
     with pytest.raises(NotFound, match="nobody"):
         cell.invoke("nobody", "hello", max_tokens=4).finished()

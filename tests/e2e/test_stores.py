@@ -23,9 +23,7 @@ def test_a_node_whose_store_lacks_the_model_imports_it_for_the_load(
     assert len(list((tmp_path / "other home" / "store" / "models").iterdir())) == 1
 
 
-def test_a_source_that_changed_since_its_deployment_is_not_served(
-    cell: LiveCell, tmp_path: Path
-) -> None:
+def test_a_source_that_changed_is_not_served(cell: LiveCell, tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "mine", seed=5)
     first = cell.start("n1")
     # Time enough for the import to say why it fails.

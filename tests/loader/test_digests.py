@@ -85,9 +85,7 @@ def test_no_flip_of_the_index_itself_goes_unnoticed(folder: Path, seed: int) -> 
         Verifier().check(folder)
 
 
-def test_first_reads_a_file_once_until_it_changes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_once_until_a_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     path_open = Path.open
 

@@ -157,9 +157,7 @@ def test_a_count_that_is_none_is_corrupt(tmp_path: Path, key: str) -> None:
         ("rope.scaling.type", 3, "scaling.type should be a text"),
     ],
 )
-def test_metadata_that_cannot_be_meant_is_named(
-    tmp_path: Path, key: str, value: MetadataValue, said: str
-) -> None:
+def test_wrong_metadata_is_named(tmp_path: Path, key: str, value: MetadataValue, said: str) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value})
     assert said in refusal(tmp_path).message
 
@@ -183,9 +181,7 @@ def test_a_head_of_two_billion_elements_takes_no_memory(tmp_path: Path) -> None:
         ("tokenizer.chat_template", 3),
     ],
 )
-def test_metadata_of_a_tokenizer_is_checked_too(
-    tmp_path: Path, key: str, value: MetadataValue
-) -> None:
+def test_a_tokenizers_metadata_is_checked(tmp_path: Path, key: str, value: MetadataValue) -> None:
     tokens = [*(f"<0x{n:02X}>" for n in range(256)), "\u2581", "a"]
     tokenizer = TinyTokenizer(
         model="llama", tokens=tokens, types=[6] * 256 + [1, 1], scores=[0.0] * 258
@@ -250,9 +246,7 @@ ENTRY = text(b"k") + struct.pack("<I", TEXT)
         ),
     ],
 )
-def test_a_hostile_header_is_refused_by_what_is_wrong(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_a_hostile_header_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
     error = refusal(tmp_path)
     assert said in error.message
@@ -323,9 +317,7 @@ def test_weights_that_are_no_numbers_are_torn(tmp_path: Path) -> None:
     ],
     ids=["pre-tokenizer", "model"],
 )
-def test_a_tokenizer_that_mesh_does_not_know_is_named(
-    tmp_path: Path, tokenizer: TinyTokenizer, said: str
-) -> None:
+def test_an_unknown_tokenizer_is_named(tmp_path: Path, tokenizer: TinyTokenizer, said: str) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
     error = refusal(tmp_path)
     assert isinstance(error, UnsupportedModel)
@@ -343,9 +335,7 @@ def test_a_tokenizer_that_mesh_does_not_know_is_named(
     ],
     ids=["token twice", "types", "unknown merge", "scores", "eos outside"],
 )
-def test_a_vocabulary_that_contradicts_itself_is_corrupt(
-    tmp_path: Path, tokenizer: TinyTokenizer
-) -> None:
+def test_a_vocabulary_may_not_contradict_itself(tmp_path: Path, tokenizer: TinyTokenizer) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
     error = refusal(tmp_path)
     assert isinstance(error, TornModel)

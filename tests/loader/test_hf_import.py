@@ -70,9 +70,7 @@ def test_a_folder_is_imported_whole(store: ModelStore, folder: Path) -> None:
     assert stored.info.parameters == sum(array.size for array in theirs.values())
 
 
-def test_the_stored_weights_do_not_change_with_the_users_file(
-    store: ModelStore, folder: Path
-) -> None:
+def test_stored_weights_do_not_follow_the_users_file(store: ModelStore, folder: Path) -> None:
     """A user's file is copied, never linked: a later write to it must not reach the store."""
     stored = store.import_model(f"file://{folder}")
     before = (stored.path / "model.safetensors").read_bytes()
@@ -118,9 +116,7 @@ def test_a_single_safetensors_file_of_any_name_will_do(store: ModelStore, folder
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 1000, 72_000])
-def test_a_cut_off_file_is_torn_and_both_sizes_are_named(
-    store: ModelStore, folder: Path, cut_bytes: int
-) -> None:
+def test_a_cut_off_file_is_torn_by_sizes(store: ModelStore, folder: Path, cut_bytes: int) -> None:
     path = folder / "model.safetensors"
     size_bytes = path.stat().st_size
     with path.open("r+b") as file:
@@ -142,9 +138,7 @@ def test_a_cut_off_file_is_torn_and_both_sizes_are_named(
         struct.pack("<Q", 1 << 60) + b"{}",
     ],
 )
-def test_garbage_in_place_of_safetensors_is_torn(
-    store: ModelStore, folder: Path, header: bytes
-) -> None:
+def test_garbage_for_safetensors_is_torn(store: ModelStore, folder: Path, header: bytes) -> None:
     (folder / "model.safetensors").write_bytes(header)
     assert isinstance(refusal(store, folder), TornModel)
 
@@ -175,9 +169,7 @@ def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> Non
     assert f"{name} has type I8" in error.message
 
 
-def test_a_missing_tokenizer_is_named_with_the_way_to_make_one(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_missing_tokenizer_is_named_with_a_remedy(store: ModelStore, folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     error = refusal(store, folder)
     assert isinstance(error, UnsupportedModel)
@@ -252,9 +244,7 @@ def test_a_folder_of_gguf_files_asks_for_one_of_them(store: ModelStore, tmp_path
     assert refusal(store, tmp_path / "many").hint.endswith("/many/a.gguf")
 
 
-def test_the_newer_form_of_a_config_is_brought_into_the_classic_one(
-    store: ModelStore, folder: Path
-) -> None:
+def test_newer_configs_are_brought_into_the_classic_form(store: ModelStore, folder: Path) -> None:
     """transformers 5 writes rope_parameters and dtype, and leaves defaults out."""
 
     def renew(c: dict[str, Any]) -> None:
@@ -271,9 +261,7 @@ def test_the_newer_form_of_a_config_is_brought_into_the_classic_one(
     assert found["torch_dtype"] == "float16"
 
 
-def test_a_rotary_scaling_keeps_its_parameters_in_either_form(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_rotary_scaling_keeps_parameters_in_any_form(store: ModelStore, folder: Path) -> None:
     change_config(folder, lambda c: c.update(rope_scaling={"type": "linear", "factor": 2.0}))
     first = config(store.import_model(f"file://{folder}"))
     assert first["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
@@ -290,9 +278,7 @@ def test_stop_tokens_come_from_every_place_that_names_them(store: ModelStore, fo
     assert store.import_model(f"file://{folder}").info.stop_token_ids == (1, 5, 7, 9)
 
 
-def test_templates_in_a_folder_of_their_own_are_taken_and_make_another_model(
-    store: ModelStore, folder: Path
-) -> None:
+def test_templates_in_a_folder_make_another_model(store: ModelStore, folder: Path) -> None:
     without = store.import_model(f"file://{folder}")
     templates = folder / "additional_chat_templates"
     templates.mkdir()
@@ -366,9 +352,7 @@ def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folde
     assert (stored.path / "chat_template.jinja").read_text() == "D"
 
 
-def test_a_whole_file_comes_before_an_index_that_is_left_over(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_whole_file_comes_before_a_left_over_index(store: ModelStore, folder: Path) -> None:
     """As in transformers: the shards that the index names may be gone."""
     index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -384,26 +368,20 @@ POINTER = (
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_pointer_of_git_lfs_is_named_with_what_fetches_the_file(
-    store: ModelStore, folder: Path, name: str
-) -> None:
+def test_a_pointer_of_git_lfs_is_named(store: ModelStore, folder: Path, name: str) -> None:
     (folder / name).write_text(POINTER)
     error = refusal(store, folder)
     assert f"{name} is a pointer of Git LFS" in error.message
     assert "git lfs pull" in error.hint
 
 
-def test_a_gguf_file_that_is_a_pointer_of_git_lfs_is_named(
-    store: ModelStore, tmp_path: Path
-) -> None:
+def test_a_gguf_that_is_a_pointer_of_git_lfs_is_named(store: ModelStore, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text(POINTER)
     assert "m.gguf is a pointer of Git LFS" in refusal(store, tmp_path / "m.gguf").message
 
 
 @pytest.mark.parametrize("beside_a_config", [True, False])
-def test_a_lora_adapter_is_named_with_its_base(
-    store: ModelStore, folder: Path, beside_a_config: bool
-) -> None:
+def test_a_lora_adapter_is_named(store: ModelStore, folder: Path, beside_a_config: bool) -> None:
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     if not beside_a_config:
@@ -463,9 +441,7 @@ def test_a_head_beside_tied_embeddings_is_used_where_it_is_another(
     assert read_architecture(stored.path).tied_embeddings is not own
 
 
-def test_a_head_of_another_shape_is_named_though_it_is_said_to_be_tied(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_head_of_another_shape_is_named_though_tied(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[HEAD] = tensors[HEAD][:100]
     save_file(tensors, folder / "model.safetensors")
@@ -482,9 +458,7 @@ def test_a_head_of_another_shape_is_named_though_it_is_said_to_be_tied(
         "model.layers.2.mlp.up_proj.weight",
     ],
 )
-def test_a_tensor_that_would_be_left_out_is_refused_by_name(
-    store: ModelStore, folder: Path, name: str
-) -> None:
+def test_a_tensor_left_out_is_refused_by_name(store: ModelStore, folder: Path, name: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {name: np.ones(32, np.float16)}, folder / "model.safetensors")
     error = refusal(store, folder)
@@ -492,9 +466,7 @@ def test_a_tensor_that_would_be_left_out_is_refused_by_name(
     assert f"tensor {name} has no place in a llama model" in error.message
 
 
-def test_what_an_old_checkpoint_keeps_of_its_rotary_embedding_is_left_out(
-    store: ModelStore, folder: Path
-) -> None:
+def test_old_checkpoints_rotary_embeddings_are_left_out(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     save_file(tensors, folder / "model.safetensors")
@@ -551,9 +523,7 @@ def write_as(
         ("I8", 0xFF, False),
     ],
 )
-def test_so_are_eight_bits_of_a_quantised_checkpoint(
-    tmp_path: Path, dtype: str, bits: int, bad: bool
-) -> None:
+def test_so_are_eight_bits_of_weights(tmp_path: Path, dtype: str, bits: int, bad: bool) -> None:
     path = tmp_path / "m.safetensors"
     entry = StoredTensor(dtype=dtype, shape=(5,))
     path.write_bytes(header_bytes([("w", entry)]) + bytes([0, 1, 2, 3, bits]))

@@ -89,9 +89,7 @@ async def test_its_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not processes_of(store)
 
 
-async def test_what_progress_raises_ends_the_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def progress(phase: str, share: float) -> None:
         raise Cancelled("nobody waits any more")
 
@@ -116,9 +114,7 @@ async def test_a_killed_child_is_a_model_error_that_says_so(
         until(lambda: not processes_of(store))
 
 
-def test_a_thread_stops_its_import_by_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_stops_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, stop = tmp_path / "store", threading.Event()
     write_tiny_gguf(tmp_path / "m.gguf")
     stored = import_until(store, f"file://{tmp_path}/m.gguf", silent, stop)

@@ -53,9 +53,7 @@ def refusal(store: ModelStore, folder: Path) -> ModelError:
     return caught.value
 
 
-def test_a_whole_folder_is_imported_and_can_be_read_by_openvino(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_whole_folder_is_imported_for_openvino(store: ModelStore, folder: Path) -> None:
     stored = store.import_model(f"file://{folder}")
     assert stored.info.format is ModelFormat.OPENVINO_IR
     assert stored.info.architecture == "llama"

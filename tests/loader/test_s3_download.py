@@ -100,9 +100,7 @@ def test_named_chat_templates_are_fetched_with_their_folder(client: Any, tmp_pat
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_stopped_download_goes_on_unless_the_object_changed(
-    client: Any, tmp_path: Path, changed: bool
-) -> None:
+def test_a_download_goes_on_unless_it_changed(client: Any, tmp_path: Path, changed: bool) -> None:
     client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)
     shares = []
 
@@ -121,9 +119,7 @@ def test_a_stopped_download_goes_on_unless_the_object_changed(
     assert (min(shares[100:]) > 0.5) is not changed
 
 
-def test_a_folder_that_became_another_model_is_not_mixed_with_what_came_before(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_folder_that_became_another_model_is_not_mixed(client: Any, tmp_path: Path) -> None:
     """What is unchanged since a stop is kept; after a change nothing of the older folder is."""
     put(client, {"config.json": b"{}", "model-1-of-1.safetensors": CONTENT})
     stop_at_weights(tmp_path)
@@ -219,9 +215,7 @@ def test_an_endpoint_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         fetch("s3://models/m.gguf", tmp_path, silent)
 
 
-def test_a_host_that_is_not_the_operators_endpoint_must_be_public(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_host_that_is_no_endpoint_must_be_public(client: Any, tmp_path: Path) -> None:
     """What a bucket's name or an answer's region makes of the host is checked first."""
     seen = s3_download._client(NOWHERE_PRIVATE)
     request = type("Request", (), {"url": "https://localhost:1/m.gguf"})()

@@ -63,9 +63,7 @@ def test_an_empty_store_is_empty(store: ModelStore, root: Path) -> None:
     assert not root.exists()
 
 
-def test_the_same_content_under_two_names_is_one_model(
-    store: ModelStore, gguf: Path, tmp_path: Path
-) -> None:
+def test_content_of_two_names_is_one_model(store: ModelStore, gguf: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(gguf.read_bytes())
     first = store.import_model(f"file://{gguf}")
@@ -74,9 +72,7 @@ def test_the_same_content_under_two_names_is_one_model(
     assert len(store.models()) == 1
 
 
-def test_a_changed_file_is_imported_anew_beside_the_old_model(
-    store: ModelStore, gguf: Path
-) -> None:
+def test_a_changed_file_is_imported_beside_the_old_model(store: ModelStore, gguf: Path) -> None:
     first = store.import_model(f"file://{gguf}")
     write_tiny_gguf(gguf, metadata={"general.name": "another"})
     second = store.import_model(f"file://{gguf}")
@@ -150,9 +146,7 @@ def test_a_file_that_changes_while_it_is_imported_is_torn(store: ModelStore, ggu
     assert store.models() == []
 
 
-def test_what_progress_raises_stops_the_import_and_leaves_nothing(
-    store: ModelStore, root: Path, gguf: Path
-) -> None:
+def test_what_progress_raises_stops_the_import(store: ModelStore, root: Path, gguf: Path) -> None:
     for stop_at in ("hash", "build tokenizer", "convert weights"):
 
         def progress(phase: str, share: float, stop_at: str = stop_at) -> None:
@@ -165,9 +159,7 @@ def test_what_progress_raises_stops_the_import_and_leaves_nothing(
         assert not list((root / "staging").iterdir())
 
 
-def test_stale_staging_is_swept_by_the_next_import_but_not_a_live_one(
-    store: ModelStore, root: Path, gguf: Path
-) -> None:
+def test_stale_staging_is_swept_but_no_live_one(store: ModelStore, root: Path, gguf: Path) -> None:
     (root / "locks").mkdir(parents=True)
     for name in ("0123", "removed.sha256-1", "4567"):
         (root / "staging" / name).mkdir(parents=True)

@@ -113,9 +113,7 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_a_resize_that_waited_for_another_instance_says_for_which(
-    report: NodeReport, told: list[str]
-) -> None:
+def test_a_resize_that_waited_says_for_which(report: NodeReport, told: list[str]) -> None:
     lines = texts(Narrator()(reported(report), resize(ONE, 60)))
     assert [line for line in lines if "resize " in line] == [
         f"instance {ONE}: resize to 60 KV blocks, {after}" for after in told

@@ -98,9 +98,7 @@ def test_the_batch_is_bounded_and_the_rest_waits(engine: OpenVinoEngine, tiny: T
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
-    loaded: OpenVinoEngine, temperature: float
-) -> None:
+def test_a_resumed_request_goes_on_the_same(loaded: OpenVinoEngine, temperature: float) -> None:
     """And counts the tokens that it brings towards max_tokens."""
     sampling = SamplingParams(
         max_tokens=20, temperature=temperature, seed=7, repetition_penalty=1.2, ignore_eos=True
@@ -332,9 +330,7 @@ def test_loading_an_instance_twice_is_refused(loaded: OpenVinoEngine, tiny: Tiny
         load(loaded, tiny.info, tiny.path)
 
 
-def test_an_architecture_it_cannot_build_is_refused_by_name(
-    engine: OpenVinoEngine, tmp_path: Path
-) -> None:
+def test_another_architecture_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m")
     config = model.path / "config.json"
     config.write_text(config.read_text().replace('"llama"', '"mamba"'))
@@ -387,9 +383,7 @@ def run_ns() -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("weights", WeightPrecision)
-def test_what_the_graph_cannot_do_is_refused_before_any_load(
-    weights: WeightPrecision, tmp_path: Path
-) -> None:
+def test_what_no_graph_can_is_refused_early(weights: WeightPrecision, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m", rope_scaling={"rope_type": "yarn", "factor": 4.0})
     engine = OpenVinoEngine(threads=1, weights=weights)
     with pytest.raises(UnsupportedModel, match="yarn"):

@@ -184,9 +184,7 @@ def test_what_is_booked_comes_down_to_what_instances_hold_and_never_below(
     assert seen["next"] >= booked[-1]
 
 
-def test_a_further_instance_takes_what_it_is_booked_at_beside_what_it_shares(
-    smollm2_model: StoredModel,
-) -> None:
+def test_a_further_instance_takes_what_it_is_booked_at(smollm2_model: StoredModel) -> None:
     """The logits of its batch, 24 MiB, and 2 MiB; whichever has gone, the last takes the weights
     along.
     """

@@ -75,9 +75,7 @@ def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.ND
 
 
 @pytest.mark.parametrize("weights", [WeightPrecision.I8, WeightPrecision.FILE])
-def test_neighbours_change_logits_by_rounding_alone(
-    smollm2_model: StoredModel, weights: WeightPrecision
-) -> None:
+def test_neighbours_change_little(smollm2_model: StoredModel, weights: WeightPrecision) -> None:
     info = smollm2_model.info
     compiler = Compiler(threads=2, weights=weights, precisions=PLAIN)
     graph = compiler.compile(info, smollm2_model.path, CONTEXT_TOKENS, lambda *_: None)
