@@ -24,18 +24,16 @@ from bench.gguf_files import write_random
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.messages import InstanceLoaded, LoadInstance, LoadProgress, SubmitRequest
+from mesh.domain.messages import InstanceLoaded, LoadProgress, SubmitRequest
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import CommandReceived, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, SamplingParams
 from mesh.domain.slo import Slo
-from mesh.domain.steps import StepResult
 from mesh.runtime.journal import Decision
 from mesh_loader import page_cache
 from mesh_loader.gguf_import import plan_gguf
-from tests.core.cells import MODEL
+from tests.core.cells import load_instance, step_result
 from tests.loader.tiny_gguf import byte_tokenizer, write_tiny_gguf
-from tests.support.profiles import PROFILE
 from tests.support.tiny_model import LlamaShape
 
 FIRST = DeploymentName("first")
@@ -48,17 +46,7 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
 
 
 def load_command() -> CommandReceived:
-    return CommandReceived(
-        command=LoadInstance(
-            instance_id=NEW,
-            deployment=FIRST,
-            model=MODEL,
-            kv_blocks=8,
-            context_tokens_max=256,
-            batch_max=8,
-            profile=PROFILE,
-        )
-    )
+    return CommandReceived(command=load_instance(instance_id=NEW, deployment=FIRST))
 
 
 def progressed(phase: str) -> LoadProgress:
@@ -82,17 +70,7 @@ def submitted() -> CommandReceived:
 
 
 def stepped(instance_id: InstanceId) -> StepFinished:
-    result = StepResult(
-        outputs=(),
-        prefill_tokens=len(PROMPT),
-        prefill_past_tokens=0,
-        decode_batch=0,
-        context_tokens=0,
-        prefill_left=(),
-        starved=(),
-        kv_blocks_used=1,
-        elapsed_s=0.1,
-    )
+    result = step_result(prefill_tokens=len(PROMPT), elapsed_s=0.1)
     return StepFinished(instance_id=instance_id, result=result)
 
 

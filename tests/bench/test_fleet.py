@@ -19,12 +19,17 @@ from mesh.domain.messages import InstanceGone, InstanceLoaded, LoadInstance, Unl
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue, MeasureFinished, NodeEvent, StepFinished
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import StepResult
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
-from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment
-from tests.support.profiles import PROFILE
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    load_instance,
+    step_result,
+)
 
 MIB = 2**20
 
@@ -56,15 +61,7 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
 
 
 def load(instance_id: InstanceId) -> LoadInstance:
-    return LoadInstance(
-        instance_id=instance_id,
-        deployment=DeploymentName("fleet-01"),
-        model=MODEL,
-        kv_blocks=8,
-        context_tokens_max=256,
-        batch_max=8,
-        profile=PROFILE,
-    )
+    return load_instance(instance_id=instance_id, deployment=DeploymentName("fleet-01"))
 
 
 def loaded(instance_id: InstanceId) -> InstanceLoaded:
@@ -73,14 +70,10 @@ def loaded(instance_id: InstanceId) -> InstanceLoaded:
 
 
 def stepped(*, prefill_tokens: int = 0, decode_batch: int = 0) -> StepFinished:
-    result = StepResult(
-        outputs=(),
+    result = step_result(
         prefill_tokens=prefill_tokens,
-        prefill_past_tokens=0,
         decode_batch=decode_batch,
         context_tokens=100 * decode_batch,
-        prefill_left=(),
-        starved=(),
         kv_blocks_used=0,
         elapsed_s=0.25,
     )

@@ -29,7 +29,6 @@ from mesh.domain.messages import SubmitRequest, TokensReport
 from mesh.domain.node_events import CommandReceived, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.slo import Slo
-from mesh.domain.steps import StepResult
 from mesh.evaluation.load_client import Answer
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.journal import ControllerStart, NodeStart, Start, open_journal
@@ -39,6 +38,7 @@ from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.trace import Arrival, Trace
 from tests.controller.live import SPEC
+from tests.core.cells import step_result
 from tests.http.edge import edge
 from tests.loader.tiny_gguf import write_tiny_gguf
 from tests.sim.scenarios import SMALL, scenario
@@ -419,17 +419,7 @@ def test_hops_are_between_the_moments_of_both_journals(tmp_path: Path) -> None:
         request=request, attempt=1, slo=Slo(ttft_s=1, tpot_s=1), age_s=0.0, due_in_s=1.0
     )
     outputs = (RequestTokens(request_id=R1, attempt=1, first_index=0, token_ids=(7,), text="x"),)
-    result = StepResult(
-        outputs=outputs,
-        prefill_tokens=1,
-        prefill_past_tokens=0,
-        decode_batch=0,
-        context_tokens=0,
-        prefill_left=(),
-        starved=(),
-        kv_blocks_used=1,
-        elapsed_s=0.020,
-    )
+    result = step_result(outputs=outputs, prefill_tokens=1, elapsed_s=0.020)
     report = TokensReport(instance_id=I1, outputs=outputs)
     controller = kept(
         tmp_path / "controller",

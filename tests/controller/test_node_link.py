@@ -22,7 +22,6 @@ from mesh.domain.messages import (
     ImportDone,
     ImportModel,
     InstanceLoaded,
-    InstanceReport,
     LoadInstance,
     NodeStarting,
     SubmitRequest,
@@ -47,6 +46,7 @@ from tests.controller.live import (
     asking,
     live_cell,
 )
+from tests.core.cells import instance_report
 
 
 async def ending_of(call: Any) -> MeshError:
@@ -166,16 +166,13 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
     load = await node.told(LoadInstance)
     await node.leave()
     await cell.until(lambda: not cell.client.nodes())
-    holds = InstanceReport(
+    holds = instance_report(
         instance_id=load.instance_id,
-        deployment=SPEC.name,
-        model_id=MODEL.model_id,
         footprint=FOOTPRINT,
+        deployment=SPEC.name,
         kv_blocks=load.kv_blocks,
-        kv_blocks_used=0,
         context_tokens_max=load.context_tokens_max,
         batch_max=load.batch_max,
-        batch=0,
     )
     back = await cell.node(instances=(holds,))
     back.commands.append(load)  # so that it knows its instance

@@ -26,9 +26,9 @@ from tests.e2e.live_cell import Answer, LiveCell
 from tests.support.tiny_model import LlamaShape, write_llama
 
 log = logging.getLogger(__name__)
-MOVES = int(os.environ.get("MESH_MIGRATIONS") or 3)
+MOVES = int(os.environ.get("MESH_MIGRATIONS") or 2)
 CLIENTS = 3
-TOKENS = 400
+TOKENS = 240
 SAMPLED = {"temperature": 0.8}
 OWN = 8
 """Iterations of a place before and after a move of which an own one is the median."""

@@ -1,7 +1,6 @@
 """Hugging Face folders are checked against their config and taken as they are."""
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,12 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store")
 
 
-def refusal(store: ModelStore, folder: Path) -> MeshError:
-    with pytest.raises(ModelError) as caught:
+def refusal(
+    store: ModelStore, folder: Path, kind: type[ModelError] = ModelError, said: str = ""
+) -> MeshError:
+    with pytest.raises(kind) as caught:
         store.import_model(f"file://{folder}")
+    assert said in caught.value.message
     assert store.models() == []
     assert "\n" not in caught.value.message + caught.value.hint
     return caught.value
@@ -105,9 +107,7 @@ def test_shards_stay_shards_with_their_index(store: ModelStore, folder: Path) ->
 def test_a_missing_shard_is_named(store: ModelStore, folder: Path) -> None:
     split_into_shards(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tiny lacks model-00002-of-00002.safetensors" in error.message
+    refusal(store, folder, TornModel, "tiny lacks model-00002-of-00002.safetensors")
 
 
 def test_a_single_safetensors_file_of_any_name_will_do(store: ModelStore, folder: Path) -> None:
@@ -121,42 +121,20 @@ def test_a_cut_off_file_is_torn_by_sizes(store: ModelStore, folder: Path, cut_by
     size_bytes = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size_bytes - cut_bytes)
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "model.safetensors" in error.message
+    error = refusal(store, folder, TornModel, "model.safetensors")
     assert f"the file has {size_bytes - cut_bytes}" in error.message
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"",
-        struct.pack("<Q", 10),
-        struct.pack("<Q", 4) + b"oops",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 9) + b'{"a": {}}',
-        struct.pack("<Q", 1 << 60) + b"{}",
-    ],
-)
-def test_garbage_for_safetensors_is_torn(store: ModelStore, folder: Path, header: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(header)
-    assert isinstance(refusal(store, folder), TornModel)
 
 
 def test_a_missing_tensor_is_named(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tiny lacks tensor model.layers.1.mlp.down_proj.weight" in error.message
+    refusal(store, folder, TornModel, "tiny lacks tensor model.layers.1.mlp.down_proj.weight")
 
 
 def test_shapes_that_contradict_the_config_are_named(store: ModelStore, folder: Path) -> None:
     change_config(folder, lambda c: c.update(intermediate_size=128))
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "has shape (64, 32), config.json calls for (128, 32)" in error.message
+    refusal(store, folder, TornModel, "has shape (64, 32), config.json calls for (128, 32)")
 
 
 def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> None:
@@ -164,33 +142,25 @@ def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> Non
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name] = tensors[name].astype(np.int8)
     save_file(tensors, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert f"{name} has type I8" in error.message
+    refusal(store, folder, UnsupportedModel, f"{name} has type I8")
 
 
 def test_a_missing_tokenizer_is_named_with_a_remedy(store: ModelStore, folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny has no tokenizer.json" in error.message
+    error = refusal(store, folder, UnsupportedModel, "tiny has no tokenizer.json")
     assert "save_pretrained" in error.hint
 
 
 def test_a_broken_tokenizer_is_torn(store: ModelStore, folder: Path) -> None:
     text = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(text[: len(text) // 2])
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tokenizer.json is corrupt" in error.message
+    refusal(store, folder, TornModel, "tokenizer.json is corrupt")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}'])
 def test_a_broken_config_is_torn(store: ModelStore, folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "config.json" in error.message
+    refusal(store, folder, TornModel, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +175,7 @@ def test_features_that_would_be_left_out_are_unsupported(
     store: ModelStore, folder: Path, key: str, value: object
 ) -> None:
     change_config(folder, lambda c: c.update({key: value}))
-    assert isinstance(refusal(store, folder), UnsupportedModel)
+    refusal(store, folder, UnsupportedModel)
 
 
 def test_another_architecture_names_itself_the_native_ones_and_the_extra(
@@ -213,9 +183,7 @@ def test_another_architecture_names_itself_the_native_ones_and_the_extra(
 ) -> None:
     monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
     change_config(folder, lambda c: c.update(model_type="gpt_neox"))
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "architecture gpt_neox" in error.message
+    error = refusal(store, folder, UnsupportedModel, "architecture gpt_neox")
     assert "llama, qwen2, qwen3" in error.message
     assert error.hint == "pip install 'mesh-serve[convert]'"
 
@@ -225,9 +193,7 @@ def test_pickled_weights_alone_need_the_extra(
 ) -> None:
     monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny has no safetensors weights" in error.message
+    error = refusal(store, folder, UnsupportedModel, "tiny has no safetensors weights")
     assert error.hint == "pip install 'mesh-serve[convert]'"
 
 
@@ -386,9 +352,9 @@ def test_a_lora_adapter_is_named(store: ModelStore, folder: Path, beside_a_confi
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     if not beside_a_config:
         (folder / "config.json").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny is a LoRA adapter of 'org/base', not a whole model" in error.message
+    error = refusal(
+        store, folder, UnsupportedModel, "tiny is a LoRA adapter of 'org/base', not a whole model"
+    )
     assert "merge" in error.hint
 
 
@@ -461,9 +427,7 @@ def test_a_head_of_another_shape_is_named_though_tied(store: ModelStore, folder:
 def test_a_tensor_left_out_is_refused_by_name(store: ModelStore, folder: Path, name: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {name: np.ones(32, np.float16)}, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert f"tensor {name} has no place in a llama model" in error.message
+    refusal(store, folder, UnsupportedModel, f"tensor {name} has no place in a llama model")
 
 
 def test_old_checkpoints_rotary_embeddings_are_left_out(store: ModelStore, folder: Path) -> None:
@@ -498,9 +462,12 @@ def test_weights_that_are_not_finite_are_refused_by_their_tensors_name(
     values[place] = bits_of(dtype, negative, kind)
     write_as(folder, tensors, name, dtype, values)
     fresh = ModelStore(folder.parent / "fresh")
-    error = refusal(fresh, folder)
-    assert isinstance(error, TornModel)
-    assert f"model.safetensors: tensor {name} holds values that are not finite" in error.message
+    refusal(
+        fresh,
+        folder,
+        TornModel,
+        f"model.safetensors: tensor {name} holds values that are not finite",
+    )
 
 
 def write_as(

@@ -147,12 +147,6 @@ def test_every_kind_of_file_is_verified(store: ModelStore, stored: StoredModel) 
     assert damaged == {stored.path / "model.json", weights, blob}
 
 
-def test_a_removed_model_comes_back(store: ModelStore, stored: StoredModel, tmp_path: Path) -> None:
-    store.remove(stored.info.model_id)
-    assert store.models() == []
-    assert store.import_model(f"file://{tmp_path / 'model'}") == stored
-
-
 def test_what_an_older_engine_derived_is_not_read() -> None:
     assert all(is_current(openvino_key(precision)) for precision in ("i8", "i4", "file"))
     assert not is_current("openvino-i4-v2"), "its offsets were f32"

@@ -373,7 +373,7 @@ def test_of_several_the_first_counts_what_they_share() -> None:
     assert counted_once([]) == []
 
 
-WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 150))
+WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 75))
 STEPS = 50
 CAPACITY = 24
 NAMES = tuple(InstanceId(f"i{n}") for n in range(8))

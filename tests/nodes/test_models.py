@@ -17,7 +17,7 @@ from mesh.domain.errors import (
     TornModel,
     Unavailable,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
+from mesh.domain.ids import InstanceId, ModelId, OperationId
 from mesh.domain.messages import (
     ImportDone,
     ImportFailed,
@@ -37,8 +37,8 @@ from mesh_nodes import models as models_module
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.models import NodeModels
 from mesh_nodes.models_in_use import ModelsInUse
+from tests.core.cells import load_instance
 from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
-from tests.support.profiles import PROFILE
 from tests.support.tiny_model import write_tiny_llama
 
 WAIT_S = 60.0
@@ -108,15 +108,7 @@ class Node:
     @staticmethod
     def action() -> LoadInstance:
         """A load of MODEL."""
-        return LoadInstance(
-            instance_id=InstanceId("i-1"),
-            deployment=DeploymentName("chat"),
-            model=MODEL,
-            kv_blocks=8,
-            context_tokens_max=256,
-            batch_max=4,
-            profile=PROFILE,
-        )
+        return load_instance(instance_id=InstanceId("i-1"), model=MODEL, batch_max=4)
 
     async def order(self, progress: Progress = silent) -> Path:
         """Where a load of MODEL finds it."""
@@ -339,15 +331,7 @@ FIRST, SECOND = InstanceId("i-1"), InstanceId("i-2")
 
 
 def start(instance_id: InstanceId, model: ModelInfo) -> LoadInstance:
-    return LoadInstance(
-        instance_id=instance_id,
-        deployment=DeploymentName("chat"),
-        model=model,
-        kv_blocks=8,
-        context_tokens_max=256,
-        batch_max=4,
-        profile=PROFILE,
-    )
+    return load_instance(instance_id=instance_id, model=model, batch_max=4)
 
 
 def test_a_model_is_free_with_the_end_of_its_last_instance(tmp_path: Path) -> None:

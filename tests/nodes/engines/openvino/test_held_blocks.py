@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.memory.cache_budget import CacheBudget
@@ -179,7 +179,6 @@ HISTORY = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(history=HISTORY, shared_blocks=st.sampled_from([0, 1, 3]))
 def test_no_history_takes_pages_in_use(history: list[tuple[str, int]], shared_blocks: int) -> None:
     """With the pool that decides what is in use; and no more is held than may be taken."""

@@ -21,8 +21,8 @@ from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until
 
-LOADS = 25
-RESIZES = 50
+LOADS = 10
+RESIZES = 20
 MIB = 2**20
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)

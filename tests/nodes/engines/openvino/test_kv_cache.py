@@ -107,7 +107,7 @@ def test_blocks_in_use_outlive_any_resize(bind: Bind, how: KvResize, kv: KvPreci
     bound = bind(how, kv, blocks=8)
     rng = np.random.default_rng(5)
     contents: dict[int, int] = {}
-    for serial in range(100):
+    for serial in range(40):
         taken = bound.pool.take(int(rng.integers(0, bound.pool.free + 1)))
         bound.write(taken, serial)
         contents |= dict.fromkeys(taken, serial)

@@ -20,7 +20,7 @@ from mesh_nodes.engines.openvino.precisions import PLAIN
 from mesh_nodes.engines.openvino.sequence import Sequence
 from tests.nodes.engines.openvino.pools import pool_of
 
-PROMPT_TOKENS, DECODES = 40, 20
+PROMPT_TOKENS, DECODES = 24, 12
 CONTEXT_TOKENS = 2 * BLOCK_TOKENS
 DIVERGENCE_MAX = 1e-3
 """In nats (KL), the mean of the decodes: weights of 8 bits differ from f16's by seven times that.
