@@ -80,16 +80,11 @@ def called(tier: Tier, sent_s: float, first_s: float) -> Called:
 
 def test_the_parts_of_a_start_come_to_its_time() -> None:
     decisions = [
-        decided(9.0, load_command()),
-        decided(10.01, load_command()),
+        *(decided(9.0, load_command()), decided(10.01, load_command())),
         decided(10.02, progressed("read weights")),
-        decided(10.11, progressed("import compiled")),
-        decided(10.31, progressed("warm up")),
-        decided(10.61, loaded()),
-        decided(10.62, stepped(OTHER)),
-        decided(10.63, submitted()),
-        decided(10.64, progressed("loaded"), STEP),
-        decided(10.72, stepped(NEW), STEP),
+        *(decided(10.11, progressed("import compiled")), decided(10.31, progressed("warm up"))),
+        *(decided(10.61, loaded()), decided(10.62, stepped(OTHER)), decided(10.63, submitted())),
+        *(decided(10.64, progressed("loaded"), STEP), decided(10.72, stepped(NEW), STEP)),
         decided(10.80, stepped(NEW)),
     ]
     found = parts_s(called(Tier.CACHED, 10.0, 10.73), decisions)

@@ -36,11 +36,8 @@ MIB = 2**20
 
 def test_each_second_counts_once_and_what_is_computed_hides_a_load() -> None:
     spans = [
-        Span(Kind.LOAD, 8.0, 12.0),
-        Span(Kind.DECODE, 11.0, 13.0),
-        Span(Kind.DECODE, 12.5, 13.5),
-        Span(Kind.PREFILL, 13.5, 14.0),
-        Span(Kind.FIRST_RUN, 19.0, 25.0),
+        *(Span(Kind.LOAD, 8.0, 12.0), Span(Kind.DECODE, 11.0, 13.0), Span(Kind.DECODE, 12.5, 13.5)),
+        *(Span(Kind.PREFILL, 13.5, 14.0), Span(Kind.FIRST_RUN, 19.0, 25.0)),
         Span(Kind.LOAD, 30.0, 31.0),
     ]
     assert seconds_by_kind(spans, 10.0, 20.0) == {

@@ -1,6 +1,5 @@
 """Answers: how one is put together and ends, when its SLO counts as met, and what is waited for."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -129,15 +128,6 @@ def test_an_answer_that_does_not_end_well_is_an_error_and_keeps_what_had_come(
     with pytest.raises(error):
         receive(events, answer)
     assert answer.text == "Paris\n"
-
-
-def test_what_the_client_raises_goes_through() -> None:
-    def refused() -> Iterator[InvocationEvent]:
-        yield ACCEPTED
-        raise Refused("full", reason=RefusalReason.QUEUE_FULL)
-
-    with pytest.raises(Refused):
-        receive(refused(), Answer())
 
 
 def talk(number: int, answer: Answer, failure: EngineError | None = None) -> Talk:

@@ -246,12 +246,6 @@ def test_json_has_the_errors_and_both_sides_of_counts(run: LiveRun, tmp_path: Pa
     assert made["costs"]["factor"] == pytest.approx(1.2, rel=0.02)
 
 
-def test_the_command_is_listed_and_its_numbers_are_checked() -> None:
-    assert "fidelity" in mesh("bench", "--help").out
-    assert mesh("bench", "fidelity", "--seconds", "0").code == 2
-    assert mesh("bench", "nothing").code == 2
-
-
 def test_nodes_write_journals_when_they_are_to(tmp_path: Path) -> None:
     made = CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"]))
     assert made.node_journal("cpu0") is None

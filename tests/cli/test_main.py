@@ -135,23 +135,9 @@ def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hin
 @pytest.mark.parametrize(
     "line",
     [
-        "get",
-        "get a",
-        "describe a",
-        "models",
-        "nodes",
-        "status",
-        "top",
-        "top -o json",
-        "logs",
-        "profile a",
-        "profile a --show",
-        "drain n",
-        "delete a b",
-        "scale a --min 1",
-        "invoke a hello",
-        "chat a",
-        "deploy -",
+        *("get", "get a", "describe a", "models", "nodes", "status", "top", "top -o json", "logs"),
+        *("profile a", "profile a --show", "drain n", "delete a b", "scale a --min 1"),
+        *("invoke a hello", "chat a", "deploy -"),
     ],
 )
 def test_a_controller_that_is_not_there_is_two_lines_and_code_1(line: str, nobody_at: str) -> None:

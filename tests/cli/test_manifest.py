@@ -185,23 +185,9 @@ def test_the_examples_are_what_the_demo_deploys() -> None:
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 _WORDS = st.sampled_from(
     [
-        "apiVersion",
-        "kind",
-        "metadata",
-        "name",
-        "spec",
-        "source",
-        "slo",
-        "ttft_s",
-        "scaling",
-        "devices",
-        "tensor_parallel",
-        "context_tokens_max",
-        "replicas_min",
-        "replicas_max",
-        "mesh/v1",
-        "Model",
-        "cpu",
+        *("apiVersion", "kind", "metadata", "name", "spec", "source", "slo", "ttft_s", "scaling"),
+        *("devices", "tensor_parallel", "context_tokens_max", "replicas_min", "replicas_max"),
+        *("mesh/v1", "Model", "cpu"),
     ]
 )
 _VALUES = st.recursive(

@@ -11,7 +11,7 @@ import pytest
 from mesh.cli import profile_plot
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid
 from mesh.domain.views import NodeSnapshot, ProfileView
 from tests.cli.conftest import STEP_S, RunningCell
 from tests.cli.running import Ran, mesh
@@ -206,12 +206,6 @@ def test_a_failed_measurement_is_an_error(failure: MeshError, code: int, client:
     assert ran.err.splitlines()[-2:] == [f"error: {failure.message}", f"hint: {failure.hint}"]
 
 
-def test_an_unknown_deployment_cannot_be_measured(client: Client) -> None:
-    ran = mesh("profile", "nobody")
-    assert ran.code == 1
-    assert "error: there is no deployment 'nobody'" in ran.err
-
-
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "PDF": b"%PDF"}
 
 
@@ -307,9 +301,3 @@ def test_what_cannot_be_in_time_is_refused_in_two_lines(cell: RunningCell, measu
     assert (ran.code, ran.out) == (1, "")
     assert ran.error_lines[1].startswith("no node is quick enough")
     assert "first_token_late" in cell.mesh("status").out
-
-
-def test_a_profile_is_hashable() -> None:
-    """What a measurement has added is found by comparing sets of profiles."""
-    views: set[Profile] = {MEASURED.profile, replace(MEASURED.profile), SCALED.profile}
-    assert len(views) == 2

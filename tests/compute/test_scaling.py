@@ -139,11 +139,8 @@ def test_a_larger_model_is_slower(source: Profile, batch: int, context: int, tok
 
 
 @given(
-    st.sampled_from(REFERENCES),
-    st.integers(1, 128),
-    st.floats(0.01, 100.0),
-    st.floats(0.01, 100.0),
-    st.floats(0.01, 100.0),
+    *(st.sampled_from(REFERENCES), st.integers(1, 128), st.floats(0.01, 100.0)),
+    *(st.floats(0.01, 100.0), st.floats(0.01, 100.0)),
 )
 def test_an_estimate_is_positive_and_ascends(
     source: Profile, cores: int, parameters: float, weights: float, kv: float

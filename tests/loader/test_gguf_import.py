@@ -57,13 +57,8 @@ def test_weights_come_back_by_name_and_in_order(tmp_path: Path, architecture: st
 @pytest.mark.parametrize(
     "quantization",
     [
-        Quantization.F32,
-        Quantization.BF16,
-        Quantization.Q4_0,
-        Quantization.Q4_1,
-        Quantization.Q5_0,
-        Quantization.Q5_1,
-        Quantization.Q8_0,
+        *(Quantization.F32, Quantization.BF16, Quantization.Q4_0, Quantization.Q4_1),
+        *(Quantization.Q5_0, Quantization.Q5_1, Quantization.Q8_0),
     ],
     ids=lambda kind: kind.name,
 )

@@ -44,12 +44,8 @@ engine.blobs_made(60.0)
 """
 """All that a first load makes: prepared weights, the compiled graph, the shape's blob."""
 MADE = (
-    "models/{}/prepared/.*",
-    "models/{}/prepared/.*/*",
-    "models/{}/prepared/[!.]*",
-    "compiled/.making-*",
-    "compiled/.making-*/*/*",
-    "compiled/*.blob",
+    *("models/{}/prepared/.*", "models/{}/prepared/.*/*", "models/{}/prepared/[!.]*"),
+    *("compiled/.making-*", "compiled/.making-*/*/*", "compiled/*.blob"),
 )
 """One after the other, under the store's root."""
 LATER_S_MAX = 0.05
