@@ -46,6 +46,8 @@ class EngineUnderTest:
     """KV blocks that a request may hold beyond those its computed tokens fill."""
     walks: int = 40
     """Random walks of the state machine; with `CI` set, three times as many."""
+    kv_alone: bool = False
+    """It differs from another engine here in its KV cache alone."""
     reads_folders: bool = True
     """It loads what is in the model's folder."""
 
@@ -198,6 +200,7 @@ ENGINES = (
         write_model=write_tiny_model,
         needs="openvino",
         walks=10,
+        kv_alone=True,
     ),
     EngineUnderTest(
         name="vllm",

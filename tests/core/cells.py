@@ -55,27 +55,28 @@ MODEL = ModelInfo(
 )
 OTHER_MODEL = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///other")
 CHAT = DeploymentName("chat")
+Said = dict[str, Any]
 
 
 def instance_report(**said: Any) -> InstanceReport:
     """An idle instance of MODEL as its node reports it, but for what is `said`."""
-    usual = {"deployment": CHAT, "model_id": MODEL.model_id, "footprint": FOOTPRINT}
-    sizes = {"kv_blocks_used": 0, "context_tokens_max": 512, "batch_max": 8, "batch": 0}
+    usual: Said = {"deployment": CHAT, "model_id": MODEL.model_id, "footprint": FOOTPRINT}
+    sizes: Said = {"kv_blocks_used": 0, "context_tokens_max": 512, "batch_max": 8, "batch": 0}
     return InstanceReport(**(usual | sizes | said))
 
 
 def load_instance(**said: Any) -> LoadInstance:
     """The command to load an instance of MODEL, but for what is `said`."""
-    usual = {"deployment": CHAT, "model": MODEL, "profile": PROFILE}
-    sizes = {"kv_blocks": 8, "context_tokens_max": 256, "batch_max": 8}
+    usual: Said = {"deployment": CHAT, "model": MODEL, "profile": PROFILE}
+    sizes: Said = {"kv_blocks": 8, "context_tokens_max": 256, "batch_max": 8}
     return LoadInstance(**(usual | sizes | said))
 
 
 def step_result(**said: Any) -> StepResult:
     """A turn that computed nothing, but for what is `said`; `elapsed_s` has to be."""
     sizes = ("prefill_tokens", "prefill_past_tokens", "decode_batch", "context_tokens")
-    usual = {"outputs": (), "prefill_left": (), "starved": (), "kv_blocks_used": 1}
-    return StepResult(**(dict.fromkeys(sizes, 0) | usual | said))
+    usual: Said = {"outputs": (), "prefill_left": (), "starved": (), "kv_blocks_used": 1}
+    return StepResult(**(usual | dict.fromkeys(sizes, 0) | said))
 
 
 A = TypeVar("A")

@@ -33,11 +33,17 @@ CONTENT = random.Random(1).randbytes(3 << 20)
 OTHER = random.Random(2).randbytes(3 << 20)
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The client of an empty bucket named models."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The client of an empty bucket named models."""
     host, port = server.get_host_and_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
@@ -51,11 +57,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     requests.post(f"http://{host}:{port}/moto-api/reset", timeout=60)
     client = boto3.Session().client("s3")
     client.create_bucket(Bucket="models")
-    try:
-        yield client
-    finally:
-        client.close()
-        server.stop()
+    yield client
+    client.close()
 
 
 def test_one_object_is_imported(client: Any, tmp_path: Path) -> None:

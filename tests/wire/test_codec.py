@@ -85,13 +85,15 @@ for _kinds, _to_wire, _from_wire, _message in (
 ):
     for _kind in get_args(_kinds):
         CODECS[_kind.__name__] = (_kind, _to_wire, _from_wire, _message)
+FEW = settings().max_examples // 4
+"""For each of many kinds."""
 UNIONS = ("ImportModel", "NodeHello", "Accepted")
 """One of each message that holds a oneof."""
 
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 def test_a_value_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
     kind, to_wire, from_wire, message = CODECS[name]
     value = data.draw(values(kind))
@@ -103,7 +105,7 @@ def test_a_value_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=FEW)
 def test_damaged_bytes_give_a_value_or_invalid_input(name: str, data: st.DataObject) -> None:
     """Bytes changed, cut out or put in anywhere: nothing but InvalidInput ever comes of it."""
     kind, to_wire, from_wire, message = CODECS[name]

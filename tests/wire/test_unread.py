@@ -53,7 +53,7 @@ from mesh.wire.codec import (
 )
 from mesh.wire.unread import command_written, refused, report_read, reports_written
 from tests.wire.strategies import values
-from tests.wire.test_codec import CODECS, hello_of, link_read
+from tests.wire.test_codec import CODECS, FEW, hello_of, link_read
 
 HINT = "both ends of the wire should run the same version of mesh"
 
@@ -77,7 +77,7 @@ def answer(command: NodeCommand, change: Callable[[pb.NodeCommand], None]) -> No
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 def test_a_command_with_an_unknown_word_is_answered_as_failed(data: st.DataObject) -> None:
     def load_in_2_bits(message: pb.NodeCommand) -> None:
         message.load_instance.model.weights = "i2"
@@ -180,7 +180,7 @@ def _another(words: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [DeploymentSnapshot, NodeSnapshot, ProfileView, RequestSnapshot])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 def test_views_keep_unknown_words_and_all_beside_them(kind: type, data: st.DataObject) -> None:
     to_wire, from_wire, message = next(codec[1:] for codec in CODECS.values() if codec[0] is kind)
     view = data.draw(values(kind))
