@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import NotFound, Refused
+from mesh.domain.errors import Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
@@ -38,10 +38,3 @@ def test_a_source_that_changed_is_not_served(cell: LiveCell, tmp_path: Path) -> 
         answer.finished()
     assert raised.value.reason is RefusalReason.LOAD_FAILED
     assert "deploy chat again" in raised.value.hint
-
-
-def test_a_source_that_is_not_there_is_told_to_who_deploys(cell: LiveCell, tmp_path: Path) -> None:
-    cell.start("n1")
-    with pytest.raises(NotFound, match="nowhere"):
-        cell.deploy("chat", tmp_path / "nowhere")
-    assert cell.deployment("chat") is None

@@ -152,10 +152,10 @@ def test_promises_are_kept_beside_a_neighbour_that_comes_and_goes(
     for two when the first of the requests come that count. Promises that rest on what is true now
     are not kept.
     """
-    spells = [fault(FaultKind.WRONG_PROFILE, 15.0 + 12.0 * n, 5.0, 1.5) for n in range(6)]
+    spells = [fault(FaultKind.WRONG_PROFILE, 15.0 + 12.0 * n, 5.0, 1.5) for n in range(4)]
     draw, at_s = random.Random(1), 5.0
     calls: list[Arrival] = []
-    while at_s < 95.0:
+    while at_s < 65.0:
         at_s += draw.expovariate(3.0)
         of, together = draw.choice("ab"), draw.choice((1, 2, 3, 6))
         sizes = [(draw.randint(32, 400), draw.randint(10, 100)) for _ in range(together)]
