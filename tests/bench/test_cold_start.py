@@ -24,18 +24,16 @@ from bench.gguf_files import write_random
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.messages import InstanceLoaded, LoadInstance, LoadProgress, SubmitRequest
+from mesh.domain.messages import InstanceLoaded, LoadProgress, SubmitRequest
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import CommandReceived, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, SamplingParams
 from mesh.domain.slo import Slo
-from mesh.domain.steps import StepResult
 from mesh.runtime.journal import Decision
 from mesh_loader import page_cache
 from mesh_loader.gguf_import import plan_gguf
-from tests.core.cells import MODEL
+from tests.core.cells import load_instance, step_result
 from tests.loader.tiny_gguf import byte_tokenizer, write_tiny_gguf
-from tests.support.profiles import PROFILE
 from tests.support.tiny_model import LlamaShape
 
 FIRST = DeploymentName("first")
@@ -48,17 +46,7 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
 
 
 def load_command() -> CommandReceived:
-    return CommandReceived(
-        command=LoadInstance(
-            instance_id=NEW,
-            deployment=FIRST,
-            model=MODEL,
-            kv_blocks=8,
-            context_tokens_max=256,
-            batch_max=8,
-            profile=PROFILE,
-        )
-    )
+    return CommandReceived(command=load_instance(instance_id=NEW, deployment=FIRST))
 
 
 def progressed(phase: str) -> LoadProgress:
@@ -82,17 +70,7 @@ def submitted() -> CommandReceived:
 
 
 def stepped(instance_id: InstanceId) -> StepFinished:
-    result = StepResult(
-        outputs=(),
-        prefill_tokens=len(PROMPT),
-        prefill_past_tokens=0,
-        decode_batch=0,
-        context_tokens=0,
-        prefill_left=(),
-        starved=(),
-        kv_blocks_used=1,
-        elapsed_s=0.1,
-    )
+    result = step_result(prefill_tokens=len(PROMPT), elapsed_s=0.1)
     return StepFinished(instance_id=instance_id, result=result)
 
 
@@ -102,16 +80,11 @@ def called(tier: Tier, sent_s: float, first_s: float) -> Called:
 
 def test_the_parts_of_a_start_come_to_its_time() -> None:
     decisions = [
-        decided(9.0, load_command()),
-        decided(10.01, load_command()),
+        *(decided(9.0, load_command()), decided(10.01, load_command())),
         decided(10.02, progressed("read weights")),
-        decided(10.11, progressed("import compiled")),
-        decided(10.31, progressed("warm up")),
-        decided(10.61, loaded()),
-        decided(10.62, stepped(OTHER)),
-        decided(10.63, submitted()),
-        decided(10.64, progressed("loaded"), STEP),
-        decided(10.72, stepped(NEW), STEP),
+        *(decided(10.11, progressed("import compiled")), decided(10.31, progressed("warm up"))),
+        *(decided(10.61, loaded()), decided(10.62, stepped(OTHER)), decided(10.63, submitted())),
+        *(decided(10.64, progressed("loaded"), STEP), decided(10.72, stepped(NEW), STEP)),
         decided(10.80, stepped(NEW)),
     ]
     found = parts_s(called(Tier.CACHED, 10.0, 10.73), decisions)
@@ -210,9 +183,7 @@ def test_starts_of_our_own_that_are_missing_are_targets_missed() -> None:
     assert missed(measured(Engine.MESH)) == set(TARGETS) - {"host_ratio_to_best_peer"}
 
 
-def test_the_last_line_is_of_the_first_model_and_lists_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_last_line_is_of_the_first_model_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     report([measured(Engine.GENAI)], ["openvino-genai"], "no driver").end()
     out = capsys.readouterr().out
     told = json.loads(out.splitlines()[-1])

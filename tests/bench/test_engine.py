@@ -148,9 +148,7 @@ def test_one_decode_is_bound_by_the_memory_and_a_prefill_by_the_cores() -> None:
     assert before == pytest.approx(4 * prefill[0])
 
 
-def test_a_trial_says_of_each_candidate_what_it_took_and_its_share(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_trial_says_of_each_candidate_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     machine = roofline("avx512_vnni")
     seconds = tuple(2 * machine.least_s(LAYERS, shape, PLAIN) for shape in SHAPES)
     timed = (

@@ -19,23 +19,25 @@ from mesh.domain.messages import InstanceGone, InstanceLoaded, LoadInstance, Unl
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue, MeasureFinished, NodeEvent, StepFinished
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import StepResult
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
-from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment
-from tests.support.profiles import PROFILE
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    load_instance,
+    step_result,
+)
 
 MIB = 2**20
 
 
 def test_each_second_counts_once_and_what_is_computed_hides_a_load() -> None:
     spans = [
-        Span(Kind.LOAD, 8.0, 12.0),
-        Span(Kind.DECODE, 11.0, 13.0),
-        Span(Kind.DECODE, 12.5, 13.5),
-        Span(Kind.PREFILL, 13.5, 14.0),
-        Span(Kind.FIRST_RUN, 19.0, 25.0),
+        *(Span(Kind.LOAD, 8.0, 12.0), Span(Kind.DECODE, 11.0, 13.0), Span(Kind.DECODE, 12.5, 13.5)),
+        *(Span(Kind.PREFILL, 13.5, 14.0), Span(Kind.FIRST_RUN, 19.0, 25.0)),
         Span(Kind.LOAD, 30.0, 31.0),
     ]
     assert seconds_by_kind(spans, 10.0, 20.0) == {
@@ -56,15 +58,7 @@ def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
 
 
 def load(instance_id: InstanceId) -> LoadInstance:
-    return LoadInstance(
-        instance_id=instance_id,
-        deployment=DeploymentName("fleet-01"),
-        model=MODEL,
-        kv_blocks=8,
-        context_tokens_max=256,
-        batch_max=8,
-        profile=PROFILE,
-    )
+    return load_instance(instance_id=instance_id, deployment=DeploymentName("fleet-01"))
 
 
 def loaded(instance_id: InstanceId) -> InstanceLoaded:
@@ -73,14 +67,10 @@ def loaded(instance_id: InstanceId) -> InstanceLoaded:
 
 
 def stepped(*, prefill_tokens: int = 0, decode_batch: int = 0) -> StepFinished:
-    result = StepResult(
-        outputs=(),
+    result = step_result(
         prefill_tokens=prefill_tokens,
-        prefill_past_tokens=0,
         decode_batch=decode_batch,
         context_tokens=100 * decode_batch,
-        prefill_left=(),
-        starved=(),
         kv_blocks_used=0,
         elapsed_s=0.25,
     )
@@ -218,9 +208,7 @@ async def test_a_server_that_fails_ends_its_call_and_frees_its_place() -> None:
 
 
 @pytest.mark.parametrize("took_share", [0.5, 1.0, 4.0])
-def test_a_load_that_takes_otherwise_than_expected_is_an_error_of_its_share(
-    took_share: float,
-) -> None:
+def test_a_load_that_takes_otherwise_is_an_error_of_its_share(took_share: float) -> None:
     cell, decisions = CellUnderTest(deployment()), list[Decision]()
     link, _ = cell.join()
     load = commands(cell.invoke(), LoadInstance)[0]

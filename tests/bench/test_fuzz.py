@@ -27,7 +27,7 @@ def test_every_method_that_there_are_roles_for_is_asked() -> None:
     assert asked == set(RPCS)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), method=st.sampled_from(methods()))
 def test_a_drawn_message_is_one_of_its_type(data: st.DataObject, method: MethodDescriptor) -> None:
     kind = method.input_type
@@ -67,7 +67,7 @@ def test_model_files_of_each_kind_are_drawn(tmp_path: Path) -> None:
 
     @seed(1)
     @settings(
-        max_examples=300,
+        max_examples=150,
         database=None,
         deadline=None,
         phases=[Phase.generate],

@@ -1,14 +1,48 @@
-"""The harness: what a benchmark's options are, how rounds take turns, and how it ends."""
+"""The harness, and what small benchmarks measure, by cases that can be reckoned by hand."""
 
+import asyncio
 import json
+import os
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
 from bench.__main__ import main, sentences
+from bench.agreement import Metered, Round, differences, metered, targets, told
+from bench.faults import Total, played, report, runs
 from bench.harness import Report, Table, errors_told, in_turn, performed
-from mesh.domain.errors import Unavailable
+from bench.http import by_grpc, by_http
+from bench.importing import CACHED, PREPARE, STORED, Mark, measured, seconds_by_step, served
+from bench.load_client import Heard, Shares, measure
+from bench.overhead import HOPS, hops_ms
+from bench.peer import Peer
+from bench.reading import LIMITS, READERS, SAFETENSORS, TENSOR_BYTES, write_files
+from bench.replay import LOAD, are_of, file_lengths, rate_scale, scaled, tokens_scale, trace_lengths
+from mesh.domain.errors import NotFound, Unavailable
+from mesh.domain.events import ControllerEvent, InvokeRequested, NodeReported
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.messages import SubmitRequest, TokensReport
+from mesh.domain.node_events import CommandReceived, NodeEvent, StepFinished
+from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
+from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Answer
+from mesh.policy.registry import DEFAULT_POLICY
+from mesh.runtime.journal import ControllerStart, NodeStart, Start, open_journal
+from mesh.sim.scenario import Scenario
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_workloads.asked import Asked
+from mesh_workloads.reading import read
+from mesh_workloads.trace import Arrival, Trace
+from tests.controller.live import SPEC
+from tests.core.cells import step_result
+from tests.http.edge import edge
+from tests.loader.tiny_gguf import write_tiny_gguf
+from tests.sim.scenarios import SMALL, scenario
+from tests.workloads import samples
 
 
 @pytest.mark.parametrize(
@@ -27,9 +61,7 @@ def test_an_interrupt_ends_it_as_it_ends_the_command() -> None:
     assert ended.value.code == 130
 
 
-def test_a_target_that_is_missed_is_named_and_the_exit_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_missed_target_is_named_and_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"late": 2, "met": [1.0, 0.9], "slow": None}
     targets: dict[str, str | bool] = {"late": "== 0", "met": ">= 0.95", "slow": "<= 1"}
     targets |= {"served": False, "whole": True}
@@ -107,3 +139,303 @@ def test_a_benchmark_runs_to_its_last_line(
     assert main(["admission", *smallest]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(told["decisions_per_s"]) == {"1"}
+
+
+CALLS = [(0.0, 4), (0.01, 1), (0.0, 6)]
+
+
+async def test_both_hear_every_answer_to_its_end(tmp_path: Path) -> None:
+    async with edge(tmp_path) as http:
+        await http.cell.deployed()
+        assert http.cell.http is not None
+        for ask, address in ((by_grpc, http.cell.address), (by_http, http.cell.http)):
+            heard = await asyncio.to_thread(ask, address, SPEC.name, CALLS)
+            assert len(heard) == len(CALLS)
+            assert all(0.0 < one.first_s <= one.last_s for one in heard)
+            with pytest.raises(Unavailable, match=r"torn|not answered in full"):
+                await asyncio.to_thread(ask, address, DeploymentName("none"), CALLS)
+
+
+def test_a_phase_lasts_until_another_one() -> None:
+    phases = ["download m.gguf, 1 B of 9 B", "download m.gguf, 9 B of 9 B", "hash", "done"]
+    marks = [Mark(at_s=float(number), phase=phase) for number, phase in enumerate(phases)]
+    assert seconds_by_step(marks, 3.5) == {"download": 2.0, "hash": 1.0, "done": 0.5}
+
+
+def test_a_model_is_fetched_imported_prepared_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    write_tiny_gguf(tmp_path / "from" / "m.gguf")
+    with served(tmp_path / "from") as address:
+        found = measured(f"{address}/m.gguf", tmp_path / "store", OpenVinoEngine(threads=1))
+    steps = {"download", "hash", "convert weights", "write digests", PREPARE, CACHED, STORED}
+    assert steps <= set(found)
+    assert all(seconds >= 0.0 for seconds in found.values())
+
+
+def test_what_is_not_served_is_an_error(tmp_path: Path) -> None:
+    with served(tmp_path) as address, pytest.raises(NotFound, match="is not at its URL"):
+        measured(f"{address}/m.gguf", tmp_path / "store", OpenVinoEngine(threads=1))
+
+
+def test_shares_leave_the_server_s_time_out() -> None:
+    shares = Shares()
+    heard = Heard(due_s=9.99, sent_s=10.0, tokens_s=[10.205, 10.303, 10.401])
+    shares.add(heard, 10.002, [10.202, 10.302, 10.402], tokens=4)
+    assert shares.ttft_ms == pytest.approx([5.0])
+    assert shares.token_ms == pytest.approx([1.0, -1.0])
+    assert shares.late_ms == pytest.approx([10.0])
+    assert shares.figures()["missing_tokens"] == 1.0
+
+
+def test_both_clients_hear_every_token_of_the_scripted_server() -> None:
+    found = measure(streams=8, tokens=5, token_s=0.05, rounds=1)
+    for shares in found.values():
+        figures = shares.figures()
+        assert figures["missing_tokens"] == 0.0
+        assert len(shares.ttft_ms) == 8
+        assert len(shares.token_ms) == 32
+        assert 0.0 < figures["ttft_share_ms_p50"] < 2000.0
+        assert -1.0 < figures["token_share_ms_p50"] < 1000.0
+
+
+def test_the_last_line_says_how_the_ways_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path)]
+    assert main(["load", "--sizes", "0.03", "--rounds", "1", "--no-peers", *folder]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["size_gb"] == pytest.approx(TENSOR_BYTES / 1e9, rel=0.01)
+    assert told["ssd_ratio_to_fio"] > 0.0
+    assert told["memory_ratio_to_memcpy"] > 0.0
+    assert told["digest_cost_share"] > -1.0
+    assert told["ratio_to_torch"] is None, "which was left out"
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_of_the_file_is_read(tmp_path: Path) -> None:
+    write_files(tmp_path, 1, torch=False)
+    path = tmp_path / SAFETENSORS
+    assert {limit(tmp_path) for limit in LIMITS.values()} == {path.stat().st_size}
+    arrays = READERS["safetensors"](tmp_path)
+    assert isinstance(arrays, list)
+    assert sum(array.nbytes for array in arrays) == TENSOR_BYTES
+
+
+def doubling(word: str) -> Callable[[int], tuple[str, int, int]]:
+    os.write(1, b"a library says something\n")
+
+    def answer(number: int) -> tuple[str, int, int]:
+        if number < 0:
+            raise ValueError("below zero")
+        return word + os.environ["MORE"], 2 * number, os.getpid()
+
+    return answer
+
+
+def leaving() -> Callable[[object], object]:
+    return lambda _: os._exit(3)
+
+
+def test_a_peer_answers_from_its_own_environment(capfd: pytest.CaptureFixture[str]) -> None:
+    with Peer("doubling", doubling, "a", environment={"MORE": "b"}) as peer:
+        peer.wait_ready()
+        word, number, pid = peer.ask(21)
+        assert (word, number) == ("ab", 42)
+        assert pid != os.getpid()
+        assert peer.cpu_s() > 0
+    assert not capfd.readouterr().out
+    assert "MORE" not in os.environ
+
+
+def test_a_peer_that_fails_or_ends_is_told_with_the_end_of_its_log() -> None:
+    with Peer("doubling", doubling, "a", environment={"MORE": ""}) as peer:
+        peer.wait_ready()
+        with pytest.raises(Unavailable, match=r"doubling: ValueError: below zero\n(.*\n)*.* raise"):
+            peer.ask(-1)
+        peer._process.join()
+        with pytest.raises(Unavailable, match="doubling ended before it was done"):
+            peer.ask(1)
+    with Peer("leaving", leaving) as peer:
+        peer.wait_ready()
+        with pytest.raises(Unavailable, match="leaving ended before it was done"):
+            peer.ask()
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "seconds"),
+    [
+        (samples.PLAIN, ".csv", 1.0),
+        (samples.AZURE_LLM_2023, ".csv", 60.0),
+        (samples.AZURE_LLM_2024, ".csv", 0.4),
+        (samples.BURSTGPT, ".csv", 600.0),
+        (samples.MOONCAKE.replace("\n\n", "\n"), ".jsonl", 2.0),
+        (samples.MOONCAKE.replace("\n\n", "\n"), ".jsonl", 60.0),
+    ],
+)
+def test_both_readings_are_the_same(tmp_path: Path, text: str, suffix: str, seconds: float) -> None:
+    path = tmp_path / f"trace{suffix}"
+    path.write_text(text)
+    trace = read(path, Asked(duration_s=seconds))
+    assert file_lengths(path, seconds) == trace_lengths(trace)
+
+
+def test_what_was_sent_is_there_as_often_and_cut_to_the_context() -> None:
+    there = [(10, 5), (10, 5), (900, 200)]
+    assert are_of(Counter([(10, 5), (10, 5)]), there, 1024)
+    assert are_of(Counter([(824, 200)]), there, 1024)
+    assert not are_of(Counter([(10, 5)] * 3), there, 1024)
+    assert not are_of(Counter([(900, 200)]), there, 1024)
+    assert not are_of(Counter([(11, 5)]), there, 1024)
+
+
+def test_the_rate_is_what_the_cores_hold_and_never_above_the_traces() -> None:
+    lengths = [(400, 200)] * 100
+    assert rate_scale(lengths, 100.0) == pytest.approx(LOAD / 2)
+    assert rate_scale(lengths, 1000.0) == 1.0
+
+
+def test_lengths_are_scaled_only_where_many_rows_are_too_long() -> None:
+    def made(*inputs: int) -> Trace:
+        arrivals = (
+            Arrival(t_s=float(n), function=0, input_tokens=tokens, output_tokens=48)
+            for n, tokens in enumerate(inputs)
+        )
+        return Trace(name="t", arrivals=tuple(arrivals), duration_s=100.0)
+
+    assert tokens_scale(made(*[2000] * 20, 9000)) == 1.0
+    assert tokens_scale(made(*[8144] * 20)) == 0.25
+    assert list(scaled(Counter({(10, 3): 2}), 0.25)) == [(2, 1), (2, 1)]
+
+
+def rounds(
+    *rows: tuple[str, str, str, str], counts: float = 0.0, seen: tuple[int, int, int] = (2, 2, 2)
+) -> list[Round]:
+    names = ("end", "met", "met_in_the_mean", "ttft_s")
+    return [
+        Round(
+            rows=tuple(dict(zip(names, row, strict=True)) for row in rows),
+            counts_difference=counts,
+            metered=Metered(calls=seen[0], served=seen[1], met=seen[2]),
+        )
+    ]
+
+
+def test_each_share_is_compared_and_the_worst_count_told() -> None:
+    one = told(rounds(("length", "1", "1", "1.0"), ("length", "0", "1", "2.0"), counts=0.02))
+    other = told(rounds(("length", "1", "1", "1.0"), ("failed", "0", "0", ""), seen=(2, 1, 2)))
+    assert (one.attainment, one.attainment_in_the_mean, one.ttft_s_p95) == (0.5, 1.0, 2.0)
+    assert differences(one, other) == pytest.approx(
+        {
+            "attainment_difference": 0.5,
+            "errors_difference": 0.5,
+            "ttft_p95_difference": 0.5,
+            "counts_difference": 0.02,
+            "metrics_attainment_difference": 0.5,
+            "metrics_errors_difference": 0.0,
+        }
+    )
+    assert set(differences(one, one).values()) == {0.0, 0.02}
+
+
+def test_what_the_controller_counts_is_read_from_its_metrics() -> None:
+    lines = [
+        'vllm:request_success_total{model_name="a",finished_reason="stop"} 5.0',
+        'vllm:request_success_total{model_name="b",finished_reason="cancelled"} 1.0',
+        'mesh_requests_refused_total{model_name="a",reason="memory_full"} 2.0',
+        'mesh_requests_met_slo_total{model_name="a"} 4.0',
+    ]
+    seen = metered("\n".join(lines) + "\n")
+    assert (seen.calls, seen.served, seen.met) == (8, 5, 4)
+    assert seen.since(seen) == Metered(calls=0, served=0, met=0)
+
+
+def test_senders_may_differ_by_two_per_cent_and_counts_by_one() -> None:
+    names = ("attainment_difference", "ttft_p95_difference", "counts_difference")
+    found = dict(zip(names, (0.02, 0.021, 0.02), strict=True))
+    missed = Report(figures=found, targets=targets(found)).missed()
+    assert [line.split()[0] for line in missed] == ["ttft_p95_difference", "counts_difference"]
+
+
+FAULTS = """
+[faults]
+until_s = 8
+per_minute = { crash = 30, cancel = 30 }
+"""
+
+
+@pytest.fixture
+def fault_seeds(tmp_path: Path) -> Scenario:
+    return scenario(tmp_path, SMALL + FAULTS)
+
+
+def test_seeds_are_added_up(fault_seeds: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+    total = Total()
+    for ran in runs(fault_seeds, range(3, 5), jobs=1):
+        total.add(ran)
+    alone = [played(fault_seeds, seed) for seed in (3, 4)]
+    report(total, 1.0, Path("small.toml")).end()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["seeds"], told["seeds_broken"]) == (2, [])
+    assert told["requests"] == sum(sum(ran.ends.values()) for ran in alone) > 10
+    assert told["faults"]["crash"] == sum(ran.faults["crash"] for ran in alone) > 0
+    assert told["checks"]["decisions"] > 100
+
+
+def test_a_seed_that_fails_is_named_with_its_command_and_the_others_go_on(
+    fault_seeds: Scenario, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total = Total()
+    with monkeypatch.context() as broken:
+        broken.setattr("mesh.sim.checking.STUCK_S", -1e6)
+        total.add(played(fault_seeds, 3))
+    total.add(played(fault_seeds, 4))
+    report(total, 1.0, Path("small.toml")).end()
+    out = capsys.readouterr().out
+    assert "broken: RuleBroken: requests are stuck" in out
+    assert "again: mesh sim small.toml --check --seed 3\n" in out
+    told = json.loads(out.splitlines()[-1])
+    assert (told["seeds"], told["seeds_broken"]) == (2, [3])
+
+
+R1, I1 = RequestId("r1-1"), InstanceId("i")
+
+
+def kept(path: Path, start: Start, *told: tuple[float, ControllerEvent | NodeEvent]) -> Path:
+    journal = open_journal(path, start)
+    for now_s, event in told:
+        journal.record(now_s, event, ())
+    journal.close()
+    return path
+
+
+def test_hops_are_between_the_moments_of_both_journals(tmp_path: Path) -> None:
+    request = Request(
+        request_id=R1,
+        deployment=DeploymentName("chat"),
+        prompt_tokens=(1,),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    order = RequestOrder(
+        request=request, attempt=1, slo=Slo(ttft_s=1, tpot_s=1), age_s=0.0, due_in_s=1.0
+    )
+    outputs = (RequestTokens(request_id=R1, attempt=1, first_index=0, token_ids=(7,), text="x"),)
+    result = step_result(outputs=outputs, prefill_tokens=1, elapsed_s=0.020)
+    report = TokensReport(instance_id=I1, outputs=outputs)
+    controller = kept(
+        tmp_path / "controller",
+        ControllerStart(
+            version="0", epoch=1, policy=DEFAULT_POLICY, limits=CellLimits(), deployments=()
+        ),
+        (10.001, InvokeRequested(request=request)),
+        (10.034, NodeReported(link_id=1, report=report)),
+    )
+    node = kept(
+        tmp_path / "node",
+        NodeStart(version="0", limits=NodeLimits()),
+        (10.003, CommandReceived(command=SubmitRequest(instance_id=I1, order=order))),
+        (10.028, StepFinished(instance_id=I1, result=result)),
+    )
+    answer = Answer(sent_s=10.0, ended_s=0.05, tokens_s=(0.041,), request_id=R1)
+    found = hops_ms(controller, node, [answer])
+    assert tuple(found) == HOPS
+    assert list(found.values()) == pytest.approx([1, 2, 5, 20, 6, 7])

@@ -20,7 +20,16 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.runtime.journal import Decision
-from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    instance_report,
+    request,
+)
 
 
 def test_samples_over_the_limit_are_counted_and_a_process_that_ends_is_none() -> None:
@@ -145,13 +154,11 @@ def test_what_no_book_shows_is_told_apart_from_what_a_load_takes() -> None:
 
 def _listed(load: LoadInstance) -> InstanceReport:
     """As its node reports it once it is loaded."""
-    return InstanceReport(
+    return instance_report(
         instance_id=load.instance_id,
         deployment=load.deployment,
         model_id=load.model.model_id,
-        footprint=FOOTPRINT,
         kv_blocks=load.kv_blocks,
-        kv_blocks_used=0,
         context_tokens_max=load.context_tokens_max,
         batch_max=load.batch_max,
         batch=1,

@@ -18,6 +18,7 @@ from bench.profile_measuring import (
 from mesh.compute.times import Times
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import StepResult
+from tests.core.cells import step_result
 from tests.support.profiles import PROFILE
 
 
@@ -32,14 +33,9 @@ def iteration(measured_s: float, predicted_s: float, at_s: float = 0.0) -> Itera
 
 
 def decode(batch: int, context_tokens: int, elapsed_s: float) -> StepResult:
-    return StepResult(
-        outputs=(),
-        prefill_tokens=0,
-        prefill_past_tokens=0,
+    return step_result(
         decode_batch=batch,
         context_tokens=batch * context_tokens,
-        prefill_left=(),
-        starved=(),
         kv_blocks_used=0,
         elapsed_s=elapsed_s,
     )

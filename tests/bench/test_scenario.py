@@ -378,9 +378,7 @@ def test_loads_are_told_by_tier_and_by_how_far_they_were_foretold() -> None:
         ([], {"again_admitted"}),
     ],
 )
-def test_who_is_refused_is_told_when_there_will_be_a_place(
-    again: list[Answer], late: set[str]
-) -> None:
+def test_who_is_refused_is_told_when_to_come_again(again: list[Answer], late: set[str]) -> None:
     first = [played(*[MET] * n) for n in (16, 64)]
     last = played(*[MET] * 32, *[REFUSED] * 224, again=again)
     assert missed(SLO, scene(SLO, "bursts"), *first, last) == late

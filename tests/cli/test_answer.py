@@ -1,19 +1,24 @@
-"""Answers: how one is put together, how it ends, and when its SLO counts as met."""
+"""Answers: how one is put together and ends, when its SLO counts as met, and what is waited for."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from mesh.cli import output
 from mesh.cli.answer import Answer, receive, told_late
-from mesh.cli.verbs.demo import TALKS, Screen, Talk
-from mesh.domain.errors import Cancelled, EngineError, Refused
+from mesh.cli.verbs.demo import TALKS, Screen, Talk, _tell_failures
+from mesh.cli.waiting import Goal, wait_for
+from mesh.domain.deployment import Scaling
+from mesh.domain.errors import Cancelled, EngineError, MeshError, NotFound, Refused, Unavailable
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot
 from mesh.v1 import inference_pb2
+from mesh.wire.client import MeshClient
 from mesh.wire.malformed import shown
+from tests.cli.views import CHAT_SMALL, LOADING, PARKED, READY
 
 ACCEPTED = Accepted(
     request_id=RequestId("r1-7"), prompt_tokens=12, ttft_limit_s=2.0, tpot_limit_s=0.25
@@ -124,15 +129,6 @@ def test_an_answer_that_does_not_end_well_is_an_error_and_keeps_what_had_come(
     assert answer.text == "Paris\n"
 
 
-def test_what_the_client_raises_goes_through() -> None:
-    def refused() -> Iterator[InvocationEvent]:
-        yield ACCEPTED
-        raise Refused("full", reason=RefusalReason.QUEUE_FULL)
-
-    with pytest.raises(Refused):
-        receive(refused(), Answer())
-
-
 def talk(number: int, answer: Answer, failure: EngineError | None = None) -> Talk:
     return Talk(
         deployment=DeploymentName(f"chat-{number}"),
@@ -142,9 +138,7 @@ def talk(number: int, answer: Answer, failure: EngineError | None = None) -> Tal
     )
 
 
-def test_the_demo_shows_each_answer_whole_once_it_has_ended(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_demo_shows_each_answer_once_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     growing = Answer(accepted=ACCEPTED, pieces=["one\n"])
     broken = talk(3, Answer(pieces=["half"]), EngineError("out of order"))
     with Screen([talk(1, growing), talk(2, answered(finished())), broken]) as screen:
@@ -161,9 +155,7 @@ def test_the_demo_shows_each_answer_whole_once_it_has_ended(
     assert capsys.readouterr().out == "chat-1  Question 1?\n  one\n  two\n"
 
 
-def test_the_demos_table_has_a_row_a_request_and_says_no_for_what_failed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_demos_table_says_no_for_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
     talks = [
         talk(1, answered(finished(ttft_s=3.0), LATE)),
         talk(2, Answer(accepted=ACCEPTED), EngineError("x")),
@@ -175,3 +167,74 @@ def test_the_demos_table_has_a_row_a_request_and_says_no_for_what_failed(
         *("yes", "no"),
     ]
     assert second.split() == ["chat-2", "Question", "2?", "0", *("-" * 5), "no", "no"]
+
+
+def failed_talk(failure: MeshError | None) -> Talk:
+    made = Talk(deployment=DeploymentName("chat"), prompt="hi")
+    made.failure = failure
+    return made
+
+
+REFUSED = Refused("late", reason=RefusalReason.FIRST_TOKEN_LATE)
+
+
+def test_a_demo_of_which_some_are_refused_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    _tell_failures([failed_talk(None), failed_talk(REFUSED)])
+    assert "this machine is busy: 1 of 2 prompts were refused" in capsys.readouterr().err
+    _tell_failures([failed_talk(None)])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failures", [[REFUSED, REFUSED], [None, Unavailable("gone")]])
+def test_a_demo_without_answers_or_that_breaks_fails(failures: list[MeshError | None]) -> None:
+    with pytest.raises(MeshError, match="of 2 answers did not complete"):
+        _tell_failures([failed_talk(failure) for failure in failures])
+
+
+NAME = CHAT_SMALL.spec.name
+
+
+def client(*found: DeploymentSnapshot | NotFound) -> Mock:
+    """A controller that says this of the deployment, one after the other, and then goes on so."""
+    mock = Mock(spec=MeshClient)
+    mock.get.side_effect = [*found, *[found[-1]] * 10]
+    return mock
+
+
+def having(*instances: InstanceSnapshot, replicas_min: int = 1) -> DeploymentSnapshot:
+    spec = replace(CHAT_SMALL.spec, scaling=Scaling(replicas_min=replicas_min))
+    return replace(CHAT_SMALL, spec=spec, instances=instances)
+
+
+@pytest.mark.parametrize("goal", [Goal.READY, Goal.LOADED])
+def test_a_parked_instance_is_not_waited_for(goal: Goal) -> None:
+    """What an unchanged deployment has may be parked, and stays so until a request comes."""
+    wait_for(client(having(PARKED)), NAME, goal, 0.0)
+
+
+@pytest.mark.parametrize("goal", [Goal.READY, Goal.LOADED])
+def test_one_that_loads_is_waited_for(goal: Goal) -> None:
+    wait_for(client(having(LOADING), having(READY)), NAME, goal, 5.0)
+    with pytest.raises(Cancelled, match=f"not {goal} after 0 s: 0 of 1 instances"):
+        wait_for(client(having(LOADING)), NAME, goal, 0.0)
+
+
+def test_at_zero_a_deployment_is_ready_but_not_loaded() -> None:
+    at_zero = having(replicas_min=0)
+    wait_for(client(at_zero), NAME, Goal.READY, 0.0)
+    with pytest.raises(Cancelled, match="0 of 1"):
+        wait_for(client(at_zero), NAME, Goal.LOADED, 0.0)
+
+
+def test_what_is_being_imported_is_not_ready() -> None:
+    imported = replace(having(replicas_min=0), model=None, phase="download m.gguf")
+    with pytest.raises(Cancelled, match=r"instances ready: download m\.gguf"):
+        wait_for(client(imported), NAME, Goal.READY, 0.0)
+
+
+def test_only_who_waits_for_its_end_may_wait_for_what_is_unknown() -> None:
+    wait_for(client(having(READY), NotFound("it is gone")), NAME, Goal.GONE, 5.0)
+    with pytest.raises(NotFound):
+        wait_for(client(NotFound("no such deployment")), NAME, Goal.READY, 5.0)
+    with pytest.raises(Cancelled, match="not gone"):
+        wait_for(client(having(READY)), NAME, Goal.GONE, 0.0)

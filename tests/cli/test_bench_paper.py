@@ -1,24 +1,30 @@
-"""`mesh bench paper`: its numbers, its files and its failures."""
+"""`mesh bench`: its numbers, its files and its failures."""
 
 import json
 import sys
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.verbs import bench
 from mesh.domain.errors import MeshError
+from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.paper.cells import PaperCase, PaperRun, generated, load, paper_case
 from mesh.evaluation.paper.cells import run as paper_run
 from mesh.evaluation.paper.runs import Job, run_all
 from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
-from mesh.sim.costs import Resizing
+from mesh.sim.costs import NodeCosts, Resizing
+from mesh.sim.scenario import plan
 from mesh_workloads.formats import write
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh
+from tests.evaluation.fidelity.living import SCENARIO, arrivals, live
+from tests.sim.scenarios import scenario
 
 COPIES = Resizing.COPIES
 SHORT = ("--duration", "1", "--jobs", "1")
@@ -83,17 +89,16 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
 
 def test_tables_page_and_plots_are_written(tmp_path: Path) -> None:
     page, plots = tmp_path / "paper.html", tmp_path / "plots"
-    ran = paper(
-        *("--cells", "7B/32", "--policy", "llm-mesh", "--ablations"),
-        *("--html", str(page), "--plots", str(plots)),
-    )
+    asked = ("--cells", "7B/32", "--policy", "llm-mesh")
+    ran = paper(*asked, "--ablations", "--html", str(page))
     assert ran.code == 0, ran.err
     for title in ("SLO met", "Nodes in use", "TTFT and TPOT", "Cold starts", "Ablations"):
         assert title in ran.out
     assert "llm-mesh-no-cpu" in ran.out
     assert "load: generated" in ran.err
     assert page.read_text().startswith("<!doctype html>")
-    assert len(list(plots.glob("*.png"))) == 6 + 6 + 5 * 3
+    assert paper(*asked, "--plots", str(plots)).code == 0
+    assert len(list(plots.glob("*.png"))) == 3 + 6 + 3
 
 
 @pytest.mark.parametrize(
@@ -203,3 +208,48 @@ def test_ctrl_c_does_not_wait_for_what_is_still_computed() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_all(jobs, 2, stop)
     assert not active_children()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
+    made = plan(scenario(tmp_path_factory.mktemp("fidelity"), SCENARIO))
+    return live(made, NodeCosts(factor=1.2), arrivals(60, 0.8), calibrated_s=24.0)
+
+
+def fidelity(run: LiveRun, home: Path, *arguments: str) -> Ran:
+    with mock.patch("mesh.cli.bench_fidelity.LiveSide") as side:
+        side.return_value.run.return_value = run
+        return mesh("bench", "fidelity", "--home", str(home), "--simulations", "1", *arguments)
+
+
+def test_both_sides_stand_beside_each_other(run: LiveRun, tmp_path: Path) -> None:
+    ran = fidelity(run, tmp_path)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[0].split()[:3] == ["FIGURE", "LIVE", "SIMULATED"]
+    assert [line.split("  ")[0] for line in lines[1:4]] == [
+        "TPOT mean, ms",
+        "end to end mean, s",
+        "TTFT p95, s",
+    ]
+    assert "calibrated by the first" in ran.out
+
+
+def test_json_has_the_errors_and_both_sides_of_counts(run: LiveRun, tmp_path: Path) -> None:
+    made = json.loads(fidelity(run, tmp_path, "-o", "json").out)
+    assert made["requests"] == sum(a.at_s >= 24.0 for a in run.arrivals)
+    for figures in (made, made["at_live_pace"]):
+        assert 0.0 <= figures["tpot_error"] < 0.05
+        assert 0.0 <= figures["e2e_error"] < 0.05
+        assert 0.0 <= figures["ttft_p95_error"] < 0.2
+        assert set(figures["refused"]) == set(figures["met"]) == {"live", "simulated"}
+    assert made["costs"]["factor"] == pytest.approx(1.2, rel=0.02)
+
+
+def test_nodes_write_journals_when_they_are_to(tmp_path: Path) -> None:
+    made = CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"]))
+    assert made.node_journal("cpu0") is None
+    kept = CellPlan(
+        listen="127.0.0.1:0", home=tmp_path, nodes=plan_nodes(["cpu"]), node_journals=tmp_path
+    )
+    assert kept.node_journal("cpu0") == tmp_path / "cpu0.journal"

@@ -40,9 +40,7 @@ def test_invoke_shows_log_probabilities_of_each_token(cell: RunningCell, chat: s
     assert "logprobs is 21; it must be from 0 to 20" in refused.err
 
 
-def test_invoke_reads_prompts_from_everywhere_alike(
-    cell: RunningCell, chat: str, tmp_path: Path
-) -> None:
+def test_prompts_are_read_from_everywhere(cell: RunningCell, chat: str, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Grüße", encoding="utf-8")
     file = str(tmp_path / "prompt.txt")
     asked = ("invoke", "chat", "--max-tokens", "4", "-o", "json")
@@ -102,9 +100,7 @@ def test_chat_keeps_its_history_until_it_is_reset(cell: RunningCell, chat: str) 
     assert "never" not in ran.out
 
 
-def test_chat_down_a_pipe_ends_at_the_first_question_that_fails(
-    cell: RunningCell, chat: str
-) -> None:
+def test_chat_down_a_pipe_ends_at_the_first_failure(cell: RunningCell, chat: str) -> None:
     ran = cell.mesh("chat", "chat", stdin=b"x" * 2000 + b"\nnext\n")
     assert ran.code == 1
     assert "256" in ran.error_lines[0]

@@ -127,9 +127,7 @@ def test_a_node_on_each_numa_node_takes_what_is_near(started: dict[str, list[str
         (["cpu"], [], "tells of no NUMA node"),
     ],
 )
-def test_numa_nodes_that_cannot_be_meant_are_refused(
-    wanted: list[str], numbers: list[int], said: str
-) -> None:
+def test_wrong_numa_nodes_are_refused(wanted: list[str], numbers: list[int], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         on_numa_nodes(plan_nodes(wanted), numbers)
 
@@ -144,9 +142,7 @@ def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -
         assert told[told.index("--threads") + 1] == "2"
 
 
-def test_gpu_nodes_are_numbered_and_take_no_share_of_the_machines_memory(
-    started: dict[str, list[str]],
-) -> None:
+def test_gpu_nodes_are_numbered_and_take_no_share_of_memory(started: dict[str, list[str]]) -> None:
     nodes = plan_nodes(["gpu", "cpu", "gpu"])
     LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
     for name, number in (("gpu0", "0"), ("gpu1", "1")):
@@ -160,9 +156,7 @@ def test_gpu_nodes_are_numbered_and_take_no_share_of_the_machines_memory(
     assert "--asleep-memory" not in told
 
 
-def test_on_a_lone_gpu_node_models_sleep_in_what_the_agent_takes_by_itself(
-    started: dict[str, list[str]],
-) -> None:
+def test_a_lone_gpu_node_sleeps_in_what_the_agent_takes(started: dict[str, list[str]]) -> None:
     nodes = plan_nodes(["gpu"])
     LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
     assert started["node gpu0"][-4:] == ["--gpu", "0", "--home", "/h"]

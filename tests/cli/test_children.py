@@ -53,9 +53,7 @@ def with_one_below(modules: Path) -> str:
     )
 
 
-def test_a_child_runs_a_module_with_its_arguments_and_its_log(
-    started: Callable[[str], Child],
-) -> None:
+def test_a_child_has_its_arguments_and_its_log(started: Callable[[str], Child]) -> None:
     child = started("print(__name__, sys.argv[1:], 'up', sep='\\n', flush=True); time.sleep(600)")
     assert child.log_tail() == ["__main__", "['x']", "up"]
     assert child.running
@@ -113,9 +111,7 @@ def test_stopping_ends_even_one_that_will_not(
     assert "no" in begun[1].log_tail()
 
 
-def test_stopping_ends_what_a_child_has_started(
-    started: Callable[[str], Child], modules: Path
-) -> None:
+def test_stopping_ends_what_a_child_began(started: Callable[[str], Child], modules: Path) -> None:
     child = started(with_one_below(modules))
     pid = int((modules / "pid").read_text())
     children.stop([child])

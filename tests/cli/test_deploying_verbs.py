@@ -1,11 +1,14 @@
-"""Deployments by the command line against a real cell: made, changed, scaled, moved, taken away."""
+"""Deployments and stored models by the command line, against a real cell."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
+from tests.cli.running import mesh
+from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
 
@@ -93,9 +96,7 @@ def test_an_undo_waits_until_the_earlier_revision_serves_again(cell: RunningCell
     assert cell.mesh("delete", "undone").code == 0
 
 
-def test_several_deployments_are_all_tried_and_one_failure_fails_the_command(
-    cell: RunningCell, tmp_path: Path
-) -> None:
+def test_all_are_deployed_though_one_fails_the_command(cell: RunningCell, tmp_path: Path) -> None:
     missing = cell.manifest("broken").replace(b"/tiny", b"/nowhere")
     (tmp_path / "a.yaml").write_bytes(missing + b"---\n" + cell.manifest("good"))
     (tmp_path / "b.yaml").write_bytes(cell.manifest("fine"))
@@ -123,9 +124,7 @@ def test_a_mistake_in_the_last_file_deploys_nothing(cell: RunningCell, tmp_path:
     ("source", "error"),
     [("ftp://x/y", "ftp"), ("file:///nowhere/at/all", "nowhere"), ("pkg://no-such!/x", "no-such")],
 )
-def test_a_bad_source_is_two_lines_for_deploy_and_for_pull(
-    source: str, error: str, cell: RunningCell
-) -> None:
+def test_a_bad_source_is_two_lines_everywhere(source: str, error: str, cell: RunningCell) -> None:
     manifest = cell.manifest("odd").replace(f"file://{cell.model}".encode(), source.encode())
     ran = cell.mesh("deploy", "-", stdin=manifest)
     assert ran.code in (1, 2)
@@ -137,9 +136,7 @@ def test_a_bad_source_is_two_lines_for_deploy_and_for_pull(
     assert error in pulled.err
 
 
-def test_a_drained_node_takes_nothing_new_until_that_is_undone(
-    cell: RunningCell, chat: str
-) -> None:
+def test_a_drained_node_takes_nothing_until_that_is_undone(cell: RunningCell, chat: str) -> None:
     ran = cell.mesh("drain", "cpu0", "--wait", "--timeout", "30")
     assert ran.code == 0, ran.err
     assert ran.err.splitlines()[-1] == "cpu0: empty"
@@ -163,3 +160,49 @@ def test_load_and_unload_come_before_and_after_calls(cell: RunningCell, chat: st
     assert cell.mesh("unload", chat).code == 0
     until(lambda: states() == [], 20.0)
     assert cell.mesh("load", "none").code == 1
+
+
+def test_pull_imports_once_and_says_where(cell: RunningCell, chat: str) -> None:
+    ran = cell.mesh("pull", f"file://{cell.model}", "-o", "json")
+    assert ran.code == 0
+    pulled = json.loads(ran.out)
+    assert (Path(pulled["path"]) / "model.json").is_file()
+    assert f"path               {pulled['path']}" in cell.mesh("pull", f"file://{cell.model}").out
+
+
+def test_store_removes_nothing_that_is_deployed(cell: RunningCell, chat: str) -> None:
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
+    verified = cell.mesh("store", "verify", "-o", "json")
+    assert (verified.code, json.loads(verified.out)) == (0, [])
+    assert json.loads(cell.mesh("store", "gc", "-o", "json").out) == []
+    kept = cell.mesh("store", "rm", stored["model_id"])
+    assert kept.code == 1
+    assert kept.error_lines == (
+        f"{stored['model_id']} is deployed as chat",
+        "mesh delete chat",
+    )
+    assert len(json.loads(cell.mesh("store", "ls", "-o", "json").out)) == 1
+
+
+def test_store_ls_lists_the_others_and_names_the_damaged_one(tmp_path: Path) -> None:
+    models = ModelStore(tmp_path / "store")
+    for seed in (1, 2):
+        models.import_model(f"file://{write_tiny_llama(tmp_path / str(seed), seed=seed)}")
+    bad, good = models.folders()
+    (bad / "model.json").write_text("{")
+    ran = mesh("store", "ls", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [found["model_id"] for found in json.loads(ran.out)] == [good.name]
+    assert f"{bad.name} is damaged" in ran.err
+
+
+def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "models" / "sha256-0123456789abcdef"
+    folder.mkdir(parents=True)
+    ran = mesh("store", "verify", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [Path(found["path"]).name for found in json.loads(ran.out)] == [
+        "model.json",
+        "digests.json",
+    ]
+    assert "2 damaged in" in ran.err

@@ -1,4 +1,4 @@
-"""Exit codes and errors of the command line, with nothing there to talk to."""
+"""Exit codes, errors and signals of the command line, with nothing there to talk to."""
 
 import json
 import os
@@ -10,14 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import click
 import pytest
 
 from mesh import __version__
 from mesh.cli import main as cli
+from mesh.cli.stopping import Stopping
 from mesh.domain.errors import StorageError
 from mesh.policy.registry import DEFAULT_POLICY, policy
+from scripts.gen_cli import TARGET, page
 from tests.cli.running import MESH, mesh
 
 
@@ -130,23 +134,9 @@ def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hin
 @pytest.mark.parametrize(
     "line",
     [
-        "get",
-        "get a",
-        "describe a",
-        "models",
-        "nodes",
-        "status",
-        "top",
-        "top -o json",
-        "logs",
-        "profile a",
-        "profile a --show",
-        "drain n",
-        "delete a b",
-        "scale a --min 1",
-        "invoke a hello",
-        "chat a",
-        "deploy -",
+        *("get", "get a", "describe a", "models", "nodes", "status", "top", "top -o json", "logs"),
+        *("profile a", "profile a --show", "drain n", "delete a b", "scale a --min 1"),
+        *("invoke a hello", "chat a", "deploy -"),
     ],
 )
 def test_a_controller_that_is_not_there_is_two_lines_and_code_1(line: str, nobody_at: str) -> None:
@@ -182,9 +172,7 @@ def test_a_prompt_beyond_any_context_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert ran.error_lines[0] == "standard input holds more than the 10 bytes of a prompt"
 
 
-def test_a_fault_of_mesh_is_two_lines_and_its_trace_is_shown_when_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_of_mesh_is_two_lines_and_has_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(address: str) -> None:
         raise KeyError("oh")
 
@@ -284,3 +272,59 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
 
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
     assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []
+
+
+def test_the_reference_is_current() -> None:
+    assert TARGET.read_text(encoding="utf-8") == page(), "run python scripts/gen_cli.py"
+
+
+def test_signals_are_counted() -> None:
+    with Stopping() as stopping:
+        assert not stopping.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert (stopping.asked(), stopping.asked_again()) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.asked_again()
+
+
+@pytest.mark.parametrize("after", range(1, 20))
+def test_a_signal_never_waits_for_who_waits_for_it(after: int) -> None:
+    """Whatever the main thread does when it comes: each line of `wait` in turn, and what it calls.
+    The handler would wait for ever for a lock that the thread which it interrupts holds.
+    """
+    lines = 0
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == after and event == "line":
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGTERM)
+        return line
+
+    with Stopping() as stopping:
+        sys.settrace(line)
+        try:
+            stopping.wait(0.001)
+        finally:
+            sys.settrace(None)
+        assert stopping.asked() or lines < after
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_where_nobody_asks_the_first_signal_interrupts(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Stopping() as stopping:
+        with pytest.raises(KeyboardInterrupt), stopping.interrupting():
+            signal.raise_signal(number)
+        assert (stopping.asked(), stopping.asked_again()) == (True, False)
+        signal.raise_signal(number)
+        assert stopping.asked_again()
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_came_before_interrupts_too() -> None:
+    with Stopping() as stopping:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), stopping.interrupting():
+            pytest.fail("nobody would see that it had come")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.cli.manifest import read_file, read_manifests
@@ -138,15 +138,13 @@ def test_anchors_and_aliases_may_be_used() -> None:
         ("born: 2001-99-99", "m.yaml:1: a value of this document does not fit", "dates"),
         ("? [a]\n: 1", "m.yaml:1: a field's name must be plain text", "name"),
         ("&a [*a]", "nested more than 16 levels", "manifest"),
-        ("[" * 5000, "nested more than 16 levels", "manifest"),
+        ("[" * 1500, "nested more than 16 levels", "manifest"),
         ("a: \x01", "not valid YAML", "control characters"),
         (b"a: \xff", "m.yaml: byte 3 is not valid UTF-8", "UTF-8"),
         (b"#" * (MANIFEST_BYTES_MAX + 1), f"more than the {MANIFEST_BYTES_MAX}", "spec.source"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_what_to_write(
-    text: str | bytes, message: str, hint: str
-) -> None:
+def test_a_mistake_is_named_with_its_place(text: str | bytes, message: str, hint: str) -> None:
     error = refusal(text)
     assert message in error.message
     assert hint in error.hint
@@ -187,23 +185,9 @@ def test_the_examples_are_what_the_demo_deploys() -> None:
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 _WORDS = st.sampled_from(
     [
-        "apiVersion",
-        "kind",
-        "metadata",
-        "name",
-        "spec",
-        "source",
-        "slo",
-        "ttft_s",
-        "scaling",
-        "devices",
-        "tensor_parallel",
-        "context_tokens_max",
-        "replicas_min",
-        "replicas_max",
-        "mesh/v1",
-        "Model",
-        "cpu",
+        *("apiVersion", "kind", "metadata", "name", "spec", "source", "slo", "ttft_s", "scaling"),
+        *("devices", "tensor_parallel", "context_tokens_max", "replicas_min", "replicas_max"),
+        *("mesh/v1", "Model", "cpu"),
     ]
 )
 _VALUES = st.recursive(
@@ -215,7 +199,6 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(_VALUES)
 def test_any_value_written_as_yaml_is_read_or_refused(value: object) -> None:
     buffer = io.StringIO()
@@ -223,7 +206,6 @@ def test_any_value_written_as_yaml_is_read_or_refused(value: object) -> None:
     _read_or_refuse(buffer.getvalue().encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.binary(max_size=200)
     | st.text(alphabet="{}[]:,-?&*!|>'\"#%@ \n\tax01.~<=", max_size=60).map(str.encode)
@@ -232,7 +214,6 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     _read_or_refuse(raw)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_change_to_a_good_manifest_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(FULL)))

@@ -22,9 +22,7 @@ def test_get_lists_deployments_in_aligned_columns(cell: RunningCell, chat: str) 
     assert cell.mesh("get", "chat").out == ran.out
 
 
-def test_get_and_describe_carry_the_whole_deployment_as_json_and_yaml(
-    cell: RunningCell, chat: str
-) -> None:
+def test_get_and_describe_are_the_same_as_json_and_yaml(cell: RunningCell, chat: str) -> None:
     (listed,) = json.loads(cell.mesh("get", "-o", "json").out)
     slo = {"ttft_s": 30.0, "ttft_tokens_per_s": 512.0, "tpot_s": 5.0, "cold_start": "late"}
     assert listed["spec"]["slo"] == slo

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mesh.cli.replay_view import LINES_BESIDE, ReplayView
 from mesh_workloads.reading import read
 from tests.cli.conftest import RunningCell
 from tests.cli.running import Ran
+from tests.evaluation.replay.made import PLAN, RESULTS
 
 NAMES = ("replay-a", "replay-b")
 ROWS = [(0.1 * n, n % 3, 20 + n, 2 + n % 4) for n in range(24)]
@@ -36,9 +38,7 @@ def replay(cell: RunningCell, *arguments: str | Path) -> Ran:
     return cell.mesh("replay", *map(str, arguments), "--deployments", ",".join(NAMES))
 
 
-def test_every_call_is_sent_and_told_of_everywhere(
-    deployed: RunningCell, trace: Path, tmp_path: Path
-) -> None:
+def test_every_call_is_sent_and_told(deployed: RunningCell, trace: Path, tmp_path: Path) -> None:
     record, report = tmp_path / "record.csv", tmp_path / "report.html"
     ran = replay(
         deployed, trace, "--map", "popularity", "--record", record, "--report", report, "-o", "json"
@@ -59,9 +59,7 @@ def test_every_call_is_sent_and_told_of_everywhere(
     assert f"the report is in {report}" in ran.err
 
 
-def test_a_record_replays_as_the_run_did(
-    deployed: RunningCell, trace: Path, tmp_path: Path
-) -> None:
+def test_a_record_replays_as_its_run(deployed: RunningCell, trace: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.csv", tmp_path / "second.csv"
     assert replay(deployed, trace, "--record", first, "--time-scale", "0.5").code == 0
     assert replay(deployed, first, "--record", second).code == 0
@@ -152,9 +150,7 @@ def test_what_cannot_be_meant_is_said_in_two_lines(
     assert hint.startswith("hint: ")
 
 
-def test_unknown_deployments_and_functions_are_named(
-    deployed: RunningCell, trace: Path, tmp_path: Path
-) -> None:
+def test_what_is_unknown_is_named(deployed: RunningCell, trace: Path, tmp_path: Path) -> None:
     ran = deployed.mesh("replay", str(trace), "--deployments", "nil,replay-a,void")
     assert ran.code == 1
     assert "2 of the 3 deployments asked for are not in the cell: nil, void" in ran.err
@@ -165,9 +161,7 @@ def test_unknown_deployments_and_functions_are_named(
     assert "functions in the table that trace small does not call in this window: 7" in ran.err
 
 
-def test_options_of_a_file_that_there_are_not_are_named(
-    deployed: RunningCell, trace: Path, tmp_path: Path
-) -> None:
+def test_unknown_options_are_named(deployed: RunningCell, trace: Path, tmp_path: Path) -> None:
     config = tmp_path / "replay.toml"
     config.write_text("rate_scal = 2.0\n")
     ran = replay(deployed, trace, "--config", config)
@@ -177,3 +171,27 @@ def test_options_of_a_file_that_there_are_not_are_named(
     ran = replay(deployed, trace, "--config", config)
     assert ran.code == 2
     assert "replay.toml: not TOML" in ran.err
+
+
+def shown(view: ReplayView, height: int = 40) -> list[str]:
+    return [line.plain for line in view.picture(height)]
+
+
+def test_it_says_what_is_due_open_and_ended() -> None:
+    view = ReplayView(PLAN)
+    for result in RESULTS[:5]:
+        view.ended(result)
+    view.at(5.5)
+    bar, heads, whole, *each = shown(view)
+    assert "6 of 10 s, 5 of 9 calls ended" in bar
+    assert heads.split()[0] == "DEPLOYMENT"
+    # Due 6, open 1, finished 4, refused 1, failed 0, met 2 of 5.
+    assert whole.split() == ["all", "6", "1", "4", "1", "0", "40.0", "1.500"]
+    assert [line.split()[0] for line in each] == ["chat", "code"]
+
+
+def test_it_fits_on_the_screen_and_begins_with_nothing() -> None:
+    view = ReplayView(PLAN)
+    assert len(shown(view, LINES_BESIDE + 2)) == 4
+    view.at(-0.5)
+    assert "0 of 10 s, 0 of 9 calls ended" in shown(view)[0]

@@ -60,9 +60,7 @@ def test_refusals_are_looked_at_when_asked(scenario: str) -> None:
     assert "beside a free link" in mesh("sim", scenario, "--check-refusals").out
 
 
-def test_a_policy_takes_the_place_of_the_scenarios_and_the_journal_says_so(
-    scenario: str, tmp_path: Path
-) -> None:
+def test_the_policy_asked_for_is_run_and_in_the_journal(scenario: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     ran = mesh("sim", scenario, "--policy", "fcfs", "--journal", str(journal), "-o", "json")
     assert json.loads(ran.out)["policy"] == "fcfs"
@@ -119,9 +117,7 @@ def test_a_trace_is_cut_at_the_duration(tmp_path: Path, calls: str) -> None:
         (("--trace", __file__), 2, "no known trace format"),
     ],
 )
-def test_failures_are_two_lines(
-    scenario: str, arguments: tuple[str, ...], code: int, named: str
-) -> None:
+def test_errors_are_told(scenario: str, arguments: tuple[str, ...], code: int, named: str) -> None:
     where = arguments if arguments[0].endswith("toml") else (scenario, *arguments)
     ran = mesh("sim", *where)
     assert ran.code == code
@@ -132,17 +128,13 @@ def test_failures_are_two_lines(
     assert all(": the trace is read" in line for line in said)
 
 
-def test_a_trace_with_more_functions_than_two_groups_have_deployments_is_refused(
-    scenario: str, calls: str
-) -> None:
+def test_a_trace_with_more_functions_than_deployments_is_refused(scenario: str, calls: str) -> None:
     ran = mesh("sim", scenario, "--trace", calls)
     assert ran.code == 2
     assert "calls 7 functions; there are 4 deployments" in ran.err
 
 
-def test_requests_of_a_trace_that_cannot_be_simulated_are_counted(
-    scenario: str, calls: str
-) -> None:
+def test_what_cannot_be_simulated_is_counted(scenario: str, calls: str) -> None:
     with Path(calls).open("a") as file:
         file.write("21.0,1,100,0\n22.0,2,0,5\n")
     text = Path(scenario).read_text()
@@ -179,9 +171,7 @@ def test_a_journal_is_decided_again(scenario: str, tmp_path: Path) -> None:
     assert again["other"] is None
 
 
-def test_a_journal_that_was_tampered_with_ends_with_1_and_names_the_line(
-    scenario: str, tmp_path: Path
-) -> None:
+def test_a_changed_journal_ends_with_1_and_names_the_line(scenario: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     mesh("sim", scenario, "--journal", str(journal))
     lines = journal.read_text().splitlines(keepends=True)
@@ -204,9 +194,7 @@ def test_a_journal_that_was_tampered_with_ends_with_1_and_names_the_line(
         (("--replay", __file__), 2, "no journal"),
     ],
 )
-def test_what_cannot_be_replayed_is_two_lines(
-    arguments: tuple[str, ...], code: int, named: str
-) -> None:
+def test_a_wrong_replay_is_told(arguments: tuple[str, ...], code: int, named: str) -> None:
     ran = mesh("sim", *arguments)
     assert ran.code == code
     assert named in ran.error_lines[0]
@@ -220,9 +208,7 @@ per_minute = { crash = 30, kill_controller = 12, break = 30 }
 """
 
 
-def test_a_checked_run_says_what_went_wrong_and_what_was_looked_at(
-    scenario: str, tmp_path: Path
-) -> None:
+def test_a_checked_run_says_what_was_looked_at(scenario: str, tmp_path: Path) -> None:
     faulty = tmp_path / "faulty.toml"
     faulty.write_text(SMALL + FAULTS)
     journal = tmp_path / "made.jsonl"

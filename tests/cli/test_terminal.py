@@ -115,9 +115,7 @@ def at_prompt(shown: str) -> bool:
     return shown.endswith("> ")
 
 
-def test_chat_prompts_answers_and_ends_with_ctrl_d(
-    talker: str, terminal: Callable[..., Terminal]
-) -> None:
+def test_chat_answers_until_ctrl_d(talker: str, terminal: Callable[..., Terminal]) -> None:
     chat = terminal("chat", talker, "--max-tokens", "5")
     assert "/quit ends it" in chat.until(at_prompt)
     chat.type(b"hi\n")
@@ -159,9 +157,7 @@ def test_a_bar_is_shown_while_a_request_waits_and_wiped_before_the_answer(
         cell.mesh("delete", "cold")
 
 
-def test_tables_are_coloured_and_never_wrapped_by_us(
-    talker: str, terminal: Callable[..., Terminal]
-) -> None:
+def test_tables_are_coloured_not_wrapped(talker: str, terminal: Callable[..., Terminal]) -> None:
     get = terminal("get", talker)
     assert get.end() == 0
     assert len(get.shown.splitlines()) == 2

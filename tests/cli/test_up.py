@@ -68,15 +68,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def up(tmp_path: Path) -> Iterator[Up]:
     home, err = tmp_path / "a home", tmp_path / "err"
     arguments = (
-        "up",
-        "--listen",
-        "127.0.0.1:0",
-        "--http",
-        "127.0.0.1:0",
-        "--home",
-        str(home),
-        "--memory",
-        "256MiB",
+        *("up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home)),
+        *("--memory", "256MiB"),
         *SETTLED,
     )
     with mesh_process(*arguments, "--threads", "1", environ=os.environ, err=err) as process:
@@ -131,9 +124,7 @@ def test_a_second_up_on_the_same_home_is_refused_at_once_and_touches_nothing(up:
 
 
 @pytest.mark.parametrize("name", ["registry", "usage", "keys"])
-def test_state_that_is_no_database_is_said_at_once_and_nothing_is_started(
-    tmp_path: Path, name: str
-) -> None:
+def test_state_that_is_no_database_starts_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "controller").mkdir()
     damaged = tmp_path / "controller" / f"{name}.sqlite3"
     damaged.write_bytes(b"no database at all, " * 500)
@@ -226,15 +217,8 @@ def test_a_node_that_cannot_start_again_ends_the_cell_after_its_bound(
     monkeypatch.setattr("mesh.cli.verbs.up.RestartLimits", lambda: limits)
     (tmp_path / "store").write_text("where the store should be")
     ran = mesh(
-        "up",
-        "--listen",
-        "127.0.0.1:0",
-        "--http",
-        "127.0.0.1:0",
-        "--home",
-        str(tmp_path),
-        "--memory",
-        "256MiB",
+        *("up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(tmp_path)),
+        *("--memory", "256MiB"),
     )
     assert ran.code == 1
     assert ran.out.startswith("controller  ")
@@ -256,15 +240,8 @@ def test_ctrl_c_in_the_pause_before_a_restart_stops_everything(tmp_path: Path) -
     home.mkdir()
     (home / "store").write_text("where the store should be")
     arguments = (
-        "up",
-        "--listen",
-        "127.0.0.1:0",
-        "--http",
-        "127.0.0.1:0",
-        "--home",
-        str(home),
-        "--memory",
-        "256MiB",
+        *("up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home)),
+        *("--memory", "256MiB"),
     )
     with mesh_process(*arguments, environ=os.environ, err=err) as process:
         until(lambda: "restart 1 of 5 in 0.5 s" in err.read_text(), READY_S_MAX)
@@ -286,15 +263,8 @@ def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:
 
 def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:
     ran = mesh(
-        "up",
-        "--listen",
-        "127.0.0.1:0",
-        "--http",
-        "127.0.0.1:0",
-        "--home",
-        str(tmp_path),
-        "--memory",
-        "4096TiB",
+        *("up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(tmp_path)),
+        *("--memory", "4096TiB"),
     )
     assert ran.code == 1
     *tail, error, hint = ran.err.splitlines()

@@ -57,9 +57,7 @@ def test_promises_are_planned_with_what_the_node_tells_until_it_tells_anew() -> 
 
 
 @given(st.floats(RATIO_MIN, RATIO_MAX), st.floats(RATIO_MIN, RATIO_MAX), st.floats(0.0, 60.0))
-def test_promises_are_never_planned_with_less_than_is_predicted(
-    factor: float, planned: float, later_s: float
-) -> None:
+def test_promises_are_planned_with_no_less(factor: float, planned: float, later_s: float) -> None:
     correction = Correction()
     correction.told(factor, 0.0, planned=planned)
     assert correction.planned(later_s) == max(correction.factor(later_s), planned)
@@ -96,9 +94,7 @@ def test_the_factor_is_bounded_whatever_is_measured(
 
 
 @given(st.floats(RATIO_MIN, RATIO_MAX), st.floats(0.0, 1000.0), st.floats(0.0, 1000.0))
-def test_without_iterations_the_factor_fades_to_one(
-    start: float, idle_s: float, longer_s: float
-) -> None:
+def test_without_iterations_it_fades_to_one(start: float, idle_s: float, longer_s: float) -> None:
     correction = Correction()
     correction.told(start, 100.0)
     soon = abs(correction.factor(100.0 + idle_s) - 1)

@@ -16,7 +16,7 @@ from mesh.compute.learned_correction import (
 )
 from mesh.compute.times import Times
 from mesh.domain.profile import Grid, IterationShape, Stalls
-from tests.compute.test_refining import DECODE, PREFILL, PROFILE, decode, prefill
+from tests.compute.test_survey import DECODE, PREFILL, PROFILE, decode, prefill
 
 DECODE_S = st.floats(0.004, 0.08)
 """Long enough to be computed in earnest, and short enough for ten of them in a second."""
@@ -57,9 +57,7 @@ class Node:
 
 
 @given(DECODE_S, st.floats(0.0, 30.0), st.floats(0.3, 10.0))
-def test_nothing_rests_on_a_single_stall(
-    predicted_s: float, before_s: float, lost_s: float
-) -> None:
+def test_a_single_stall_says_nothing(predicted_s: float, before_s: float, lost_s: float) -> None:
     """Whenever it comes, even in the first iteration, and however long it is."""
     node = Node(predicted_s=predicted_s)
     node.compute(before_s)
@@ -193,9 +191,7 @@ def test_a_stall_after_a_rest_is_known_by_what_is_expected_after_it() -> None:
     assert node.factor == node.planned == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_first_iterations_of_an_estimate_say_nothing_about_neighbours_and_are_no_stalls() -> (
-    None
-):
+def test_the_first_iterations_of_an_estimate_are_no_stalls() -> None:
     node = Node(guessed=True)
     node.iterate(1.0, 0.5)
     for _ in range(TRIAL_ITERATIONS - 1):
@@ -264,9 +260,7 @@ class Predicted:
 
 
 @given(st.floats(0.6, 1.6), st.lists(st.floats(0.8, 1.8), min_size=1, max_size=6))
-def test_what_a_refined_profile_takes_up_leaves_the_factors(
-    taken_up: float, spells: list[float]
-) -> None:
+def test_what_a_profile_takes_up_leaves_the_factors(taken_up: float, spells: list[float]) -> None:
     """Predictions stay where they were, now and as the spells leave the window."""
     told, untold, shape = Predicted(), Predicted(), decode(4, 32)
     for node in (told, untold):
@@ -298,9 +292,7 @@ def test_what_is_right_in_the_profile_stays_so_when_the_rest_is_refined() -> Non
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_an_iteration_that_is_held_while_the_profile_is_refined_counts_by_the_new_one(
-    repeated: bool,
-) -> None:
+def test_an_iteration_held_amid_a_refinement_counts_by_the_new_profile(repeated: bool) -> None:
     """A stall of a second, or the first of two iterations that are four times as slow."""
     told, untold, shape = Predicted(), Predicted(), prefill(256, 0)
     for node in (told, untold):

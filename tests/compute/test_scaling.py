@@ -120,9 +120,7 @@ def test_one_measured_model_of_a_device_predicts_another(source: Profile, truth:
 
 
 @given(st.sampled_from(REFERENCES), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 4096))
-def test_a_larger_model_is_slower_on_the_same_device(
-    source: Profile, batch: int, context: int, tokens: int
-) -> None:
+def test_a_larger_model_is_slower(source: Profile, batch: int, context: int, tokens: int) -> None:
     device = target_of(B7_A100 if source.device is DeviceKind.GPU else B7_XEON)
     large, small = (
         scaled(
@@ -141,11 +139,8 @@ def test_a_larger_model_is_slower_on_the_same_device(
 
 
 @given(
-    st.sampled_from(REFERENCES),
-    st.integers(1, 128),
-    st.floats(0.01, 100.0),
-    st.floats(0.01, 100.0),
-    st.floats(0.01, 100.0),
+    *(st.sampled_from(REFERENCES), st.integers(1, 128), st.floats(0.01, 100.0)),
+    *(st.floats(0.01, 100.0), st.floats(0.01, 100.0)),
 )
 def test_an_estimate_is_positive_and_ascends(
     source: Profile, cores: int, parameters: float, weights: float, kv: float
@@ -217,9 +212,7 @@ MIXED = measured_here(
 )
 
 
-def test_an_estimate_of_a_mixture_is_nearer_to_what_it_takes_than_one_of_all_its_parameters() -> (
-    None
-):
+def test_an_estimate_of_a_mixture_is_nearer_than_one_of_all_its_parameters() -> None:
     target = target_of(MIXED)
     estimate, of_all = (scaled(DENSE, t) for t in (target, replace(target, mixture=None)))
     for batch in MIXED.decode.rows:
@@ -315,9 +308,7 @@ def test_another_kind_of_device_is_never_taken() -> None:
     ("model", "cores", "source"),
     [(SMOL, 2, SMOL), (B7_XEON, 2, SMOL), (B7_XEON, 48, B7_XEON), (SMOL, 48, B3_XEON)],
 )
-def test_where_nothing_is_measured_the_references_serve(
-    model: Profile, cores: int, source: Profile
-) -> None:
+def test_references_serve_where_nothing_is(model: Profile, cores: int, source: Profile) -> None:
     target = replace(HERE, parameters=model.parameters, cores=cores)
     assert best_profile([], target).scaled_from == f"{source.model_id} on {source.hardware}"
 

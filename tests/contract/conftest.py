@@ -10,7 +10,18 @@ from tests.contract.driving import Driver
 from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, StoredModel
 
 LoadInstance = Callable[..., Driver]
+WITHOUT_KV = ("test_measuring", "test_requests", "test_sampling")
+"""Modules whose tests do not depend on how a KV cache is resized, beyond the random walks."""
 COLLECTED = [engine for engine in ENGINES if engine.available or not engine.optional]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not (item.path.stem in WITHOUT_KV and kv_alone(item))]
+
+
+def kv_alone(item: pytest.Item) -> bool:
+    engine = getattr(getattr(item, "callspec", None), "params", {}).get("under_test")
+    return isinstance(engine, EngineUnderTest) and engine.kv_alone
 
 
 @pytest.fixture(scope="session", params=COLLECTED, ids=lambda engine: engine.name)

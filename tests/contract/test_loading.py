@@ -72,9 +72,7 @@ def test_a_load_reports_progress_that_only_grows(engine: Engine, model: StoredMo
     assert shares[-1] == 1.0
 
 
-def test_unload_is_idempotent_and_takes_the_requests_along(
-    engine: Engine, load: LoadInstance
-) -> None:
+def test_unload_is_idempotent_and_takes_requests(engine: Engine, load: LoadInstance) -> None:
     driver = load()
     driver.submit("r", PROMPT)
     driver.step()
@@ -99,9 +97,7 @@ def test_after_an_unload_the_same_id_loads_afresh(engine: Engine, load: LoadInst
     assert not second.step().outputs
 
 
-def test_a_loaded_id_is_not_loaded_twice(
-    engine: Engine, model: StoredModel, driver: Driver
-) -> None:
+def test_an_id_is_not_loaded_twice(engine: Engine, model: StoredModel, driver: Driver) -> None:
     driver.submit("r", PROMPT)
     with pytest.raises(EngineError):
         engine.load(model.order(driver.instance_id, kv_blocks=8), no_progress)
@@ -127,9 +123,7 @@ def test_two_instances_of_a_model_keep_apart(engine: Engine, load: LoadInstance)
     assert first.tokens == alone
 
 
-def test_books_are_ordered_by_id_and_have_once_what_is_shared(
-    engine: Engine, load: LoadInstance
-) -> None:
+def test_books_go_by_id_and_have_once_what_is_shared(engine: Engine, load: LoadInstance) -> None:
     stated = load("c", kv_blocks=4).loaded.footprint
     for name in ("a", "b"):
         load(name, kv_blocks=4)
@@ -160,9 +154,7 @@ def test_a_missing_folder_is_a_mesh_error_and_the_engine_goes_on(
     assert len(load("i-2").run("r", PROMPT, greedy(3))) == 3
 
 
-def test_prepare_is_idempotent_and_changes_no_token(
-    engine: Engine, model: StoredModel, load: LoadInstance
-) -> None:
+def test_prepare_changes_no_token(engine: Engine, model: StoredModel, load: LoadInstance) -> None:
     """And writes nowhere but under `prepared/`: the rest of the folder is immutable."""
     before = files_of(model.path)
     tokens = load("unprepared").run("r", PROMPT)
@@ -176,9 +168,7 @@ def test_prepare_is_idempotent_and_changes_no_token(
     assert load("prepared").run("r", PROMPT) == tokens
 
 
-def test_a_load_beside_steps_disturbs_none_of_them(
-    engine: Engine, model: StoredModel, driver: Driver
-) -> None:
+def test_a_load_disturbs_no_step(engine: Engine, model: StoredModel, driver: Driver) -> None:
     alone = driver.run("alone", PROMPT, greedy(40))
     running = driver.submit("r", PROMPT, greedy(40))
     loader = threading.Thread(

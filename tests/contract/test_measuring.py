@@ -30,9 +30,7 @@ SHAPES = (
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_that_requests_could_have_is_timed(
-    driver: Driver, shape: dict[str, int]
-) -> None:
+def test_every_shape_of_requests_is_timed(driver: Driver, shape: dict[str, int]) -> None:
     assert driver.measure(**shape) > 0
     assert driver.measure(**shape) > 0
     assert driver.books.kv_blocks_used == 0
@@ -94,9 +92,7 @@ def test_measures_go_with_resizes(driver: Driver) -> None:
         {"decode_batch": BATCH_MAX, "decode_context_tokens": 5, "prefill_tokens": 5},
     ],
 )
-def test_a_shape_that_no_iteration_can_have_is_refused(
-    driver: Driver, shape: dict[str, int]
-) -> None:
+def test_a_shape_of_no_iteration_is_refused(driver: Driver, shape: dict[str, int]) -> None:
     with pytest.raises(EngineError) as refused:
         driver.measure(**shape)
     assert not isinstance(refused.value, OutOfMemory), "no grow would help"

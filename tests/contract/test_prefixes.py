@@ -159,9 +159,7 @@ def test_cached_blocks_outlive_a_shrink_while_nobody_wants_the_memory(caching: D
     caching.run("later", SYSTEM)
 
 
-def test_conversations_have_the_same_tokens_through_shrinks_and_evictions(
-    load: LoadInstance,
-) -> None:
+def test_conversations_keep_their_tokens_through_shrinks_and_evictions(load: LoadInstance) -> None:
     """Joins, aborts, shrinks to the last block; each turn is the history of its conversation."""
     driver = load(kv_blocks=40)
     if not driver.engine.capabilities.caches_prefixes:

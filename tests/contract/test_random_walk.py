@@ -5,6 +5,7 @@ A Hypothesis state machine submits, aborts, steps, measures and resizes at rando
 every answer.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -138,7 +139,7 @@ def test_random_walks(under_test: EngineUnderTest, walked: Driver) -> None:
     run_state_machine_as_test(
         WalkOverIt,
         settings=settings(
-            max_examples=under_test.walks,
+            max_examples=under_test.walks * (3 if "CI" in os.environ else 1),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

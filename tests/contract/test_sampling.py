@@ -49,9 +49,7 @@ def test_min_p_1_is_greedy_at_any_temperature(driver: Driver) -> None:
     assert driver.run("sure", PROMPT, replace(SAMPLED, min_p=1.0, temperature=5.0)) == plain
 
 
-def test_presence_and_frequency_penalties_change_the_output_alike_after_a_move(
-    driver: Driver,
-) -> None:
+def test_presence_and_frequency_penalties_are_the_same_after_a_move(driver: Driver) -> None:
     """What they know follows from the tokens: a request that comes with its first half goes on."""
     plain = driver.run("plain", PROMPT, greedy(40))
     for name, sampling in (

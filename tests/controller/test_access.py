@@ -220,9 +220,7 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(cell: tuple[LiveCell
         assert told.status_code == status, told.text
 
 
-async def test_nothing_of_another_tenant_is_seen_called_cancelled_or_deleted(
-    cell: tuple[LiveCell, Keys],
-) -> None:
+async def test_nothing_of_another_tenant_is_within_reach(cell: tuple[LiveCell, Keys]) -> None:
     live, keys = cell
     a, b, admin = (client_of(live, key) for key in (keys.a, keys.b, keys.admin))
     assert await live.ask(a.deploy, replace(SPEC, tenant="b")) == "deployed"
@@ -354,9 +352,7 @@ async def test_calls_under_way_are_limited_and_told_as_429(cell: tuple[LiveCell,
     stream.close()
 
 
-async def test_a_revoked_key_opens_nothing_from_the_next_call_on(
-    cell: tuple[LiveCell, Keys],
-) -> None:
+async def test_a_revoked_key_opens_nothing_any_more(cell: tuple[LiveCell, Keys]) -> None:
     live, keys = cell
     a = client_of(live, keys.a)
     await live.ask(a.list)

@@ -76,9 +76,7 @@ async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell)
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-async def test_a_stored_deployment_whose_chat_template_cannot_be_tried_is_shown_as_failed(
-    tmp_path: Path,
-) -> None:
+async def test_a_stored_deployment_with_an_untried_chat_template_has_failed(tmp_path: Path) -> None:
     stored = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
     with closing(SqliteRegistry(tmp_path / "controller")) as registry:
         registry.store(stored, replace(ASSETS, chat_template=LOOP))

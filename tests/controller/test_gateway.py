@@ -110,9 +110,7 @@ async def test_text_and_chats_are_tokenised_with_the_models_own_files(cell: Live
     assert len(orders[-1].prompt_tokens) == len("<user>hi<assistant>")
 
 
-async def test_defaults_are_filled_in_and_the_output_is_clamped_to_the_context(
-    cell: LiveCell,
-) -> None:
+async def test_defaults_are_filled_in_and_output_fits_the_context(cell: LiveCell) -> None:
     node = await cell.deployed()
     await cell.answer(replace(asking(*range(200)), max_tokens=None))
     await cell.answer(replace(asking(*[1] * 500), max_tokens=4000, seed=7, stop=("\n",)))
@@ -189,9 +187,7 @@ async def test_a_token_that_the_model_has_no_embedding_of_is_named(cell: LiveCel
         await cell.answer(chat)
 
 
-async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
-    cell: LiveCell,
-) -> None:
+async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(cell: LiveCell) -> None:
     await cell.deployed()
     for text in ("x" * 600, "x" * (1 << 20)):
         asked = replace(GOOD, prompt=TextPrompt(text=text))

@@ -61,9 +61,7 @@ def test_it_serves_until_a_signal_and_leaves_nothing(tmp_path: Path, number: int
     assert type(list(decisions)[-1].event).__name__ == "ShutdownRequested"
 
 
-def test_it_stops_in_time_while_a_watcher_follows_and_a_health_check_watches(
-    tmp_path: Path,
-) -> None:
+def test_it_stops_in_time_beside_a_watcher_and_a_health_check(tmp_path: Path) -> None:
     with (
         controller("--home", str(tmp_path), "--listen", "127.0.0.1:0") as (process, address),
         MeshClient(address) as client,

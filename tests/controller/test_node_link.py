@@ -22,7 +22,6 @@ from mesh.domain.messages import (
     ImportDone,
     ImportModel,
     InstanceLoaded,
-    InstanceReport,
     LoadInstance,
     NodeStarting,
     SubmitRequest,
@@ -47,6 +46,7 @@ from tests.controller.live import (
     asking,
     live_cell,
 )
+from tests.core.cells import instance_report
 
 
 async def ending_of(call: Any) -> MeshError:
@@ -120,9 +120,7 @@ async def test_a_second_node_of_one_name_is_turned_away_and_the_first_stays(
     assert first.commands
 
 
-async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
-    cell: LiveCell,
-) -> None:
+async def test_a_malformed_report_ends_the_link_and_requests_move(cell: LiveCell) -> None:
     """What the client already has is not repeated: the second node continues after it."""
     first = await cell.deployed()
     first.held = True
@@ -140,9 +138,7 @@ async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
     assert [node.node_id for node in await cell.ask(cell.client.nodes)] == ["n2"]
 
 
-async def test_what_a_later_version_says_of_an_import_fails_it_and_the_node_stays(
-    cell: LiveCell,
-) -> None:
+async def test_unknown_words_of_an_import_fail_it_and_the_node_stays(cell: LiveCell) -> None:
     """And what it reports beside that says nothing."""
     node = await cell.node()
     node.importing = False
@@ -170,16 +166,13 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
     load = await node.told(LoadInstance)
     await node.leave()
     await cell.until(lambda: not cell.client.nodes())
-    holds = InstanceReport(
+    holds = instance_report(
         instance_id=load.instance_id,
-        deployment=SPEC.name,
-        model_id=MODEL.model_id,
         footprint=FOOTPRINT,
+        deployment=SPEC.name,
         kv_blocks=load.kv_blocks,
-        kv_blocks_used=0,
         context_tokens_max=load.context_tokens_max,
         batch_max=load.batch_max,
-        batch=0,
     )
     back = await cell.node(instances=(holds,))
     back.commands.append(load)  # so that it knows its instance
@@ -189,9 +182,7 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
 
 
 @pytest.mark.parametrize("loop_turns", range(6))
-async def test_a_break_that_comes_as_an_end_and_as_a_cancellation_is_told_once(
-    loop_turns: int,
-) -> None:
+async def test_a_break_that_is_an_end_and_a_cancellation_is_told_once(loop_turns: int) -> None:
     """gRPC does both when a node dies, in either order and any distance."""
     posted: list[ControllerEvent] = []
     came, died = asyncio.Event(), asyncio.Event()
@@ -283,9 +274,7 @@ async def test_a_node_that_starts_is_shown_and_a_deploy_waits_for_it(cell: LiveC
     assert await deploying == "deployed"
 
 
-async def test_a_node_that_goes_before_it_has_joined_is_forgotten_and_waited_for_no_more(
-    cell: LiveCell,
-) -> None:
+async def test_a_node_that_goes_before_it_has_joined_is_forgotten(cell: LiveCell) -> None:
     announcer = Announcer(cell.address, STARTING)
     announcer.say("measures precisions", 0.0)
     await cell.until(lambda: bool(cell.client.nodes()))
@@ -309,9 +298,7 @@ async def test_a_deploy_waits_for_no_node_of_another_device(cell: LiveCell) -> N
     announcer.close()
 
 
-async def test_a_call_that_only_a_starting_node_could_take_is_told_what_that_one_does(
-    cell: LiveCell,
-) -> None:
+async def test_a_call_for_a_starting_node_is_told_what_that_one_does(cell: LiveCell) -> None:
     await (await cell.deployed()).leave()
     await cell.until(lambda: not cell.client.nodes())
     with pytest.raises(Refused, match=r"no cpu or gpu node is up$"):

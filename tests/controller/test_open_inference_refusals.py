@@ -108,9 +108,7 @@ async def test_bad_input_is_named_and_the_cell_serves_on(cell: LiveCell, stub: A
     assert text_of((await stream.read()).infer_response) == "aaaa"
 
 
-async def test_models_and_versions_that_are_not_there_are_not_found(
-    cell: LiveCell, stub: Any
-) -> None:
+async def test_unknown_models_and_versions_are_not_found(cell: LiveCell, stub: Any) -> None:
     await cell.deployed()
     other, later = request_of(), request_of()
     other.model_name, later.model_version = "chta", "2"

@@ -20,9 +20,7 @@ from tests.controller.live import WAIT_S_MAX, LiveCell, live_cell, output_of
 from tests.controller.tensors import request_of, text_of, told, trailing
 
 
-async def test_pieces_come_as_they_are_computed_and_the_last_says_so(
-    cell: LiveCell, stub: Any
-) -> None:
+async def test_pieces_come_when_computed_and_the_last_says_so(cell: LiveCell, stub: Any) -> None:
     node = await cell.deployed()
     node.held = True
     stream = stub.ModelStreamInfer()
@@ -107,9 +105,7 @@ async def test_an_operator_cancels_one_request_of_a_stream(cell: LiveCell, stub:
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-async def test_a_client_that_leaves_frees_its_places(
-    cell: LiveCell, stub: Any, method: str
-) -> None:
+async def test_who_leaves_frees_its_places(cell: LiveCell, stub: Any, method: str) -> None:
     node = await cell.deployed()
     node.held = True
     if method == "ModelInfer":

@@ -174,9 +174,7 @@ PRAGMA user_version = 2;
 
 
 @pytest.mark.parametrize("earlier", [1, 2])
-def test_a_file_of_an_earlier_schema_is_brought_up_to_date_and_loses_nothing(
-    earlier: int, tmp_path: Path
-) -> None:
+def test_a_file_of_an_earlier_schema_loses_nothing(earlier: int, tmp_path: Path) -> None:
     """1 has no profiles, 1 and 2 have no histories, texts no recommended sampling; deployments were
     on one device and knew nothing of cold starts.
     """

@@ -1,10 +1,19 @@
-"""Limits of tenants by a clock that the test moves."""
+"""Limits of tenants, the last minutes in numbers, and those who watch a cell."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import aclosing
 
 import pytest
 
+from mesh.controller.recent import CALLS_MAX, SAMPLES_MAX, WINDOW_S, Recent
 from mesh.controller.tenants import TenantMeter
+from mesh.controller.watch import LINES_MAX, WATCHER_LINES_MAX, WATCHERS_MAX, CellLog
 from mesh.domain.access import NOBODY, TenantLimits, TenantName
-from mesh.domain.errors import Refused
+from mesh.domain.errors import Refused, Unavailable
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.views import CellEvent, CellLine
 from mesh.sim.clock import HeapClock
 
 A, B = TenantName("a"), TenantName("b")
@@ -52,3 +61,143 @@ def test_a_call_that_ends_makes_room_for_the_next() -> None:
     with meter.call(A):
         assert calls(meter, 3) == 0
     assert calls(meter, 3) == 3
+
+
+def test_a_window_counts_what_ended_within_it_by_deployment_and_together() -> None:
+    recent = Recent()
+    for n in range(100):
+        recent.finished(1.0, "chat", ttft_s=0.01 * (n + 1), tpot_s=0.1, met=n < 75)
+    recent.refused(2.0, "code", RefusalReason.MEMORY_FULL)
+    chat = recent.calls(WINDOW_S, ("chat",))
+    assert (chat.finished, chat.attainment) == (100, 0.75)
+    assert chat.ttft_p50_s == pytest.approx(0.51)
+    assert chat.ttft_p95_s == pytest.approx(0.96)
+    assert recent.calls(WINDOW_S).refused == ((RefusalReason.MEMORY_FULL, 1),)
+    both = recent.calls(WINDOW_S, ("chat", "code"))
+    assert both == recent.calls(WINDOW_S), "all together"
+    later = recent.calls(WINDOW_S + 1.5)
+    assert (later.finished, later.attainment, later.tpot_p50_s) == (0, None, None)
+    assert later.refused, "the refusal came later"
+    assert not recent.calls(WINDOW_S + 3.0).refused
+
+
+def test_a_flood_and_a_long_life_cost_no_memory() -> None:
+    recent = Recent()
+    for n in range(CALLS_MAX + 10):
+        recent.refused(1.0, "chat", RefusalReason.QUEUE_FULL)
+        recent.sample(float(n), float(n), running=1, queued=2)
+    assert recent.calls(1.0, ("chat",)).refused == ((RefusalReason.QUEUE_FULL, CALLS_MAX),)
+    assert len(recent.samples) == SAMPLES_MAX
+    recent.forget("chat")
+    assert not recent.calls(1.0, ("chat",)).refused
+
+
+def test_a_sample_gives_rates_since_the_one_before() -> None:
+    recent = Recent()
+    recent.sample(10.0, 1000.0, running=0, queued=0)
+    recent.tokens(30)
+    recent.refused(11.0, "chat", RefusalReason.NO_NODE)
+    recent.sample(12.0, 1002.0, running=1, queued=3)
+    first, second = recent.samples
+    assert (first.tokens_per_s, first.attainment) == (0.0, None)
+    assert (second.tokens_per_s, second.refused_per_s) == (15.0, 0.5)
+    assert (second.running, second.queued) == (1, 3)
+
+
+def log_of(now_s: float = 10.0) -> CellLog:
+    """Each event is told as one line, its own text."""
+    return CellLog(
+        narrate=lambda event, actions: [CellLine(kind="node", subject="n1", text=str(event))],
+        now_s=lambda: now_s,
+    )
+
+
+async def texts_of(log: CellLog, *, backlog: int, follow: bool = False) -> list[str]:
+    return [event.line.text async for event in log.watch(backlog=backlog, follow=follow)]
+
+
+async def test_the_last_lines_are_kept_with_their_age() -> None:
+    log = log_of()
+    for n in range(LINES_MAX + 5):
+        log.record(4.0, n, [])
+    assert await texts_of(log, backlog=2) == [str(LINES_MAX + 3), str(LINES_MAX + 4)]
+    assert await texts_of(log, backlog=0) == []
+    everything = [event async for event in log.watch(backlog=2**31, follow=False)]
+    assert len(everything) == LINES_MAX
+    assert everything[0] == CellEvent(age_s=6.0, line=CellLine(kind="node", subject="n1", text="5"))
+
+
+async def test_a_follower_gets_what_happens_until_the_log_is_closed() -> None:
+    log = log_of()
+    log.record(1.0, "before", [])
+    following = asyncio.create_task(texts_of(log, backlog=5, follow=True))
+    await asyncio.sleep(0)
+    log.record(2.0, "after", [])
+    await asyncio.sleep(0)
+    log.close()
+    assert await following == ["before", "after"]
+    assert await texts_of(log, backlog=5, follow=True) == ["before", "after"], "and none follow now"
+
+
+async def test_a_slow_follower_is_dropped_with_a_note_and_the_others_are_not() -> None:
+    log = log_of()
+    slow = log.watch(backlog=1, follow=True)
+    log.record(1.0, "first", [])
+    assert (await anext(slow)).line.text == "first"
+    quick = asyncio.create_task(texts_of(log, backlog=0, follow=True))
+    await asyncio.sleep(0)
+    for n in range(WATCHER_LINES_MAX + 10):
+        log.record(1.0, n, [])
+        await asyncio.sleep(0)
+    rest = [event.line async for event in slow]
+    assert [line.text for line in rest[:2]] == ["0", "1"]
+    assert len(rest) == WATCHER_LINES_MAX + 1
+    assert "read too slowly" in rest[-1].text
+    log.close()
+    assert len(await quick) == WATCHER_LINES_MAX + 10
+
+
+async def test_there_is_a_bound_on_watchers_and_leaving_makes_room() -> None:
+    log = log_of()
+    log.record(1.0, "x", [])
+    watches = [log.watch(backlog=1, follow=True) for _ in range(WATCHERS_MAX)]
+    for watch in watches:
+        await anext(watch)
+    with pytest.raises(Unavailable, match=f"{WATCHERS_MAX} watchers"):
+        await anext(log.watch(backlog=1, follow=True))
+    await watches.pop().aclose()
+    async with aclosing(log.watch(backlog=1, follow=True)) as late:
+        assert (await anext(late)).line.text == "x"
+    for watch in watches:
+        await watch.aclose()
+
+
+FREES = """
+import asyncio
+from pathlib import Path
+from mesh.controller import allocator
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+async def main():
+    allocator.LOOK_S = 0.05
+    giving_back = asyncio.create_task(allocator.give_back_freed())
+    await asyncio.sleep(0.2)
+    made = [bytes(1000) for _ in range(100_000)]
+    on_top = bytes(1000)  # what lies behind keeps the heap from shrinking by itself
+    full = resident_bytes()
+    del made
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if resident_bytes() < full - (80 << 20):
+            print("back")
+            return
+
+asyncio.run(main())
+"""
+
+
+def test_freed_memory_goes_back_although_something_lies_behind_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FREES], capture_output=True, text=True, check=True)
+    assert done.stdout == "back\n"

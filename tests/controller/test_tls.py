@@ -38,9 +38,7 @@ def client_of(cell: LiveCell, tls: Tls | None) -> MeshClient:
     return MeshClient(cell.address)
 
 
-async def test_both_protocols_are_served_to_those_who_trust_each_other(
-    tmp_path: Path, folder: Path
-) -> None:
+async def test_both_protocols_serve_those_who_trust(tmp_path: Path, folder: Path) -> None:
     tls = read_tls(folder, Part.CONTROLLER)
     async with live_cell(tmp_path, tls=tls, http="127.0.0.1:0") as cell:
         show(Credentials(tls=read_tls(folder, Part.NODE)))

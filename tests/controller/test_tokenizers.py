@@ -153,9 +153,7 @@ async def test_what_runs_elsewhere_gives_the_tokens_that_the_codec_gives() -> No
         ),
     ],
 )
-async def test_a_model_whose_trial_fails_is_refused_with_the_limit(
-    model: TextAssets, limit: str
-) -> None:
+async def test_a_model_is_refused_with_its_trials_limit(model: TextAssets, limit: str) -> None:
     async with opened(one=model, two=tiny_assets()) as shelf:
         first = await shelf.error(ONE, chat("hi"))
         assert isinstance(first, UnsupportedModel)
@@ -165,9 +163,7 @@ async def test_a_model_whose_trial_fails_is_refused_with_the_limit(
         assert await shelf.tokenizers.tokens(TWO, chat("hi"))
 
 
-async def test_warming_ends_nothing_and_logs_the_deployment_whose_texts_fail(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_warming_logs_deployments_whose_texts_fail(caplog: pytest.LogCaptureFixture) -> None:
     async with opened(one=templated(LOOP), two=tiny_assets()) as shelf:
         with caplog.at_level(logging.ERROR):
             shelf.tokenizers.warm(ONE, DeploymentName("bad"))
@@ -178,9 +174,7 @@ async def test_warming_ends_nothing_and_logs_the_deployment_whose_texts_fail(
         assert "1.0 s of processor time" in caplog.text
 
 
-async def test_eight_endless_calls_hold_up_nobody_and_put_their_model_on_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_endless_calls_put_their_model_on_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the event loop, not the long prompts of others, and not longer than two kills take."""
     monkeypatch.setattr(pools, "WAIT_S_MAX", WAIT_S_MAX)
     bad = templated(ON_BOMB.format(LOOP))

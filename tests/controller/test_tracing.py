@@ -114,9 +114,7 @@ async def by_http(http: Edge, tokens: int, **headers: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", [by_grpc, by_http])
-async def test_a_call_is_one_connected_trace(
-    tmp_path: Path, receiver: Receiver, protocol: Any
-) -> None:
+async def test_a_call_is_one_trace(tmp_path: Path, receiver: Receiver, protocol: Any) -> None:
     """The clients', from its gateway to its last token, with the load that it waited for."""
     async with traced(tmp_path) as http:
         await http.cell.deployed()
@@ -179,9 +177,7 @@ async def test_nothing_that_a_client_has_said_is_in_a_trace(
     assert all(b"secret" not in span.SerializeToString() for span in receiver.spans)
 
 
-async def test_refusals_failures_and_clients_that_leave_are_told(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_refusals_failures_and_leaving_are_told(tmp_path: Path, receiver: Receiver) -> None:
     async with traced(tmp_path) as http:
         node = await http.cell.deployed()
         long = replace(asking(), prompt=TokenPrompt(token_ids=(97,) * 5000))
@@ -206,9 +202,7 @@ def gateways(receiver: Receiver) -> list[Span]:
     return sorted(found, key=lambda span: span.start_time_unix_nano)
 
 
-async def test_a_request_that_goes_on_elsewhere_stays_one_trace(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_a_request_that_moves_stays_one_trace(tmp_path: Path, receiver: Receiver) -> None:
     async with traced(tmp_path) as http:
         first = await http.cell.deployed()
         first.held = True
@@ -230,9 +224,7 @@ async def test_a_request_that_goes_on_elsewhere_stays_one_trace(
     assert attempts == {1, 2}
 
 
-async def test_what_a_client_does_not_sample_is_forgotten_at_once(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_what_is_not_sampled_is_forgotten_at_once(tmp_path: Path, receiver: Receiver) -> None:
     async with traced(tmp_path) as http:
         await http.cell.deployed()
         await by_grpc(http, 3, traceparent=UNSAMPLED)
@@ -301,9 +293,7 @@ def test_without_a_place_for_traces_nothing_of_opentelemetry_is_imported() -> No
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "TRUE"}, False),
     ],
 )
-def test_traces_are_wanted_where_a_variable_names_a_place(
-    environ: dict[str, str], wanted: bool
-) -> None:
+def test_traces_are_wanted_by_a_variable(environ: dict[str, str], wanted: bool) -> None:
     assert main.wants_traces(environ) is wanted
 
 

@@ -14,7 +14,14 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
 from mesh.domain.profile import Grid, Profile
-from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import (
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    instance_report,
+    request,
+)
 from tests.support.profiles import profile
 
 SLOW = profile(
@@ -25,16 +32,11 @@ SLOW = profile(
 
 def instance(name: str, of: str, correction: float = 1.0) -> InstanceReport:
     """A loaded instance with room for many requests, planned with what it is corrected by."""
-    return InstanceReport(
+    return instance_report(
         instance_id=InstanceId(name),
         deployment=DeploymentName(of),
-        model_id=MODEL.model_id,
-        footprint=FOOTPRINT,
         kv_blocks=200,
-        kv_blocks_used=0,
-        context_tokens_max=512,
         batch_max=32,
-        batch=0,
         correction=correction,
         correction_planned=RATIO_MIN,
     )

@@ -16,13 +16,22 @@ from mesh.domain.events import (
 )
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import InstanceLoaded, NodeCommand, NodeHello, NodeReport, TokensReport
+from mesh.domain.messages import (
+    InstanceLoaded,
+    InstanceReport,
+    LoadInstance,
+    NodeCommand,
+    NodeHello,
+    NodeReport,
+    TokensReport,
+)
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
 from mesh.domain.revision import Revisions
 from mesh.domain.slo import Slo
+from mesh.domain.steps import StepResult
 from mesh.policy.registry import policy
 from tests.support.profiles import FINGERPRINT, PROFILE
 
@@ -45,6 +54,30 @@ MODEL = ModelInfo(
     stop_token_ids=(2,),
 )
 OTHER_MODEL = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///other")
+CHAT = DeploymentName("chat")
+Said = dict[str, Any]
+
+
+def instance_report(**said: Any) -> InstanceReport:
+    """An idle instance of MODEL as its node reports it, but for what is `said`."""
+    usual: Said = {"deployment": CHAT, "model_id": MODEL.model_id, "footprint": FOOTPRINT}
+    sizes: Said = {"kv_blocks_used": 0, "context_tokens_max": 512, "batch_max": 8, "batch": 0}
+    return InstanceReport(**(usual | sizes | said))
+
+
+def load_instance(**said: Any) -> LoadInstance:
+    """The command to load an instance of MODEL, but for what is `said`."""
+    usual: Said = {"deployment": CHAT, "model": MODEL, "profile": PROFILE}
+    sizes: Said = {"kv_blocks": 8, "context_tokens_max": 256, "batch_max": 8}
+    return LoadInstance(**(usual | sizes | said))
+
+
+def step_result(**said: Any) -> StepResult:
+    """A turn that computed nothing, but for what is `said`; `elapsed_s` has to be."""
+    sizes = ("prefill_tokens", "prefill_past_tokens", "decode_batch", "context_tokens")
+    usual: Said = {"outputs": (), "prefill_left": (), "starved": (), "kv_blocks_used": 1}
+    return StepResult(**(usual | dict.fromkeys(sizes, 0) | said))
+
 
 A = TypeVar("A")
 

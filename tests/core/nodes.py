@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, SendReport
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     Heartbeat,
@@ -26,11 +26,10 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadTier, StepResult
+from mesh.domain.steps import LoadTier
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule, name_of
-from tests.core.cells import FOOTPRINT, MODEL, only, request
-from tests.support.profiles import PROFILE
+from tests.core.cells import FOOTPRINT, load_instance, only, request, step_result
 
 RSS_BYTES, ENGINE_BYTES = 300, 200
 """Every heartbeat reports these."""
@@ -100,15 +99,12 @@ class NodeUnderTest:
         iterations: int = 1,
     ) -> list[NodeAction]:
         """A turn is over: decodes of those that have tokens, beside so much of prompts."""
-        result = StepResult(
+        result = step_result(
             outputs=outputs,
             prefill_tokens=prefill_tokens,
-            prefill_past_tokens=0,
             decode_batch=len(outputs),
-            context_tokens=0,
             prefill_left=tuple((RequestId(r), left) for r, left in (prefill_left or {}).items()),
             starved=tuple(RequestId(s) for s in starved),
-            kv_blocks_used=1,
             elapsed_s=0.01,
             iterations=iterations,
         )
@@ -120,15 +116,7 @@ class NodeUnderTest:
 
 
 def load_command(name: str = "i1") -> LoadInstance:
-    return LoadInstance(
-        instance_id=InstanceId(name),
-        deployment=DeploymentName("chat"),
-        model=MODEL,
-        kv_blocks=16,
-        context_tokens_max=512,
-        batch_max=8,
-        profile=PROFILE,
-    )
+    return load_instance(instance_id=InstanceId(name), kv_blocks=16, context_tokens_max=512)
 
 
 def token(

@@ -127,21 +127,14 @@ def test_fields_are_written_by_their_owners(path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "node.version += 1",
-        "node.state = NodeState.LOST",
-        "instance.tokens, count = 0, 1",
-        "entry.queue[0].attempt = 2",
-        "entry.queue.append(request)",
-        "insort(entry.queue, request)",
-        "del cell.requests[request_id]",
-        "cell.links[0] = node",
-        "self._node.steps_started -= 1",
-        "self.cell.released.pop(instance_id)",
+        *("node.version += 1", "node.state = NodeState.LOST", "instance.tokens, count = 0, 1"),
+        *("entry.queue[0].attempt = 2", "entry.queue.append(request)"),
+        *("insort(entry.queue, request)", "del cell.requests[request_id]", "cell.links[0] = node"),
+        *("self._node.steps_started -= 1", "self.cell.released.pop(instance_id)"),
         "requests = instance.requests\n    del requests[request_id]",
         "count, queue = 1, entry.queue\n    queue.popleft()",
         "tokens = request.output_tokens\n    tokens += more",
-        "for request.tokens in (1, 2): pass",
-        "setattr(node, name, 1)",
+        *("for request.tokens in (1, 2): pass", "setattr(node, name, 1)"),
     ],
 )
 def test_a_write_from_elsewhere_is_found(line: str) -> None:

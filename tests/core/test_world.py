@@ -24,7 +24,7 @@ from tests.core.world.cell import World
 from tests.core.world.checked import CheckedCell
 from tests.support.profiles import PROFILE
 
-EXAMPLES = 30 if "CI" in os.environ else 15
+EXAMPLES = 30 if "CI" in os.environ else 8
 """Longer runs, and more: see test_world_seeds."""
 NODES = st.integers(0, 2)
 PROMPTS = st.sampled_from([1, 8, 100, 300, 500, 600])

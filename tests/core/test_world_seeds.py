@@ -16,7 +16,7 @@ from mesh.domain.events import OperationCancelled
 from mesh.domain.ids import DeploymentName
 from tests.core.test_world import CellMachine, FirstComeCellMachine, SharingCellMachine
 
-RUNS = int(os.environ.get("MESH_WORLD_RUNS") or (40 if "CI" in os.environ else 8))
+RUNS = int(os.environ.get("MESH_WORLD_RUNS") or (40 if "CI" in os.environ else 4))
 CALLS = 60
 MANY = 40
 """Runs, in which whatever is rare has happened."""

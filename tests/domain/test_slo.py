@@ -1,11 +1,18 @@
-"""Deadlines and headroom."""
+"""Deadlines, headroom, outcomes and the mean output length."""
 
+from dataclasses import replace
 from itertools import cycle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.history import PRIOR_COUNT, PRIOR_TOKENS, WINDOW, OutputHistory
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import PACE, Slo, next_due_s
+from mesh.evaluation.summary import summarize
 
 
 def test_long_prompts_have_longer_to_their_first_token() -> None:
@@ -45,3 +52,118 @@ def test_a_token_in_time_leaves_the_pace_as_it_is() -> None:
 def test_a_late_token_is_forgiven() -> None:
     """The next one is due a TPOT after it came, not after it should have come."""
     assert next_due_s(10.0, 0.25, 12.0) == 12.25
+
+
+GOOD = Outcome(
+    request_id=RequestId("r"),
+    deployment=DeploymentName("chat"),
+    slo=Slo(ttft_s=1.0, ttft_tokens_per_s=512, tpot_s=0.1),
+    arrival_s=10.0,
+    input_tokens=100,
+    tokens_s=(11.0, 11.1, 11.2),
+    ended_s=11.2,
+    end=FinishReason.LENGTH,
+)
+
+
+def test_tokens_at_their_deadlines_are_in_time() -> None:
+    assert GOOD.late_s == pytest.approx(0.0)
+    early = replace(GOOD, tokens_s=(10.9, 11.0, 11.1))
+    assert (early.met, early.met_without_grace, early.met_in_the_mean) == (True, True, True)
+    assert early.ttft_s == pytest.approx(0.9)
+    assert early.tpot_s == pytest.approx(0.1)
+
+
+def test_one_late_token_breaks_the_slo_but_not_the_mean() -> None:
+    late = replace(GOOD, tokens_s=(10.9, 11.35, 11.05), slo=replace(GOOD.slo, tpot_s=0.2))
+    assert not late.met
+    assert late.met_in_the_mean
+
+
+def test_what_only_a_load_made_late_is_judged_by_what_it_was_told_and_by_its_slo() -> None:
+    cold = replace(GOOD, tokens_s=(12.0, 12.1), accepted=True, grace_s=1.5)
+    assert (cold.met, cold.met_in_the_mean) == (True, True)
+    assert (cold.met_without_grace, cold.met_in_the_mean_without_grace) == (False, False)
+    assert not cold.promised_in_time
+    assert cold.late_over_told == pytest.approx(1.0 / 1.5)
+    assert replace(cold, tokens_s=(13.0, 13.1)).late_over_told == pytest.approx(2.0 / 1.5)
+    assert replace(cold, tokens_s=(10.5, 10.6)).late_over_told == pytest.approx(-0.5 / 1.5)
+
+
+def test_nothing_is_late_over_what_was_not_told_or_never_came() -> None:
+    assert GOOD.late_over_told is None
+    assert replace(GOOD, tokens_s=(), accepted=True, grace_s=1.5).late_over_told is None
+
+
+@pytest.mark.parametrize(
+    ("accepted", "tokens_s", "end", "admitted"),
+    [
+        (True, (), RefusalReason.NODE_LOST, True),
+        (False, (11.0,), RefusalReason.NODE_LOST, True),
+        (False, (), RefusalReason.QUEUE_FULL, False),
+        (False, (), FinishReason.FAILED, True),
+    ],
+)
+def test_who_was_refused_before_it_had_a_place_was_promised_nothing(
+    accepted: bool, tokens_s: tuple[float, ...], end: FinishReason | RefusalReason, admitted: bool
+) -> None:
+    made = replace(GOOD, accepted=accepted, tokens_s=tokens_s, end=end)
+    assert (made.admitted, made.promised_in_time) == (admitted, admitted)
+
+
+def test_a_request_that_did_not_finish_met_nothing() -> None:
+    cut = replace(GOOD, tokens_s=(10.5,), end=RefusalReason.NODE_LOST)
+    assert [cut.met, cut.met_in_the_mean, cut.finished] == [False] * 3
+
+
+def test_a_summary_counts_each_once() -> None:
+    refused = replace(GOOD, tokens_s=(), end=RefusalReason.FIRST_TOKEN_LATE)
+    early = replace(GOOD, tokens_s=(10.5, 10.6, 10.7))
+    made = summarize([early, early, refused])
+    assert (made.requests, made.finished, made.met, made.output_tokens) == (3, 2, 2, 6)
+    assert made.refused == (("first_token_late", 1),)
+    assert made.ttft_s_p50 == pytest.approx(0.5)
+    assert summarize([]).ttft_s_p95 is None
+
+
+def after(*answers: int) -> OutputHistory:
+    history = OutputHistory()
+    for output_tokens in answers:
+        history = history.after(output_tokens)
+    return history
+
+
+def test_before_the_first_answer_the_prior_is_expected() -> None:
+    assert OutputHistory().mean_tokens == PRIOR_TOKENS
+
+
+def test_the_first_answers_weigh_against_the_prior_by_their_number() -> None:
+    assert after(28).mean_tokens == pytest.approx((4 * 128 + 28) / 5)
+    assert after(28, 28, 28, 28).mean_tokens == pytest.approx((128 + 28) / 2)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=WINDOW - PRIOR_COUNT))
+def test_up_to_the_window_it_is_the_plain_mean_with_the_prior(answers: list[int]) -> None:
+    """And so the order of the answers makes no difference."""
+    expected = (PRIOR_COUNT * PRIOR_TOKENS + sum(answers)) / (PRIOR_COUNT + len(answers))
+    assert after(*answers).mean_tokens == pytest.approx(expected)
+    assert after(*reversed(answers)).mean_tokens == pytest.approx(expected)
+
+
+def test_beyond_the_window_each_answer_counts_for_its_share_of_it() -> None:
+    full = after(*[100] * WINDOW)
+    assert full.count == full.after(1).count == WINDOW
+    mean_tokens = full.mean_tokens
+    assert full.after(356).mean_tokens == pytest.approx(mean_tokens + (356 - mean_tokens) / WINDOW)
+
+
+def test_what_answers_were_like_before_is_forgotten_within_a_few_windows() -> None:
+    changed = after(*[1000] * WINDOW, *[10] * (5 * WINDOW))
+    assert 10 < changed.mean_tokens < 20
+
+
+@given(st.lists(st.integers(0, 5000), max_size=2 * WINDOW))
+def test_the_mean_stays_between_the_shortest_and_the_longest(answers: list[int]) -> None:
+    mean_tokens = after(*answers).mean_tokens
+    assert min([PRIOR_TOKENS, *answers]) - 1e-6 <= mean_tokens
+    assert mean_tokens <= max([PRIOR_TOKENS, *answers]) + 1e-6

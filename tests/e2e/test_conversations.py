@@ -20,7 +20,7 @@ from tests.e2e.live_cell import LiveCell, Process
 
 CONVERSATIONS = int(os.environ.get("MESH_CONVERSATIONS") or 8)
 AT_ONCE = 4
-TURNS = 3
+TURNS = 2
 SYSTEM = tuple(range(5, 85))
 """What all begin with."""
 QUESTION_TOKENS, ANSWER_TOKENS = 12, 24

@@ -26,9 +26,9 @@ from tests.e2e.live_cell import Answer, LiveCell
 from tests.support.tiny_model import LlamaShape, write_llama
 
 log = logging.getLogger(__name__)
-MOVES = int(os.environ.get("MESH_MIGRATIONS") or 3)
+MOVES = int(os.environ.get("MESH_MIGRATIONS") or 2)
 CLIENTS = 3
-TOKENS = 400
+TOKENS = 240
 SAMPLED = {"temperature": 0.8}
 OWN = 8
 """Iterations of a place before and after a move of which an own one is the median."""
@@ -43,9 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1800)
-def test_drained_requests_move_and_get_the_same_tokens_none_late(
-    cell: LiveCell, model: Path
-) -> None:
+def test_drained_requests_move_and_keep_their_tokens(cell: LiveCell, model: Path) -> None:
     cell.journals = True
     controller = cell.start_controller()
     names = ("n1", "n2")

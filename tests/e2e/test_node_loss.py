@@ -14,9 +14,7 @@ STEP = ("--step-s", "0.03")
 TOKENS = 60
 
 
-def test_a_killed_nodes_requests_continue_elsewhere_without_loss_or_repeat(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_killed_nodes_requests_continue_elsewhere(cell: LiveCell, tiny_model: Path) -> None:
     first = cell.start("n1", *STEP)
     cell.deploy("chat", tiny_model)
     undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
@@ -35,9 +33,7 @@ def test_a_killed_nodes_requests_continue_elsewhere_without_loss_or_repeat(
     cell.wait_for("the lost node to be forgotten", lambda: cell.node("n1") is None)
 
 
-def test_a_frozen_node_loses_its_lease_and_comes_back_without_its_old_requests(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_frozen_node_comes_back_without_its_requests(cell: LiveCell, tiny_model: Path) -> None:
     """Its connection stays open, so that only its silence tells."""
     frozen = cell.start("n1", *STEP, controller=["--lease-s", "2.5"])
     cell.deploy("chat", tiny_model)
@@ -58,9 +54,7 @@ def test_a_frozen_node_loses_its_lease_and_comes_back_without_its_old_requests(
     assert again.token_ids == answer.token_ids[:5]
 
 
-def test_a_failed_iteration_costs_its_requests_a_reload_and_no_token(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_failed_iteration_costs_a_reload_and_no_token(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", "--fail-steps", "1")
     cell.deploy("chat", tiny_model)
     answers = [cell.invoke("chat", f"through it {n}", max_tokens=20) for n in range(3)]
@@ -68,9 +62,7 @@ def test_a_failed_iteration_costs_its_requests_a_reload_and_no_token(
         assert answer.finished().output_tokens == 20
 
 
-def test_without_another_node_requests_are_refused_within_the_bound(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_without_another_node_requests_are_refused_soon(cell: LiveCell, tiny_model: Path) -> None:
     only = cell.start("n1", *STEP, controller=["--queue-wait-s", "1.5"])
     cell.deploy("chat", tiny_model)
     answer = cell.invoke("chat", "nobody left", max_tokens=400)
@@ -91,9 +83,7 @@ def test_a_node_that_restarts_serves_again(cell: LiveCell, tiny_model: Path) -> 
     assert cell.invoke("chat", "again", max_tokens=5).finished().output_tokens == 5
 
 
-def test_of_two_nodes_with_one_name_the_second_is_sent_away(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_the_second_node_of_a_name_is_sent_away(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("twin", *STEP)
     cell.deploy("chat", tiny_model)
     answer = cell.invoke("chat", "undisturbed", max_tokens=TOKENS)
@@ -106,9 +96,7 @@ def test_of_two_nodes_with_one_name_the_second_is_sent_away(
     assert answer.finished().output_tokens == TOKENS
 
 
-def test_a_drained_node_ends_what_it_has_and_gets_nothing_new(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_drained_node_ends_what_it_has_and_no_more(cell: LiveCell, tiny_model: Path) -> None:
     cell.start("n1", *STEP)
     cell.deploy("chat", tiny_model)
     cell.warm("chat")
@@ -145,9 +133,7 @@ def test_a_node_that_is_asked_to_stop_does_so_in_time(cell: LiveCell, tiny_model
     assert answer.finished().output_tokens == TOKENS
 
 
-def test_a_node_stops_in_time_even_amid_a_load_that_takes_forever(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_node_stops_in_time_amid_an_endless_load(cell: LiveCell, tiny_model: Path) -> None:
     node = cell.start("n1", "--load-s", "600")
     cell.deploy("chat", tiny_model)
     cell.invoke("chat", "never loaded", max_tokens=5)

@@ -80,9 +80,7 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     assert of_controller.requests.output_tokens == (CLIENTS + 2) * 24
 
 
-def test_what_a_load_is_expected_to_take_follows_what_spares_its_compile(
-    cell: LiveCell, tmp_path: Path
-) -> None:
+def test_expected_loads_follow_what_spares_a_compile(cell: LiveCell, tmp_path: Path) -> None:
     """The first load of a shape compiles and has a blob made; the second is an import, and known to
     be one.
     """
@@ -114,9 +112,7 @@ def test_what_a_load_is_expected_to_take_follows_what_spares_its_compile(
     assert again.load_expected_s == pytest.approx(imported.load_s, rel=0.5)
 
 
-def test_a_model_that_was_called_is_loaded_again_before_it_is_called_next(
-    cell: LiveCell, tmp_path: Path
-) -> None:
+def test_a_model_is_loaded_again_before_it_is_called(cell: LiveCell, tmp_path: Path) -> None:
     """It has gone from memory meanwhile; what spares its compile is there."""
     cell.journals = True
     home = tmp_path / "own"
@@ -183,9 +179,7 @@ def test_a_node_states_what_loads_take_and_after_a_crash_what_they_have_taken(
     assert 0.2 * instance.load_s < stated_s <= instance.load_s
 
 
-def test_a_further_instance_of_a_model_is_booked_what_it_does_not_share(
-    cell: LiveCell, tiny_model: Path
-) -> None:
+def test_a_further_instance_is_booked_what_is_its_own(cell: LiveCell, tiny_model: Path) -> None:
     """Also by a controller that comes to know both at once, and until the last has gone."""
     first_controller = cell.start_controller()
     cell.start_real_node("cpu0")

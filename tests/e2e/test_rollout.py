@@ -94,9 +94,7 @@ def test_an_update_that_cannot_load_leaves_the_old_revision_serving(
     assert cell.invoke(CHAT, "still here", max_tokens=5).finished().output_tokens == 5
 
 
-def test_revisions_survive_a_controller_that_is_killed(
-    cell: LiveCell, tiny_model: Path, other_model: Path
-) -> None:
+def test_revisions_survive_a_kill(cell: LiveCell, tiny_model: Path, other_model: Path) -> None:
     controller = cell.start_controller()
     node = cell.start_node("n1")
     cell.client.deploy(spec(tiny_model))

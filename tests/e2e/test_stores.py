@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import NotFound, Refused
+from mesh.domain.errors import Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
@@ -23,9 +23,7 @@ def test_a_node_whose_store_lacks_the_model_imports_it_for_the_load(
     assert len(list((tmp_path / "other home" / "store" / "models").iterdir())) == 1
 
 
-def test_a_source_that_changed_since_its_deployment_is_not_served(
-    cell: LiveCell, tmp_path: Path
-) -> None:
+def test_a_source_that_changed_is_not_served(cell: LiveCell, tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "mine", seed=5)
     first = cell.start("n1")
     # Time enough for the import to say why it fails.
@@ -40,10 +38,3 @@ def test_a_source_that_changed_since_its_deployment_is_not_served(
         answer.finished()
     assert raised.value.reason is RefusalReason.LOAD_FAILED
     assert "deploy chat again" in raised.value.hint
-
-
-def test_a_source_that_is_not_there_is_told_to_who_deploys(cell: LiveCell, tmp_path: Path) -> None:
-    cell.start("n1")
-    with pytest.raises(NotFound, match="nowhere"):
-        cell.deploy("chat", tmp_path / "nowhere")
-    assert cell.deployment("chat") is None

@@ -120,9 +120,7 @@ def busy(cell: LiveCell, load: Load) -> dict[str, list[Answer]]:
 
 
 @pytest.mark.timeout(TEST_S_MAX)
-def test_killed_children_come_back_and_no_request_of_another_node_is_lost(
-    cell: LiveCell, up: Up
-) -> None:
+def test_killed_children_come_back_and_others_lose_no_request(cell: LiveCell, up: Up) -> None:
     load = Load(cell)
     try:
         for kill in range(1, KILLS + 1):

@@ -126,9 +126,7 @@ def test_a_call_that_is_refused_after_its_first_token_counts_as_admitted() -> No
         (Answer(ended_s=1.0, tokens_s=(), failed="deadline_exceeded"), False, False),
     ],
 )
-def test_a_call_ends_once_whole_or_with_a_reason(
-    answer: Answer, finished: bool, once: bool
-) -> None:
+def test_a_call_ends_whole_or_with_a_reason(answer: Answer, finished: bool, once: bool) -> None:
     made = judge([CALL], [answer])
     assert made.finished == finished
     assert made.odd_ends == ({} if once else {answer.failed or "torn": 1})

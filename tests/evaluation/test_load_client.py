@@ -51,9 +51,7 @@ CALL = Call(
         (Answer(ended_s=1.0, tokens_s=(), refused="queue_full"), RefusalReason.QUEUE_FULL),
     ],
 )
-def test_what_came_of_a_call_is_its_outcome(
-    answer: Answer, end: FinishReason | RefusalReason
-) -> None:
+def test_a_call_has_its_outcome(answer: Answer, end: FinishReason | RefusalReason) -> None:
     assert outcome_of(CALL, answer, 0.0).end is end
 
 
@@ -103,9 +101,7 @@ def test_what_was_promised_is_known_of_a_call_that_fails_later(refused: str, fai
         (Answer(ended_s=1.0, tokens_s=(0.5,), failed=STOPPED), FinishReason.CANCELLED),
     ],
 )
-def test_an_answer_that_ends_by_itself_is_as_long_as_it_says(
-    answer: Answer, end: FinishReason
-) -> None:
+def test_an_answer_that_ends_itself_is_as_long(answer: Answer, end: FinishReason) -> None:
     assert outcome_of(replace(CALL, forced=False), answer, 0.0).end is end
 
 

@@ -51,9 +51,7 @@ def change(path: Path, changed: Callable[[dict[str, Any]], bool]) -> int:
     raise AssertionError("nothing was changed")
 
 
-def test_a_replay_says_of_the_requests_what_their_callers_saw(
-    journalled: tuple[Path, Summary],
-) -> None:
+def test_a_replay_says_what_callers_saw(journalled: tuple[Path, Summary]) -> None:
     path, summary = journalled
     heard: list[int] = []
     report = replay_journal(path, heard.append)
@@ -67,9 +65,7 @@ def test_a_replay_says_of_the_requests_what_their_callers_saw(
     assert 10 < report.span_s < 120
 
 
-def test_the_first_changed_decision_is_named_and_the_rest_is_still_counted(
-    journalled: tuple[Path, Summary],
-) -> None:
+def test_the_first_changed_decision_is_named_of_all(journalled: tuple[Path, Summary]) -> None:
     path, summary = journalled
 
     def one_more_block(line: dict[str, Any]) -> bool:

@@ -55,9 +55,7 @@ def test_a_second_is_used_from_none_to_whole(made: CellPlan) -> None:
     assert max(busiest.requests) >= 1
 
 
-def test_resident_weights_use_a_node_that_nobody_keeps_busy_unless_costs_are_ideal(
-    made: CellPlan,
-) -> None:
+def test_resident_weights_use_a_node_unless_costs_are_ideal(made: CellPlan) -> None:
     """They are parked at the end of the recording."""
     _, sampler = sampled(made, 30)
     for series in sampler.series():

@@ -55,9 +55,7 @@ def statuses(answer: bytes) -> list[int]:
         b"Connection: Upgrade\r\nUpgrade: a\r\nUpgrade: b\r\n",
     ],
 )
-async def test_an_upgrade_that_is_not_taken_is_an_ordinary_request(
-    http: Edge, offer: bytes, framed: bytes
-) -> None:
+async def test_an_upgrade_is_an_ordinary_request(http: Edge, offer: bytes, framed: bytes) -> None:
     await http.cell.deployed()
     request = PATH + PLAIN + offer + framed
     whole = await said(http, request + request + LAST)

@@ -88,9 +88,7 @@ async def uptimes(events: AsyncIterator[tuple[str, str, Any]], some: int) -> set
     return {(await anext(events))[2]["patch"]["status"]["uptime_s"] for _ in range(some)}
 
 
-async def test_a_viewer_is_told_the_whole_then_changes_that_make_the_whole_of_later(
-    watched: Watched,
-) -> None:
+async def test_a_viewer_is_told_the_whole_and_then_its_changes(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as blocks:
         events = told(blocks)
@@ -105,9 +103,7 @@ async def test_a_viewer_is_told_the_whole_then_changes_that_make_the_whole_of_la
     assert json.loads(await feed.cell(ADMIN))["status"].keys() == whole["status"].keys()
 
 
-async def test_a_snapshot_is_taken_once_for_all_viewers_and_none_for_nobody(
-    watched: Watched,
-) -> None:
+async def test_a_snapshot_is_taken_for_all_viewers_not_for_nobody(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
         await anext(one)
@@ -119,9 +115,7 @@ async def test_a_snapshot_is_taken_once_for_all_viewers_and_none_for_nobody(
     assert (feed.viewers, watched.taken) == (0, before)
 
 
-async def test_who_comes_back_goes_on_where_it_was_and_is_told_where_that_is_lost(
-    watched: Watched,
-) -> None:
+async def test_who_comes_back_goes_on_or_is_told_of_a_loss(watched: Watched) -> None:
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as stays:
         events = told(stays)

@@ -194,9 +194,7 @@ async def test_a_call_that_was_cut_is_told_as_far_as_it_came(http: Edge) -> None
     ("given", "thinks"),
     [({}, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True)],
 )
-async def test_a_model_thinks_where_it_is_asked_to(
-    http: Edge, given: dict[str, Any], thinks: bool
-) -> None:
+async def test_a_model_thinks_if_asked_to(http: Edge, given: dict[str, Any], thinks: bool) -> None:
     node = await thinking(http, "Yes.", QWEN)
     await answered(http, **({"thinking": given} if given else {}))
     (order,) = orders(node)
@@ -302,9 +300,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt is too long"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(
-    http: Edge, body: dict[str, Any], named: str
-) -> None:
+async def test_wrong_bodies_are_refused(http: Edge, body: dict[str, Any], named: str) -> None:
     await http.cell.deployed()
     response = await send(http, **body)
     error = error_of(response)

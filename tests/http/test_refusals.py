@@ -335,9 +335,7 @@ PREFLIGHT = {
 
 
 @pytest.mark.parametrize("keys", [False, True])
-async def test_pages_of_origins_that_the_operator_allows_may_ask(
-    tmp_path: Path, keys: bool
-) -> None:
+async def test_pages_of_allowed_origins_may_ask(tmp_path: Path, keys: bool) -> None:
     """A preflight needs no key, and errors can be read."""
     make_key(tmp_path)
     page, other = "https://chat.example", "https://evil.example"
@@ -391,9 +389,7 @@ async def test_without_origins_no_page_is_told_that_it_may_ask(http: Edge) -> No
 
 
 @pytest.mark.parametrize("keys", [False, True])
-async def test_the_root_says_what_this_is_and_where_its_documentation_is(
-    tmp_path: Path, keys: bool
-) -> None:
+async def test_the_root_says_what_this_is_and_names_docs(tmp_path: Path, keys: bool) -> None:
     make_key(tmp_path)
     async with edge(tmp_path, keys=keys) as http:
         for path in ("/", "/v1"):
@@ -496,9 +492,7 @@ async def test_chunks_without_an_end_are_refused_at_a_bound(http: Edge) -> None:
     assert sent_bytes < 2 * UNREAD_BYTES_MAX
 
 
-async def test_a_body_that_does_not_end_ends_its_connection(
-    http: Edge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_bodies_end_connections(http: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     await http.cell.deployed()
     monkeypatch.setattr("mesh.http.exchange.BODY_S_MAX", 0.2)
     for sent, missing_bytes in ((b"", 1 << 20), (b"x" * (BODY_BYTES_MAX + 1), 1 << 20)):

@@ -130,9 +130,7 @@ async def test_beyond_all_bounds_a_new_connection_takes_the_place_of_one_that_re
             assert b"200 OK" in await asyncio.to_thread(answer_to, clients[-1])
 
 
-async def test_a_handshake_that_does_not_come_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_S_MAX", 0.2)
     make_folder(tmp_path / "tls", ["127.0.0.1"], 1)
     book = Connections(secured=True)
@@ -160,9 +158,7 @@ async def test_a_handshake_that_does_not_come_ends(
         (("fe80::1%eth0", 5, 0, 2), "fe80::/64"),
     ],
 )
-def test_a_peer_is_an_address_or_a_network_that_a_machine_has(
-    address: tuple[str, int], peer: str
-) -> None:
+def test_a_peer_is_an_address_or_a_network(address: tuple[str, int], peer: str) -> None:
     assert peer_of(address) == peer
 
 

@@ -44,9 +44,7 @@ async def closed(tmp_path: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
         yield made
 
 
-async def test_a_key_begins_a_session_that_no_script_can_read(
-    closed: tuple[LiveCell, Keys],
-) -> None:
+async def test_a_key_begins_a_session_no_script_can_read(closed: tuple[LiveCell, Keys]) -> None:
     cell, keys = closed
     tab = Tab(cell)
     assert (await tab.ask("GET", "/api/v1/session")).json()["role"] is None

@@ -40,9 +40,7 @@ async def message_of(http: Edge, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("template", "says"), [(QWEN, "<think>\nWell.\n</think>\n\nYes."), (R1, "Well.</think> Yes.")]
 )
-async def test_a_thought_is_told_whole_beside_the_answer(
-    http: Edge, template: str, says: str
-) -> None:
+async def test_a_thought_is_told_beside_the_answer(http: Edge, template: str, says: str) -> None:
     await thinking(http, says, template)
     message = await message_of(http)
     assert (message["reasoning_content"], message["content"]) == ("Well.", "Yes.")

@@ -80,9 +80,7 @@ def test_a_program_that_closes_its_output_is_waited_for() -> None:
     assert (finished.exit_code, finished.output) == (7, "")
 
 
-def test_programs_run_where_no_folder_for_temporary_files_can_be_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_programs_run_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a read-only root."""
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/none"])
     monkeypatch.setattr("tempfile.tempdir", None)

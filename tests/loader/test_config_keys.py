@@ -79,9 +79,7 @@ def test_a_truth_value_is_true_or_false(folder: Path, key: str, value: Any) -> N
 
 @pytest.mark.parametrize("key", sorted(ROPE))
 @pytest.mark.parametrize("inside", ["rope_scaling", "rope_parameters", "of a layer"])
-def test_what_a_rotary_scaling_holds_is_checked_wherever_it_stands(
-    folder: Path, key: str, inside: str
-) -> None:
+def test_a_rotary_scaling_is_checked_everywhere(folder: Path, key: str, inside: str) -> None:
     values: tuple[Any, ...] = (-1, float("nan"), {"a": []}, [[]], True)
     for value in values:
         scaling: dict[str, Any] = {key: value}
@@ -113,9 +111,7 @@ def test_what_a_rotary_scaling_holds_is_checked_wherever_it_stands(
         ({"eos_token_id": [True]}, "eos_token_id should be an integer"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(
-    folder: Path, changed: dict[str, Any], said: str
-) -> None:
+def test_contradictions_are_refused(folder: Path, changed: dict[str, Any], said: str) -> None:
     assert said in refused(folder, changed).message
 
 
@@ -133,9 +129,7 @@ def test_what_does_not_fit_together_is_refused(
         ("tokenizer_config.json", {"chat_template": "x" * (2 << 20)}, "chat_template should be"),
     ],
 )
-def test_the_files_beside_it_are_checked_too(
-    folder: Path, file: str, changed: dict[str, Any], said: str
-) -> None:
+def test_other_files_are_too(folder: Path, file: str, changed: dict[str, Any], said: str) -> None:
     assert f"{file}: {said}" in refused(folder, changed, file).message
 
 
@@ -173,9 +167,7 @@ def test_a_configuration_of_a_million_lists_is_not_read(folder: Path, file: str)
         plan_hf(folder, own_files=False)
 
 
-def test_a_model_within_all_ranges_is_imported_and_its_numbers_fit_a_message(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_model_within_all_ranges_fits_a_message(folder: Path, tmp_path: Path) -> None:
     said = json.loads((folder / "config.json").read_text())
     said |= {"max_position_embeddings": 1 << 24, "eos_token_id": [-1, 2**31 - 1]}
     (folder / "config.json").write_text(json.dumps(said))

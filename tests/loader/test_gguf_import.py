@@ -35,9 +35,7 @@ def config(stored: StoredModel) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
-def test_weights_come_back_under_their_names_and_in_their_order(
-    tmp_path: Path, architecture: str
-) -> None:
+def test_weights_come_back_by_name_and_in_order(tmp_path: Path, architecture: str) -> None:
     """llama.cpp's interleaving of llama's queries and keys is undone, and what it adds to Gemma's
     norms; other rows stay.
     """
@@ -59,19 +57,12 @@ def test_weights_come_back_under_their_names_and_in_their_order(
 @pytest.mark.parametrize(
     "quantization",
     [
-        Quantization.F32,
-        Quantization.BF16,
-        Quantization.Q4_0,
-        Quantization.Q4_1,
-        Quantization.Q5_0,
-        Quantization.Q5_1,
-        Quantization.Q8_0,
+        *(Quantization.F32, Quantization.BF16, Quantization.Q4_0, Quantization.Q4_1),
+        *(Quantization.Q5_0, Quantization.Q5_1, Quantization.Q8_0),
     ],
     ids=lambda kind: kind.name,
 )
-def test_every_quantisation_is_the_librarys_dequantisation(
-    tmp_path: Path, quantization: Quantization
-) -> None:
+def test_quantisations_are_the_librarys(tmp_path: Path, quantization: Quantization) -> None:
     """Piecewise conversion gives what the gguf package gives for the whole tensor."""
     written = write_tiny_gguf(tmp_path / "m.gguf", "qwen3", quantization=quantization)
     found = load_file(imported(tmp_path).path / "model.safetensors")
@@ -161,9 +152,7 @@ def test_what_a_family_alone_has_is_in_the_config(
     assert {key: found[key] for key in expected} == expected
 
 
-def test_stop_tokens_are_the_end_of_sequence_of_turn_and_the_well_known_names(
-    tmp_path: Path,
-) -> None:
+def test_stop_tokens_are_the_ends_of_sequence_and_turn_and_known_names(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.eot_token_id": 256})
     assert imported(tmp_path).info.stop_token_ids == (256, 258, 259)
 

@@ -22,11 +22,12 @@ from tests.loader.tiny_gguf import (
 VOCABULARY = len(byte_tokenizer().tokens)
 
 
-def refusal(tmp_path: Path) -> ModelError:
+def refusal(tmp_path: Path, kind: type[ModelError] = ModelError, said: str = "") -> ModelError:
     """What the import of m.gguf is refused with; the store must be as empty as before."""
     store = ModelStore(tmp_path / "store")
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(kind) as caught:
         store.import_model(f"file://{tmp_path}/m.gguf")
+    assert said in caught.value.message
     assert store.models() == []
     assert not list((tmp_path / "store" / "staging").iterdir())
     assert "\n" not in caught.value.message + caught.value.hint
@@ -39,9 +40,7 @@ def test_a_file_cut_in_its_tensors_is_torn_and_both_sizes_are_named(tmp_path: Pa
     header = read_header(path)
     end_bytes = max(t.offset_bytes + t.size_bytes for t in header.tensors.values())
     path.write_bytes(path.read_bytes()[: end_bytes - 10])
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "m.gguf is truncated" in error.message
+    error = refusal(tmp_path, TornModel, "m.gguf is truncated")
     assert f"ends at byte {end_bytes}, the file has {end_bytes - 10}" in error.message
 
 
@@ -83,25 +82,19 @@ def test_flipped_bytes_in_the_header_never_raise_anything_but_a_model_error(
 
 def test_something_else_is_no_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"<!DOCTYPE html><html>not found</html>")
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "m.gguf is not a GGUF file: it does not begin with b'GGUF'" in error.message
+    refusal(tmp_path, TornModel, "m.gguf is not a GGUF file: it does not begin with b'GGUF'")
 
 
 def test_a_version_from_the_future_is_unsupported(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 9, 0, 0))
-    error = refusal(tmp_path)
-    assert isinstance(error, UnsupportedModel)
-    assert "version 9" in error.message
+    refusal(tmp_path, UnsupportedModel, "version 9")
 
 
 def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(
     tmp_path: Path,
 ) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", "gptneox", tensors=random_tensors("llama", VOCABULARY))
-    error = refusal(tmp_path)
-    assert isinstance(error, UnsupportedModel)
-    assert "m.gguf: architecture gptneox is not supported" in error.message
+    error = refusal(tmp_path, UnsupportedModel, "m.gguf: architecture gptneox is not supported")
     assert "llama, qwen2, qwen3, phi3, gemma3" in error.hint
 
 
@@ -119,9 +112,7 @@ def test_features_that_would_be_left_out_are_unsupported(
     tmp_path: Path, metadata: dict[str, int | float | str], said: str
 ) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata)
-    error = refusal(tmp_path)
-    assert isinstance(error, UnsupportedModel)
-    assert said in error.message
+    refusal(tmp_path, UnsupportedModel, said)
 
 
 COUNTS = (
@@ -157,9 +148,7 @@ def test_a_count_that_is_none_is_corrupt(tmp_path: Path, key: str) -> None:
         ("rope.scaling.type", 3, "scaling.type should be a text"),
     ],
 )
-def test_metadata_that_cannot_be_meant_is_named(
-    tmp_path: Path, key: str, value: MetadataValue, said: str
-) -> None:
+def test_wrong_metadata_is_named(tmp_path: Path, key: str, value: MetadataValue, said: str) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value})
     assert said in refusal(tmp_path).message
 
@@ -183,9 +172,7 @@ def test_a_head_of_two_billion_elements_takes_no_memory(tmp_path: Path) -> None:
         ("tokenizer.chat_template", 3),
     ],
 )
-def test_metadata_of_a_tokenizer_is_checked_too(
-    tmp_path: Path, key: str, value: MetadataValue
-) -> None:
+def test_a_tokenizers_metadata_is_checked(tmp_path: Path, key: str, value: MetadataValue) -> None:
     tokens = [*(f"<0x{n:02X}>" for n in range(256)), "\u2581", "a"]
     tokenizer = TinyTokenizer(
         model="llama", tokens=tokens, types=[6] * 256 + [1, 1], scores=[0.0] * 258
@@ -250,9 +237,7 @@ ENTRY = text(b"k") + struct.pack("<I", TEXT)
         ),
     ],
 )
-def test_a_hostile_header_is_refused_by_what_is_wrong(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_a_hostile_header_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
     error = refusal(tmp_path)
     assert said in error.message
@@ -278,25 +263,20 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     tensors = random_tensors("llama", VOCABULARY)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     write_tiny_gguf(tmp_path / "m.gguf", tensors=tensors)
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "m.gguf lacks tensor blk.1.ffn_up.weight" in error.message
+    refusal(tmp_path, TornModel, "m.gguf lacks tensor blk.1.ffn_up.weight")
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
     tensors = random_tensors("llama", VOCABULARY)
     tensors["model.norm.weight"] = np.ones(HIDDEN + 32, np.float32)
     write_tiny_gguf(tmp_path / "m.gguf", tensors=tensors)
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "output_norm.weight has shape (96,), its metadata calls for (64,)" in error.message
+    refusal(tmp_path, TornModel, "output_norm.weight has shape (96,), its metadata calls for (64,)")
 
 
 def test_a_tensor_without_a_place_is_refused_instead_of_left_out(tmp_path: Path) -> None:
     name = f"blk.{LAYERS - 1}.attn_sinks.weight"
     write_tiny_gguf(tmp_path / "m.gguf", extra={name: np.ones(4, np.float32)})
-    error = refusal(tmp_path)
-    assert isinstance(error, UnsupportedModel)
+    error = refusal(tmp_path, UnsupportedModel)
     assert name in error.message
 
 
@@ -310,9 +290,7 @@ def test_weights_that_are_no_numbers_are_torn(tmp_path: Path) -> None:
     tensors = random_tensors("llama", VOCABULARY)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.nan
     write_tiny_gguf(tmp_path / "m.gguf", tensors=tensors)
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "blk.0.ffn_up.weight holds values that are not finite" in error.message
+    refusal(tmp_path, TornModel, "blk.0.ffn_up.weight holds values that are not finite")
 
 
 @pytest.mark.parametrize(
@@ -323,13 +301,9 @@ def test_weights_that_are_no_numbers_are_torn(tmp_path: Path) -> None:
     ],
     ids=["pre-tokenizer", "model"],
 )
-def test_a_tokenizer_that_mesh_does_not_know_is_named(
-    tmp_path: Path, tokenizer: TinyTokenizer, said: str
-) -> None:
+def test_an_unknown_tokenizer_is_named(tmp_path: Path, tokenizer: TinyTokenizer, said: str) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
-    error = refusal(tmp_path)
-    assert isinstance(error, UnsupportedModel)
-    assert said in error.message
+    refusal(tmp_path, UnsupportedModel, said)
 
 
 @pytest.mark.parametrize(
@@ -343,10 +317,6 @@ def test_a_tokenizer_that_mesh_does_not_know_is_named(
     ],
     ids=["token twice", "types", "unknown merge", "scores", "eos outside"],
 )
-def test_a_vocabulary_that_contradicts_itself_is_corrupt(
-    tmp_path: Path, tokenizer: TinyTokenizer
-) -> None:
+def test_a_vocabulary_may_not_contradict_itself(tmp_path: Path, tokenizer: TinyTokenizer) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
-    error = refusal(tmp_path)
-    assert isinstance(error, TornModel)
-    assert "m.gguf is corrupt" in error.message
+    refusal(tmp_path, TornModel, "m.gguf is corrupt")

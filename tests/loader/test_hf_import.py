@@ -1,7 +1,6 @@
 """Hugging Face folders are checked against their config and taken as they are."""
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,12 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store")
 
 
-def refusal(store: ModelStore, folder: Path) -> MeshError:
-    with pytest.raises(ModelError) as caught:
+def refusal(
+    store: ModelStore, folder: Path, kind: type[ModelError] = ModelError, said: str = ""
+) -> MeshError:
+    with pytest.raises(kind) as caught:
         store.import_model(f"file://{folder}")
+    assert said in caught.value.message
     assert store.models() == []
     assert "\n" not in caught.value.message + caught.value.hint
     return caught.value
@@ -70,9 +72,7 @@ def test_a_folder_is_imported_whole(store: ModelStore, folder: Path) -> None:
     assert stored.info.parameters == sum(array.size for array in theirs.values())
 
 
-def test_the_stored_weights_do_not_change_with_the_users_file(
-    store: ModelStore, folder: Path
-) -> None:
+def test_stored_weights_do_not_follow_the_users_file(store: ModelStore, folder: Path) -> None:
     """A user's file is copied, never linked: a later write to it must not reach the store."""
     stored = store.import_model(f"file://{folder}")
     before = (stored.path / "model.safetensors").read_bytes()
@@ -107,9 +107,7 @@ def test_shards_stay_shards_with_their_index(store: ModelStore, folder: Path) ->
 def test_a_missing_shard_is_named(store: ModelStore, folder: Path) -> None:
     split_into_shards(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tiny lacks model-00002-of-00002.safetensors" in error.message
+    refusal(store, folder, TornModel, "tiny lacks model-00002-of-00002.safetensors")
 
 
 def test_a_single_safetensors_file_of_any_name_will_do(store: ModelStore, folder: Path) -> None:
@@ -118,51 +116,25 @@ def test_a_single_safetensors_file_of_any_name_will_do(store: ModelStore, folder
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 1000, 72_000])
-def test_a_cut_off_file_is_torn_and_both_sizes_are_named(
-    store: ModelStore, folder: Path, cut_bytes: int
-) -> None:
+def test_a_cut_off_file_is_torn_by_sizes(store: ModelStore, folder: Path, cut_bytes: int) -> None:
     path = folder / "model.safetensors"
     size_bytes = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size_bytes - cut_bytes)
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "model.safetensors" in error.message
+    error = refusal(store, folder, TornModel, "model.safetensors")
     assert f"the file has {size_bytes - cut_bytes}" in error.message
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"",
-        struct.pack("<Q", 10),
-        struct.pack("<Q", 4) + b"oops",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 9) + b'{"a": {}}',
-        struct.pack("<Q", 1 << 60) + b"{}",
-    ],
-)
-def test_garbage_in_place_of_safetensors_is_torn(
-    store: ModelStore, folder: Path, header: bytes
-) -> None:
-    (folder / "model.safetensors").write_bytes(header)
-    assert isinstance(refusal(store, folder), TornModel)
 
 
 def test_a_missing_tensor_is_named(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tiny lacks tensor model.layers.1.mlp.down_proj.weight" in error.message
+    refusal(store, folder, TornModel, "tiny lacks tensor model.layers.1.mlp.down_proj.weight")
 
 
 def test_shapes_that_contradict_the_config_are_named(store: ModelStore, folder: Path) -> None:
     change_config(folder, lambda c: c.update(intermediate_size=128))
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "has shape (64, 32), config.json calls for (128, 32)" in error.message
+    refusal(store, folder, TornModel, "has shape (64, 32), config.json calls for (128, 32)")
 
 
 def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> None:
@@ -170,35 +142,25 @@ def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> Non
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name] = tensors[name].astype(np.int8)
     save_file(tensors, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert f"{name} has type I8" in error.message
+    refusal(store, folder, UnsupportedModel, f"{name} has type I8")
 
 
-def test_a_missing_tokenizer_is_named_with_the_way_to_make_one(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_missing_tokenizer_is_named_with_a_remedy(store: ModelStore, folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny has no tokenizer.json" in error.message
+    error = refusal(store, folder, UnsupportedModel, "tiny has no tokenizer.json")
     assert "save_pretrained" in error.hint
 
 
 def test_a_broken_tokenizer_is_torn(store: ModelStore, folder: Path) -> None:
     text = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(text[: len(text) // 2])
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "tokenizer.json is corrupt" in error.message
+    refusal(store, folder, TornModel, "tokenizer.json is corrupt")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}'])
 def test_a_broken_config_is_torn(store: ModelStore, folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "config.json" in error.message
+    refusal(store, folder, TornModel, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +175,7 @@ def test_features_that_would_be_left_out_are_unsupported(
     store: ModelStore, folder: Path, key: str, value: object
 ) -> None:
     change_config(folder, lambda c: c.update({key: value}))
-    assert isinstance(refusal(store, folder), UnsupportedModel)
+    refusal(store, folder, UnsupportedModel)
 
 
 def test_another_architecture_names_itself_the_native_ones_and_the_extra(
@@ -221,9 +183,7 @@ def test_another_architecture_names_itself_the_native_ones_and_the_extra(
 ) -> None:
     monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
     change_config(folder, lambda c: c.update(model_type="gpt_neox"))
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "architecture gpt_neox" in error.message
+    error = refusal(store, folder, UnsupportedModel, "architecture gpt_neox")
     assert "llama, qwen2, qwen3" in error.message
     assert error.hint == "pip install 'mesh-serve[convert]'"
 
@@ -233,9 +193,7 @@ def test_pickled_weights_alone_need_the_extra(
 ) -> None:
     monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny has no safetensors weights" in error.message
+    error = refusal(store, folder, UnsupportedModel, "tiny has no safetensors weights")
     assert error.hint == "pip install 'mesh-serve[convert]'"
 
 
@@ -252,9 +210,7 @@ def test_a_folder_of_gguf_files_asks_for_one_of_them(store: ModelStore, tmp_path
     assert refusal(store, tmp_path / "many").hint.endswith("/many/a.gguf")
 
 
-def test_the_newer_form_of_a_config_is_brought_into_the_classic_one(
-    store: ModelStore, folder: Path
-) -> None:
+def test_newer_configs_are_brought_into_the_classic_form(store: ModelStore, folder: Path) -> None:
     """transformers 5 writes rope_parameters and dtype, and leaves defaults out."""
 
     def renew(c: dict[str, Any]) -> None:
@@ -271,9 +227,7 @@ def test_the_newer_form_of_a_config_is_brought_into_the_classic_one(
     assert found["torch_dtype"] == "float16"
 
 
-def test_a_rotary_scaling_keeps_its_parameters_in_either_form(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_rotary_scaling_keeps_parameters_in_any_form(store: ModelStore, folder: Path) -> None:
     change_config(folder, lambda c: c.update(rope_scaling={"type": "linear", "factor": 2.0}))
     first = config(store.import_model(f"file://{folder}"))
     assert first["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
@@ -290,9 +244,7 @@ def test_stop_tokens_come_from_every_place_that_names_them(store: ModelStore, fo
     assert store.import_model(f"file://{folder}").info.stop_token_ids == (1, 5, 7, 9)
 
 
-def test_templates_in_a_folder_of_their_own_are_taken_and_make_another_model(
-    store: ModelStore, folder: Path
-) -> None:
+def test_templates_in_a_folder_make_another_model(store: ModelStore, folder: Path) -> None:
     without = store.import_model(f"file://{folder}")
     templates = folder / "additional_chat_templates"
     templates.mkdir()
@@ -366,9 +318,7 @@ def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folde
     assert (stored.path / "chat_template.jinja").read_text() == "D"
 
 
-def test_a_whole_file_comes_before_an_index_that_is_left_over(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_whole_file_comes_before_a_left_over_index(store: ModelStore, folder: Path) -> None:
     """As in transformers: the shards that the index names may be gone."""
     index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -384,33 +334,27 @@ POINTER = (
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_pointer_of_git_lfs_is_named_with_what_fetches_the_file(
-    store: ModelStore, folder: Path, name: str
-) -> None:
+def test_a_pointer_of_git_lfs_is_named(store: ModelStore, folder: Path, name: str) -> None:
     (folder / name).write_text(POINTER)
     error = refusal(store, folder)
     assert f"{name} is a pointer of Git LFS" in error.message
     assert "git lfs pull" in error.hint
 
 
-def test_a_gguf_file_that_is_a_pointer_of_git_lfs_is_named(
-    store: ModelStore, tmp_path: Path
-) -> None:
+def test_a_gguf_that_is_a_pointer_of_git_lfs_is_named(store: ModelStore, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text(POINTER)
     assert "m.gguf is a pointer of Git LFS" in refusal(store, tmp_path / "m.gguf").message
 
 
 @pytest.mark.parametrize("beside_a_config", [True, False])
-def test_a_lora_adapter_is_named_with_its_base(
-    store: ModelStore, folder: Path, beside_a_config: bool
-) -> None:
+def test_a_lora_adapter_is_named(store: ModelStore, folder: Path, beside_a_config: bool) -> None:
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     if not beside_a_config:
         (folder / "config.json").unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert "tiny is a LoRA adapter of 'org/base', not a whole model" in error.message
+    error = refusal(
+        store, folder, UnsupportedModel, "tiny is a LoRA adapter of 'org/base', not a whole model"
+    )
     assert "merge" in error.hint
 
 
@@ -463,9 +407,7 @@ def test_a_head_beside_tied_embeddings_is_used_where_it_is_another(
     assert read_architecture(stored.path).tied_embeddings is not own
 
 
-def test_a_head_of_another_shape_is_named_though_it_is_said_to_be_tied(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_head_of_another_shape_is_named_though_tied(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[HEAD] = tensors[HEAD][:100]
     save_file(tensors, folder / "model.safetensors")
@@ -482,19 +424,13 @@ def test_a_head_of_another_shape_is_named_though_it_is_said_to_be_tied(
         "model.layers.2.mlp.up_proj.weight",
     ],
 )
-def test_a_tensor_that_would_be_left_out_is_refused_by_name(
-    store: ModelStore, folder: Path, name: str
-) -> None:
+def test_a_tensor_left_out_is_refused_by_name(store: ModelStore, folder: Path, name: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {name: np.ones(32, np.float16)}, folder / "model.safetensors")
-    error = refusal(store, folder)
-    assert isinstance(error, UnsupportedModel)
-    assert f"tensor {name} has no place in a llama model" in error.message
+    refusal(store, folder, UnsupportedModel, f"tensor {name} has no place in a llama model")
 
 
-def test_what_an_old_checkpoint_keeps_of_its_rotary_embedding_is_left_out(
-    store: ModelStore, folder: Path
-) -> None:
+def test_old_checkpoints_rotary_embeddings_are_left_out(store: ModelStore, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     save_file(tensors, folder / "model.safetensors")
@@ -526,9 +462,12 @@ def test_weights_that_are_not_finite_are_refused_by_their_tensors_name(
     values[place] = bits_of(dtype, negative, kind)
     write_as(folder, tensors, name, dtype, values)
     fresh = ModelStore(folder.parent / "fresh")
-    error = refusal(fresh, folder)
-    assert isinstance(error, TornModel)
-    assert f"model.safetensors: tensor {name} holds values that are not finite" in error.message
+    refusal(
+        fresh,
+        folder,
+        TornModel,
+        f"model.safetensors: tensor {name} holds values that are not finite",
+    )
 
 
 def write_as(
@@ -551,9 +490,7 @@ def write_as(
         ("I8", 0xFF, False),
     ],
 )
-def test_so_are_eight_bits_of_a_quantised_checkpoint(
-    tmp_path: Path, dtype: str, bits: int, bad: bool
-) -> None:
+def test_so_are_eight_bits_of_weights(tmp_path: Path, dtype: str, bits: int, bad: bool) -> None:
     path = tmp_path / "m.safetensors"
     entry = StoredTensor(dtype=dtype, shape=(5,))
     path.write_bytes(header_bytes([("w", entry)]) + bytes([0, 1, 2, 3, bits]))

@@ -64,18 +64,14 @@ def fetched(address: str, folder: Path) -> bytes:
     return fetch_web_file(source, folder, UNBOUND, silent, HERE).read_bytes()
 
 
-def test_a_file_comes_whole_and_leaves_nothing_else(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_file_comes_whole_and_alone(served: Served, address: str, tmp_path: Path) -> None:
     assert fetched(address, tmp_path) == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
     assert fetched(address, tmp_path) == CONTENT
     assert served.asked == [""]
 
 
-def test_a_download_goes_on_where_it_broke_off(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_download_goes_on_where_it_broke(served: Served, address: str, tmp_path: Path) -> None:
     served.breaks_after = [1 << 20, 1 << 20]
     assert fetched(address, tmp_path) == CONTENT
     assert served.asked[0] == ""
@@ -85,17 +81,13 @@ def test_a_download_goes_on_where_it_broke_off(
     assert served.sent_bytes <= len(CONTENT) + 2 * download_module.PIECE_BYTES
 
 
-def test_a_server_without_ranges_sends_it_all_again(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_without_ranges_all_is_sent_again(served: Served, address: str, tmp_path: Path) -> None:
     served.ranges, served.breaks_after = False, [2 << 20, 2 << 20]
     assert fetched(address, tmp_path) == CONTENT
     assert len(served.asked) == 3
 
 
-def test_a_server_without_versions_sends_it_all_again(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_without_versions_all_is_sent_again(served: Served, address: str, tmp_path: Path) -> None:
     served.tags, served.breaks_after = False, [2 << 20]
     assert fetched(address, tmp_path) == CONTENT
     assert served.asked == ["", ""]
@@ -126,9 +118,7 @@ def test_a_file_of_unknown_size_goes_on_and_leaves_the_disk_its_reserve(
     assert (tmp_path / "again" / "m.gguf.part").stat().st_size == 2 << 20
 
 
-def test_a_part_that_is_whole_is_not_fetched_again(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_whole_part_is_not_fetched_again(served: Served, address: str, tmp_path: Path) -> None:
     """The process was stopped between the last byte and the rename."""
     with pytest.raises(Cancelled):
         _fetch_until(address, tmp_path, len(CONTENT))
@@ -155,9 +145,7 @@ def _change_after_break(served: Served) -> None:
     served.content = OTHER
 
 
-def test_a_version_that_became_shorter_than_the_part(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_version_shorter_than_the_part(served: Served, address: str, tmp_path: Path) -> None:
     served.breaks_after = [2 << 20]
     served.if_range = False
     with pytest.raises(Cancelled):
@@ -175,9 +163,7 @@ def _fetch_until(address: str, folder: Path, bytes_wanted: int) -> None:
     fetch_web_file(parse_http(f"{address}/m.gguf"), folder, UNBOUND, progress, HERE)
 
 
-def test_a_file_that_always_changes_is_given_up(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_file_that_keeps_changing_is_left(served: Served, address: str, tmp_path: Path) -> None:
     rng = random.Random(3)
     served.breaks_after = [1 << 20] * 20
 
@@ -209,9 +195,7 @@ def test_a_refusal_is_told_at_once(
     assert len(served.asked) == 1
 
 
-def test_a_busy_server_is_asked_again_but_not_for_ever(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_busy_server_is_asked_so_often(served: Served, address: str, tmp_path: Path) -> None:
     served.statuses = [(503, {}), (429, {"Retry-After": "0.02"}), (500, {})]
     assert fetched(address, tmp_path) == CONTENT
     served.statuses = [(503, {})] * 99
@@ -243,9 +227,7 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_written(
     assert not list(tmp_path.glob("*.part")) or not (tmp_path / "m.gguf.part").stat().st_size
 
 
-def test_the_bound_holds_for_all_downloads_together(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_the_bound_is_for_all_downloads(served: Served, address: str, tmp_path: Path) -> None:
     """Two of 3 MiB at 12 MiB/s take half a second, and not a quarter."""
     rate = DownloadRate(tmp_path / "rate", 12 << 20)
     source = parse_http(f"{address}/m.gguf")
@@ -295,9 +277,7 @@ def test_a_killed_import_goes_on_where_it_was(served: Served, address: str, tmp_
     assert len(served.asked) == asked
 
 
-def test_what_no_model_can_be_made_of_is_fetched_anew(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_what_makes_no_model_is_fetched_anew(served: Served, address: str, tmp_path: Path) -> None:
     """A file that was torn at its source is not kept until somebody clears the store."""
     write_tiny_gguf(tmp_path / "m.gguf")
     whole = (tmp_path / "m.gguf").read_bytes()
@@ -309,9 +289,7 @@ def test_what_no_model_can_be_made_of_is_fetched_anew(
     assert store.import_model(f"{address}/m.gguf").info.architecture == "llama"
 
 
-def test_a_download_that_is_gone_on_with_is_kept_anew(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_download_that_goes_on_is_kept(served: Served, address: str, tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store", reach=HERE)
     limits = [0.3, 0.6]
 
@@ -367,9 +345,7 @@ def test_an_archive_that_is_none_or_leads_elsewhere_is_refused(
         ModelStore(tmp_path / "store", reach=HERE).import_model(f"{address}/m.tar.gz")
 
 
-def test_a_flipped_bit_in_a_compressed_archive_is_found(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_flipped_bit_in_an_archive_is_found(served: Served, address: str, tmp_path: Path) -> None:
     """In bytes that no compression makes smaller, and so none misses: by the checksum alone."""
     (tmp_path / "model.safetensors").write_bytes(CONTENT)
     with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
@@ -381,9 +357,7 @@ def test_a_flipped_bit_in_a_compressed_archive_is_found(
         ModelStore(tmp_path / "store", reach=HERE).import_model(f"{address}/m.tgz")
 
 
-def test_an_archive_of_a_file_with_files_below_is_corrupt(
-    served: Served, address: str, tmp_path: Path
-) -> None:
+def test_a_file_with_files_below_is_corrupt(served: Served, address: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "m.tar", "w") as tar:
         for name in ("m", "m/config.json"):
             tar.addfile(tarfile.TarInfo(name))

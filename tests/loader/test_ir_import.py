@@ -46,16 +46,15 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store")
 
 
-def refusal(store: ModelStore, folder: Path) -> ModelError:
-    with pytest.raises(ModelError) as caught:
+def refusal(store: ModelStore, folder: Path, kind: type[ModelError], said: str = "") -> ModelError:
+    with pytest.raises(kind) as caught:
         store.import_model(f"file://{folder}")
+    assert said in caught.value.message
     assert store.models() == []
     return caught.value
 
 
-def test_a_whole_folder_is_imported_and_can_be_read_by_openvino(
-    store: ModelStore, folder: Path
-) -> None:
+def test_a_whole_folder_is_imported_for_openvino(store: ModelStore, folder: Path) -> None:
     stored = store.import_model(f"file://{folder}")
     assert stored.info.format is ModelFormat.OPENVINO_IR
     assert stored.info.architecture == "llama"
@@ -77,9 +76,7 @@ def test_how_what_it_was_exported_from_was_quantised_is_not_its_own(
 @pytest.mark.parametrize("name", ["openvino_model.bin", "config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(store: ModelStore, folder: Path, name: str) -> None:
     (folder / name).unlink()
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert f"ir lacks {name}" in error.message
+    refusal(store, folder, TornModel, f"ir lacks {name}")
 
 
 def test_cut_off_weights_are_torn_and_both_sizes_are_named(store: ModelStore, folder: Path) -> None:
@@ -87,9 +84,7 @@ def test_cut_off_weights_are_torn_and_both_sizes_are_named(store: ModelStore, fo
     size_bytes = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size_bytes - 4)
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert f"end at byte {size_bytes}, the file has {size_bytes - 4}" in error.message
+    refusal(store, folder, TornModel, f"end at byte {size_bytes}, the file has {size_bytes - 4}")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
@@ -97,18 +92,16 @@ def test_a_cut_off_graph_is_torn(store: ModelStore, folder: Path, share: float) 
     path = folder / "openvino_model.xml"
     text = path.read_bytes()
     path.write_bytes(text[: int(len(text) * share)])
-    error = refusal(store, folder)
-    assert isinstance(error, TornModel)
-    assert "openvino_model.xml" in error.message
+    refusal(store, folder, TornModel, "openvino_model.xml")
 
 
 def test_other_xml_is_no_graph(store: ModelStore, folder: Path) -> None:
     (folder / "openvino_model.xml").write_text("<html><body/></html>")
-    assert isinstance(refusal(store, folder), TornModel)
+    refusal(store, folder, TornModel)
 
 
 def test_a_model_without_state_is_unsupported(store: ModelStore, tmp_path: Path) -> None:
-    error = refusal(store, write_ir(tmp_path / "stateless", stateful=False))
-    assert isinstance(error, UnsupportedModel)
-    assert "keeps no state" in error.message
+    error = refusal(
+        store, write_ir(tmp_path / "stateless", stateful=False), UnsupportedModel, "keeps no state"
+    )
     assert "text-generation-with-past" in error.hint

@@ -73,9 +73,7 @@ def test_links_to_folders_and_over_other_links_are_refused(folder: Path, tmp_pat
         imported(folder, tmp_path)
 
 
-def test_a_folder_beside_it_of_a_longer_name_is_not_the_folder(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_a_longer_name_is_not_the_folder(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / f"{folder.name}-of-others"
     other.mkdir()
     (other / "chat_template.jinja").write_text(SECRET)
@@ -84,9 +82,7 @@ def test_a_folder_beside_it_of_a_longer_name_is_not_the_folder(
         imported(folder, tmp_path)
 
 
-def test_links_within_the_folder_and_a_link_to_the_folder_are_followed(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_links_within_and_to_the_folder_are_followed(folder: Path, tmp_path: Path) -> None:
     (folder / "weights").mkdir()
     (folder / "model.safetensors").rename(folder / "weights" / "a.safetensors")
     (folder / "model.safetensors").symlink_to("weights/a.safetensors")
@@ -105,9 +101,7 @@ def cache_of(folder: Path, root: Path, name: str = "models--org--tiny") -> Path:
     return snapshot
 
 
-def test_a_snapshot_leads_into_the_blobs_of_its_own_repository_alone(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_leads_into_its_own_repositorys_blobs(folder: Path, tmp_path: Path) -> None:
     snapshot = cache_of(folder, tmp_path / "hub")
     others = cache_of(folder, tmp_path / "hub", "models--org--private")
     assert (imported(snapshot, tmp_path) / "tokenizer.json").is_file()

@@ -75,9 +75,7 @@ def test_reading_ahead_begins_nothing_where_all_is_there_or_no_thread_is_to_be_h
     assert begun == ["mesh-pages-ahead"]
 
 
-def test_reading_ahead_ends_when_it_is_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_ahead_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_cache, "AHEAD_BYTES", mmap.PAGESIZE)
     path = tmp_path / "weights"
     path.write_bytes(bytes(128 * AHEAD_BYTES))

@@ -122,9 +122,7 @@ def refused(
     return caught.value
 
 
-def test_a_node_that_computes_plain_weights_alone_imports_no_others(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_node_of_plain_weights_imports_no_others(tmp_path: Path, folder: Path) -> None:
     quantise(folder, "fp8")
     store = ModelStore(tmp_path / "store", plain=True)
     with pytest.raises(UnsupportedModel, match="quantised by 'fp8', which the engine of this node"):
@@ -133,9 +131,7 @@ def test_a_node_that_computes_plain_weights_alone_imports_no_others(
 
 
 @pytest.mark.parametrize("method", ["hqq", "bitsandbytes"])
-def test_a_method_that_no_engine_has_is_refused_with_both(
-    tmp_path: Path, folder: Path, method: str
-) -> None:
+def test_a_method_of_no_engine_is_refused(tmp_path: Path, folder: Path, method: str) -> None:
     change(folder, quantization_config={"quant_method": method})
     refused(
         tmp_path,
@@ -175,9 +171,7 @@ def test_an_architecture_that_vllm_alone_has_is_taken_whole(tmp_path: Path, fold
         read_architecture(stored.path)
 
 
-def test_what_mesh_leaves_out_of_its_own_families_vllm_may_compute(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_vllm_may_compute_what_mesh_leaves_out(tmp_path: Path, folder: Path) -> None:
     change(folder, hidden_act="gelu", architectures=["LlamaForCausalLM"])
     refused(tmp_path, folder, UnsupportedModel, "llama with hidden_act = 'gelu'")
     store = ModelStore(tmp_path / "store", as_is=("LlamaForCausalLM",))
@@ -186,9 +180,7 @@ def test_what_mesh_leaves_out_of_its_own_families_vllm_may_compute(
         read_architecture(stored.path)
 
 
-def test_an_architecture_that_neither_has_is_refused_with_both(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_an_architecture_of_neither_is_refused(tmp_path: Path, folder: Path) -> None:
     change(folder, model_type="novel", architectures=["NovelForCausalLM"])
     error = refused(
         *(tmp_path, folder, UnsupportedModel),
@@ -197,9 +189,7 @@ def test_an_architecture_that_neither_has_is_refused_with_both(
     assert "llama, qwen2" in error.hint
 
 
-def test_a_config_that_does_not_say_what_the_model_takes_is_refused(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_config_without_what_a_model_takes_is_refused(tmp_path: Path, folder: Path) -> None:
     change(folder, model_type="gpt2", architectures=["GPT2LMHeadModel"], num_hidden_layers=None)
     refused(
         *(tmp_path, folder, UnsupportedModel),

@@ -33,11 +33,17 @@ CONTENT = random.Random(1).randbytes(3 << 20)
 OTHER = random.Random(2).randbytes(3 << 20)
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The client of an empty bucket named models."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The client of an empty bucket named models."""
     host, port = server.get_host_and_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
@@ -51,11 +57,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     requests.post(f"http://{host}:{port}/moto-api/reset", timeout=60)
     client = boto3.Session().client("s3")
     client.create_bucket(Bucket="models")
-    try:
-        yield client
-    finally:
-        client.close()
-        server.stop()
+    yield client
+    client.close()
 
 
 def test_one_object_is_imported(client: Any, tmp_path: Path) -> None:
@@ -100,9 +103,7 @@ def test_named_chat_templates_are_fetched_with_their_folder(client: Any, tmp_pat
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_stopped_download_goes_on_unless_the_object_changed(
-    client: Any, tmp_path: Path, changed: bool
-) -> None:
+def test_a_download_goes_on_unless_it_changed(client: Any, tmp_path: Path, changed: bool) -> None:
     client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)
     shares = []
 
@@ -121,9 +122,7 @@ def test_a_stopped_download_goes_on_unless_the_object_changed(
     assert (min(shares[100:]) > 0.5) is not changed
 
 
-def test_a_folder_that_became_another_model_is_not_mixed_with_what_came_before(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_folder_that_became_another_model_is_not_mixed(client: Any, tmp_path: Path) -> None:
     """What is unchanged since a stop is kept; after a change nothing of the older folder is."""
     put(client, {"config.json": b"{}", "model-1-of-1.safetensors": CONTENT})
     stop_at_weights(tmp_path)
@@ -219,9 +218,7 @@ def test_an_endpoint_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         fetch("s3://models/m.gguf", tmp_path, silent)
 
 
-def test_a_host_that_is_not_the_operators_endpoint_must_be_public(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_host_that_is_no_endpoint_must_be_public(client: Any, tmp_path: Path) -> None:
     """What a bucket's name or an answer's region makes of the host is checked first."""
     seen = s3_download._client(NOWHERE_PRIVATE)
     request = type("Request", (), {"url": "https://localhost:1/m.gguf"})()

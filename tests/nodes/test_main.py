@@ -86,9 +86,7 @@ def test_a_missing_engine_package_names_what_to_install(
 
 
 @pytest.mark.parametrize("arguments", [["--nmae", "x"], ["--threads", "many"], ["--memory", "x"]])
-def test_usage_errors_exit_with_2_and_two_lines(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_wrong_usage_is_two_lines(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(arguments) == 2
     error, hint = _lines(capsys)
     assert error.startswith("error: ")
@@ -122,9 +120,7 @@ def test_a_node_tells_its_fingerprint(told: list[NodeHello], tmp_path: Path) -> 
     assert re.fullmatch(r"cpu/[^/ ]+/3-threads/([^/ ]+/)?scripted-1", hello.fingerprint)
 
 
-def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
-    told: list[NodeHello], tmp_path: Path
-) -> None:
+def test_a_node_tells_its_limit_and_its_own_part(told: list[NodeHello], tmp_path: Path) -> None:
     """The latter once the engine is there."""
     held: list[mmap.mmap] = []
 
@@ -143,9 +139,7 @@ def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
     assert ENGINE_BYTES * 0.5 < hello.base_bytes - before_bytes < ENGINE_BYTES * 2
 
 
-def test_what_processes_without_an_instance_hold_is_no_memory_for_others(
-    told: list[NodeHello], tmp_path: Path
-) -> None:
+def test_what_other_processes_hold_is_not_for_loads(told: list[NodeHello], tmp_path: Path) -> None:
     for kept_bytes in (0, 1 << 29):
         built = BuiltEngine(ScriptedEngine(), lambda: 1 << 20, kept_bytes=kept_bytes)
         arguments = ["--home", str(tmp_path), "--memory", "2GiB"]
@@ -153,9 +147,7 @@ def test_what_processes_without_an_instance_hold_is_no_memory_for_others(
         assert told[-1].base_bytes == (1 << 20) + kept_bytes
 
 
-def test_what_a_load_takes_is_measured_once_until_there_has_been_one(
-    told: list[NodeHello], tmp_path: Path
-) -> None:
+def test_what_a_load_takes_is_measured_once(told: list[NodeHello], tmp_path: Path) -> None:
     asked: list[float] = []
 
     def least_load_s() -> float:
@@ -178,9 +170,7 @@ def test_what_a_load_takes_is_measured_once_until_there_has_been_one(
     assert len(asked) == 2, "not at the third start"
 
 
-def test_a_node_that_cannot_measure_starts_all_the_same(
-    told: list[NodeHello], tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_measure_starts(told: list[NodeHello], tmp_path: Path) -> None:
     def least_load_s() -> float:
         raise EngineError("a graph cannot be compiled")
 

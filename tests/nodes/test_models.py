@@ -17,19 +17,28 @@ from mesh.domain.errors import (
     TornModel,
     Unavailable,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
-from mesh.domain.messages import ImportDone, ImportFailed, ImportProgress, LoadInstance
+from mesh.domain.ids import InstanceId, ModelId, OperationId
+from mesh.domain.messages import (
+    ImportDone,
+    ImportFailed,
+    ImportProgress,
+    InstanceGone,
+    LoadFailed,
+    LoadInstance,
+)
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Lane
+from mesh_loader.store import ModelStore
 from mesh_nodes import models as models_module
 from mesh_nodes.lanes import ThreadLanes
-from mesh_nodes.models import NodeModels
+from mesh_nodes.models import ModelsInUse, NodeModels
+from tests.core.cells import load_instance
 from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
-from tests.support.profiles import PROFILE
+from tests.support.tiny_model import write_tiny_llama
 
 WAIT_S = 60.0
 FOOTPRINT = Footprint(weights_bytes=5000, kv_block_bytes=64, block_tokens=32)
@@ -98,15 +107,7 @@ class Node:
     @staticmethod
     def action() -> LoadInstance:
         """A load of MODEL."""
-        return LoadInstance(
-            instance_id=InstanceId("i-1"),
-            deployment=DeploymentName("chat"),
-            model=MODEL,
-            kv_blocks=8,
-            context_tokens_max=256,
-            batch_max=4,
-            profile=PROFILE,
-        )
+        return load_instance(instance_id=InstanceId("i-1"), model=MODEL, batch_max=4)
 
     async def order(self, progress: Progress = silent) -> Path:
         """Where a load of MODEL finds it."""
@@ -323,3 +324,32 @@ async def test_the_end_of_the_node_ends_a_preparation(node: Node) -> None:
     with pytest.raises(Cancelled):
         await bringing
     assert node.engine.prepared == []
+
+
+FIRST, SECOND = InstanceId("i-1"), InstanceId("i-2")
+
+
+def start(instance_id: InstanceId, model: ModelInfo) -> LoadInstance:
+    return load_instance(instance_id=instance_id, model=model, batch_max=4)
+
+
+def test_a_model_is_free_with_the_end_of_its_last_instance(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store")
+    info = store.import_model(f"file://{write_tiny_llama(tmp_path / 'model')}").info
+    in_use = ModelsInUse(store.root)
+    in_use.record(0.0, None, [start(FIRST, info), start(SECOND, info)])
+    broke = LoadFailed(instance_id=FIRST, error="ModelError", message="", hint="")
+    in_use.record(1.0, broke, [])
+    with pytest.raises(Unavailable, match="is in use by a node"):
+        store.remove(info.model_id)
+    in_use.record(2.0, InstanceGone(instance_id=SECOND), [])
+    store.remove(info.model_id)
+    assert store.models() == []
+    # A load that waits for its import holds the model before it is there.
+    in_use.record(3.0, None, [start(FIRST, info)])
+    store.import_model(f"file://{tmp_path / 'model'}")
+    with store.unused(info.model_id) as free:
+        assert not free
+    in_use.close()
+    with store.unused(info.model_id) as free:
+        assert free

@@ -85,9 +85,7 @@ def test_precisions_are_found_by_the_clock_unless_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"), [((), 1 << 30), (("--prefetch-memory", "64MiB"), 64 << 20)]
 )
-def test_a_quarter_of_the_memory_is_for_what_nobody_has_called_yet(
-    given: tuple[str, ...], expected: int
-) -> None:
+def test_a_quarter_of_memory_is_for_prefetches(given: tuple[str, ...], expected: int) -> None:
     assert _read("--memory", "4GiB", *given).prefetch_bytes == expected
     assert _read("--prefetch-memory", "0").prefetch_bytes == 0
 

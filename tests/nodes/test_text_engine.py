@@ -97,9 +97,7 @@ def text(tokens: Iterable[RequestTokens]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def test_text_is_that_of_the_tokens_and_comes_with_them(
-    engine: TextEngine, codec: TextCodec
-) -> None:
+def test_text_is_of_the_tokens_and_comes_with_them(engine: TextEngine, codec: TextCodec) -> None:
     """The scripted tokens are random bytes, so hardly any is a character of its own."""
     submit(engine, "r")
     tokens = run(engine)
@@ -155,9 +153,7 @@ def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine)
     assert engine.step(INSTANCE, 64).outputs == ()
 
 
-def test_what_further_iterations_compute_after_a_stop_string_is_not_told(
-    engine: TextEngine,
-) -> None:
+def test_what_is_computed_after_a_stop_string_is_not_told(engine: TextEngine) -> None:
     submit(engine, "free")
     free = text(run(engine))
     submit(engine, "single", stop=(free[20:24],))
@@ -343,9 +339,7 @@ def test_a_stop_string_that_comes_with_the_last_token_is_why_it_ends(engine: Tex
     assert last not in "".join(token.text for token in tokens)
 
 
-def test_a_moved_request_that_has_its_stop_string_already_ends_without_more_text(
-    engine: TextEngine,
-) -> None:
+def test_a_moved_request_that_has_its_stop_string_ends_so(engine: TextEngine) -> None:
     submit(engine, "free")
     free = run(engine)
     stop = "".join(token.text for token in free)[3:6]

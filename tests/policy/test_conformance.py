@@ -4,13 +4,12 @@ hangs, and the same run makes the same journal. For a policy of your own:
     pytest tests/policy/test_conformance.py --policy FILE.py
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from mesh.domain.actions import NotePolicyFault
 from mesh.policy.registry import known_policies
@@ -22,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = tuple(str(path) for path in sorted((ROOT / "examples/policies").glob("*.py")))
 ADVERSARY = str(ROOT / "tests/support/adversary.py")
 ARRIVALS_S = 10.0
+SEEDS = range(3, 6 if "CI" in os.environ else 4)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,8 +42,10 @@ class Decisions:
         self.faults += [action for action in actions if isinstance(action, NotePolicyFault)]
 
 
-def checked_run(policy: str, seed: int) -> Decisions:
-    """A cell under faults, held to its invariants after every decision and at the end."""
+def checked_run(policy: str, seed: int, *, check: bool = True) -> Decisions:
+    """A cell under faults; with `check`, held to its invariants after every decision, and until it
+    has come to rest.
+    """
     scenario = read_scenario(ROOT / "workloads/faults.toml")
     work = scenario.workload
     assert isinstance(work, Serverless)
@@ -51,14 +53,16 @@ def checked_run(policy: str, seed: int) -> Decisions:
         scenario, policy=policy, seed=seed, workload=replace(work, duration_s=ARRIVALS_S)
     )
     made, seen = plan(short), Decisions()
-    run = FaultyRun(made, faults(short, made), check=True, started=lambda start: [seen])
+    run = FaultyRun(made, faults(short, made), check=check, started=lambda start: [seen])
     run.run(arrivals(short, trace_of(short)))
     return seen
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 10_000))
-def test_a_cell_keeps_its_invariants_and_decides_the_same_twice(policy: str, seed: int) -> None:
-    once, again = checked_run(policy, seed), checked_run(policy, seed)
-    assert once.lines == again.lines
-    assert bool(once.faults) == (policy == ADVERSARY), once.faults[:3]
+def test_a_cell_keeps_its_invariants_and_decides_the_same_twice(policy: str) -> None:
+    for seed in SEEDS:
+        once = checked_run(policy, seed)
+        # A check asks the policy, too, and notes its faults: without them, the rest is the same.
+        again = checked_run(policy, seed, check=bool(once.faults))
+        assert once.lines[: len(again.lines)] == again.lines, f"{seed=}"
+        assert len(again.lines) > 100
+        assert bool(once.faults) == (policy == ADVERSARY), once.faults[:3]

@@ -6,12 +6,11 @@ import pytest
 
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import KeepAliveExpired, NodeConnected, NodeReported
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     InstanceGone,
     InstanceLoaded,
-    InstanceReport,
     KvResized,
     NodeCommand,
     NodeReport,
@@ -23,7 +22,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.views import CellLine
 from mesh.report import narrate_memory
 from mesh.report.narrate import Narrator
-from tests.core.cells import hello
+from tests.core.cells import hello, instance_report
 
 ONE, OTHER = InstanceId("chat-1-1"), InstanceId("code-1-1")
 FOOTPRINT = Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=32)
@@ -62,16 +61,13 @@ def test_an_instance_is_parked_and_resumed_and_then_grows_without_a_word() -> No
 
 def test_what_was_parked_under_an_earlier_controller_is_resumed_too() -> None:
     story = Narrator()
-    report = InstanceReport(
+    report = instance_report(
         instance_id=ONE,
-        deployment=DeploymentName("chat"),
         model_id=ModelId("m"),
         footprint=FOOTPRINT,
         kv_blocks=1,
-        kv_blocks_used=0,
         context_tokens_max=64,
         batch_max=4,
-        batch=0,
     )
     connected = NodeConnected(link_id=1, hello=replace(hello(), instances=(report,)))
     story(connected, [])
@@ -113,9 +109,7 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_a_resize_that_waited_for_another_instance_says_for_which(
-    report: NodeReport, told: list[str]
-) -> None:
+def test_a_resize_that_waited_says_for_which(report: NodeReport, told: list[str]) -> None:
     lines = texts(Narrator()(reported(report), resize(ONE, 60)))
     assert [line for line in lines if "resize " in line] == [
         f"instance {ONE}: resize to 60 KV blocks, {after}" for after in told

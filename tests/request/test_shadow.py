@@ -1,19 +1,29 @@
-"""Shadow validation by numbers: each of the three cases of LLM-Mesh §5.3, and its bounds.
-
-Where nothing else is said, here and in every `test_shadow_…` beside it, a decode takes 0.1 s and
-every prompt token 1 ms more, and all is at time 0. Each refusal stands beside what differs in one
-number and passes.
+"""What validation admits, by cases that can be reckoned by hand: the paper's three refusals,
+deadlines on the way, new instances, queues, and what is under way.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 import pytest
 
+from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
-from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.request import shadow
-from tests.request.schedules import TIMES, Instance, Node, Request, a_prompt, instance, times
+from mesh.request.shadow import LOOKAHEAD_TOKENS, Schedule, in_time_together, validate
+from tests.request.schedules import (
+    TIMES,
+    TOKENS_MAX,
+    Instance,
+    Node,
+    Request,
+    a_prompt,
+    instance,
+    queue,
+    times,
+)
 
 
 class TestTheThreeCases:
@@ -138,3 +148,360 @@ def as_values(node: Node) -> list[object]:
 
     joining = [(index, of(request)) for index, request in node.joining]
     return [*(requests(each) for each in node.instances), of(node.newcomer), joining]
+
+
+def test_a_long_prompt_passes_in_chunks_that_others_can_wait_for() -> None:
+    # At once, 0.24 s would make b late, which is due at 0.25 and needs 0.1 s. Of the 0.15 s
+    # that are left, 120 tokens take 0.12; b decodes until 0.22; the rest until 0.34.
+    a, b = instance("a", times=TIMES), instance("b", 0.25, times=TIMES)
+    node = Node(instances=[a, b], newcomer=a_prompt(240, 0.24), target=0)
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.newcomer.due_s = 0.35
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_who_is_late_for_other_reasons_blocks_nobody() -> None:
+    late = instance("a", -0.1, times=TIMES, prompts=[(100, -0.1)])
+    in_vain = instance("b", 0.05, times=TIMES)
+    waits_in_vain = instance("c", times=TIMES, prompts=[(100, 0.05)])
+    target = instance("d", times=TIMES)
+    node = Node(instances=[late, in_vain, waits_in_vain, target], newcomer=a_prompt(100, 5.0))
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_nor_does_who_is_late_on_the_way_to_its_client() -> None:
+    # a could be done at 0.1 and is due at 0.11, b's prompt likewise, and 0.02 s are on the way.
+    a = instance("a", 0.11, times=TIMES)
+    b = instance("b", times=TIMES, prompts=[(100, 0.11)])
+    node = Node(instances=[a, b, instance("c", times=TIMES)], newcomer=a_prompt(100, 5.0))
+    node.margin_s = 0.02
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_who_runs_beside_one_that_is_late_counts() -> None:
+    # The newcomer was passed over so often that 16 of its 20 tokens are computed in any case,
+    # 0.016 s. b needs 0.1 s until 0.115 for one of its batch, which is not late but for that.
+    a = instance("a", times=TIMES, passed=8)
+    b = instance("b", 0.05, 0.115, times=TIMES)
+    node = Node(instances=[a, b], newcomer=a_prompt(20, -1.0), target=0, may_be_late=True)
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+    b.requests[1].due_s = 0.125
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_one_that_was_admitted_before_may_be_late() -> None:
+    node = Node(instances=[instance("a", times=TIMES)], newcomer=a_prompt(200, 0.1))
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.may_be_late = True
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_but_it_may_make_nobody_else_late() -> None:
+    a = instance("a", times=TIMES, prompts=[(200, 0.35)])
+    b = instance("b", times=TIMES)
+    node = Node(instances=[a, b], newcomer=a_prompt(200, 0.1), may_be_late=True)
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+
+
+def test_a_token_has_to_be_with_its_client_by_then() -> None:
+    # Its first is done at 0.2, a's running one at 0.1.
+    node = Node(instances=[instance("a", times=TIMES)], newcomer=a_prompt(200, 0.21))
+    node.margin_s = 0.005
+    assert node.verdict() is Verdict.PASSES
+    node.margin_s = 0.02
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+
+
+def test_so_have_those_of_others() -> None:
+    # As in case 2: its second token is done at 0.42 and due at 0.425.
+    a = instance("a", 0.175, times=times(decode_s=0.1, decode_more_s=0.1), tpot_s=0.25)
+    b = instance("b", 0.3, times=times(decode_s=0.06), tpot_s=0.5)
+    node = Node(instances=[a, b], newcomer=a_prompt(60, 0.5), target=0, margin_s=0.004)
+    assert node.verdict() is Verdict.PASSES
+    node.margin_s = 0.006
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+
+
+def test_contexts_count_as_they_will_be() -> None:
+    # 10 tokens each, and a decode of 5 ms and 1 ms for each of them: 15 ms. With 64 more it is
+    # 79 ms, for two of the TPOTs 158 of 150 ms or 160.
+    growing = times(decode_s=0.005, context_token_s=0.001)
+    assert LOOKAHEAD_TOKENS == 64
+    for tpot_s, verdict in ((0.15, Verdict.TPOT_EXCEEDED), (0.16, Verdict.PASSES)):
+        a = instance("a", 5.0, times=growing, tpot_s=tpot_s)
+        b = instance("b", times=growing, tpot_s=tpot_s)
+        assert Node(instances=[a, b], newcomer=a_prompt(10, 5.0)).verdict() is verdict
+
+
+def test_also_on_the_way() -> None:
+    # b's decode takes 20 ms now, 84 when its context has grown; the newcomer is behind it.
+    growing = times(decode_s=0.01, context_token_s=0.001)
+    a, b = instance("a", times=TIMES), instance("b", 0.1, times=growing, tpot_s=9.0)
+    node = Node(instances=[a, b], newcomer=a_prompt(50, 0.13), target=0)
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.newcomer.due_s = 0.14
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_also_those_of_the_newcomer() -> None:
+    # It is first, until 0.01; then, due at 0.22, decodes in 20 ms, or in 84 as above; then b's
+    # prompt takes 0.14 s, until 0.234.
+    growing = times(decode_s=0.01, context_token_s=0.001)
+    a = instance("a", times=growing, tpot_s=0.2)
+    b = instance("b", times=TIMES, prompts=[(140, 0.23)])
+    node = Node(instances=[a, b], newcomer=a_prompt(10, 0.02), target=0)
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+    b.requests[0].due_s = 0.24
+    assert node.verdict() is Verdict.PASSES
+
+
+@pytest.mark.parametrize(
+    ("due_s", "verdict"), [(3.15, Verdict.FIRST_TOKEN_LATE), (3.25, Verdict.PASSES)]
+)
+def test_the_newcomer_starts_once_its_instance_is_loaded(due_s: float, verdict: Verdict) -> None:
+    # In 3 s, and then its 200 tokens take 0.2 s.
+    node = Node(instances=[instance("a", times=TIMES)], newcomer=a_prompt(200, due_s))
+    node.joins_s = 3.0
+    assert validate(*node.schedule(target_known=False)) is verdict
+
+
+def test_a_new_queue_is_part_of_the_schedule() -> None:
+    a, b = (instance(name, 5.0, times=TIMES, tpot_s=0.25) for name in ("a", "b"))
+    new = instance("c", times=TIMES, tpot_s=0.25)
+    node = Node(instances=[a, b, new], newcomer=a_prompt(10, 5.0), joins_s=1.0)
+    assert validate(*node.schedule(target_known=False)) is Verdict.TPOT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("due_s", "verdict"), [(60.26, Verdict.PASSES), (60.19, Verdict.FIRST_TOKEN_LATE)]
+)
+def test_a_load_may_take_many_iterations_of_others(due_s: float, verdict: Verdict) -> None:
+    # Thirty thousand decodes of 2 ms. They gather headroom, so that the 0.2 s fit, behind one
+    # decode at most.
+    a = instance("a", 0.25, times=times(decode_s=0.002), tpot_s=0.25)
+    node = Node(instances=[a, instance("b", times=TIMES)], newcomer=a_prompt(200, due_s))
+    node.joins_s = 60.0
+    assert node.verdict() is verdict
+
+
+def test_an_iteration_may_be_in_flight_when_it_joins() -> None:
+    # Of 0.1 s; then its 0.2 s.
+    a = instance("a", 0.25, times=TIMES, tpot_s=0.25)
+    node = Node(instances=[a, instance("b", times=TIMES)], newcomer=a_prompt(200, 60.25))
+    node.joins_s = 60.0
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.newcomer.due_s = 60.31
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_another_load_may_take_longer() -> None:
+    # It joins after 5 s and takes 0.4 s beside a load that ends after 60.
+    a = instance("a", 0.25, times=times(decode_s=0.002), tpot_s=0.25)
+    node = Node(instances=[a, instance("b", times=TIMES)], newcomer=a_prompt(200, 5.45))
+    node.joins_s, node.slowdown, node.slow_until_s = 5.0, 2.0, 60.0
+    assert node.verdict() is Verdict.PASSES
+    node.newcomer.due_s = 5.35
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+
+
+def test_a_prompt_that_waits_is_not_forgotten_meanwhile() -> None:
+    # It takes a second; a has 1.5 s for it now, and the newcomer is not there for a minute.
+    a = instance("a", 1.6, times=times(decode_s=0.002), tpot_s=0.25)
+    b = instance("b", times=TIMES, prompts=[(1000, 1.1)])
+    node = Node(instances=[a, b, instance("c", times=TIMES)], newcomer=a_prompt(10, 70.0))
+    node.joins_s = 60.0
+    assert node.verdict() is Verdict.PASSES
+    c = instance("c", times=TIMES, prompts=[(200, 1.1)])
+    node.instances[2] = c
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+
+
+def test_nor_who_is_late_meanwhile() -> None:
+    # Each could be in time if it were first; for the second of them it is 0.2 s.
+    a, b = instance("a", 0.15, times=TIMES), instance("b", 0.19, times=TIMES)
+    node = Node(instances=[a, b, instance("c", times=TIMES)], newcomer=a_prompt(10, 70.0))
+    node.joins_s = 60.0
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+    b.requests[0].due_s = 0.21
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_headroom_that_is_gathered_meanwhile_counts_and_no_more() -> None:
+    # a decodes in 0.09 of every 0.1 s: within 10 s it gathers 1.1 s, for a prompt of 0.8 s, but
+    # not for one of 2 s. Beside a load it takes 0.18 of every 0.19 s and gathers half of that.
+    def node(left: int, tpot_s: float, slowdown: float) -> Node:
+        a = instance("a", 0.1, times=times(decode_s=0.09), tpot_s=tpot_s)
+        new = instance("b", times=times(decode_s=0.001), tpot_s=1.0)
+        return Node(
+            instances=[a, new],
+            newcomer=a_prompt(left, 10.0 + left * 0.001 + 0.3),
+            joins_s=10.0,
+            slowdown=slowdown,
+            slow_until_s=10.0,
+            tokens_max=4000,
+        )
+
+    assert node(800, 0.1, 1.0).verdict() is Verdict.PASSES
+    assert node(2000, 0.1, 1.0).verdict() is Verdict.FIRST_TOKEN_LATE
+    assert node(200, 0.19, 2.0).verdict() is Verdict.PASSES
+    assert node(2000, 0.19, 2.0).verdict() is Verdict.FIRST_TOKEN_LATE
+
+
+def test_a_load_that_others_are_late_beside_is_refused() -> None:
+    # a needs 0.12 s of every 0.1 s while the load lasts, and has 1 s of headroom for it.
+    def node(load_s: float) -> Node:
+        a = instance("a", 1.0, times=times(decode_s=0.06), tpot_s=0.1)
+        new = instance("b", times=times(decode_s=0.001), tpot_s=1.0)
+        made = Node(instances=[a, new], newcomer=a_prompt(10, load_s + 5.0), joins_s=load_s)
+        made.slowdown, made.slow_until_s = 2.0, load_s
+        return made
+
+    assert node(4.0).verdict() is Verdict.PASSES
+    assert node(8.0).verdict() is Verdict.DELAYS_RUNNING
+
+
+def test_so_is_what_joins_while_it_lasts() -> None:
+    # As above, with the newcomer there at once, on an instance that needs next to nothing.
+    def node(load_s: float) -> Node:
+        a = instance("a", 1.0, times=times(decode_s=0.06), tpot_s=0.1)
+        b = instance("b", times=times(decode_s=0.0001), tpot_s=1.0)
+        made = Node(instances=[a, b], newcomer=a_prompt(10, 5.0))
+        made.slowdown, made.slow_until_s = 2.0, load_s
+        return made
+
+    assert node(4.0).verdict() is Verdict.PASSES
+    assert node(8.0).verdict() is Verdict.DELAYS_RUNNING
+
+
+def in_time(
+    *waiting: tuple[int, float], into: RunQueue | None = None, beside: Sequence[RunQueue] = ()
+) -> list[bool]:
+    """Which of the prompts are in time: each has so many tokens and is due at a time; a token takes
+    1 ms.
+    """
+    own = into or RunQueue(instance_id=InstanceId("a"), times=TIMES, tpot_s=1.0)
+    schedule = Schedule(queues=[*beside], now_s=0.0, prefill_tokens_max=TOKENS_MAX, margin_s=0.01)
+    prompts = [Prompt(left=left, past=0, due_s=due_s) for left, due_s in waiting]
+    return in_time_together(schedule, own, prompts)
+
+
+@pytest.mark.parametrize("calls", [1, 4, 16])
+def test_of_a_burst_those_whose_turn_comes_in_time(calls: int) -> None:
+    """Iterations of 256 tokens, beside a decode of 0.1 s from the second on: 768 tokens are there
+    after 0.968 s, and 10 ms later with their clients. That is three prompts of 200.
+    """
+    found = in_time(*[(200, 1.0)] * calls)
+    assert found == [n < 3 for n in range(calls)]
+
+
+def test_one_that_is_too_late_takes_no_time_from_those_behind_it() -> None:
+    assert in_time((900, 0.005), (200, 0.25)) == [False, True]
+
+
+def test_prompts_that_were_submitted_before_come_first() -> None:
+    taken = queue("a", times=TIMES, prompts=[(200, 0.5)])
+    assert in_time((200, 0.35), into=taken) == [False]
+    assert in_time((200, 0.35)) == [True]
+
+
+def test_decodes_of_others_that_are_due_come_first() -> None:
+    """Two of them, 0.2 s, are due at once."""
+    others = [queue("b", 0.1, times=TIMES), queue("c", 0.21, times=TIMES)]
+    assert in_time((200, 0.35), beside=others) == [False]
+    assert in_time((200, 0.45), beside=others) == [True]
+
+
+def test_where_nobody_waits_nobody_is_late() -> None:
+    assert in_time() == []
+
+
+BESIDE_B = (("a", ()), ("b", (9.0,)), ("c", ()))
+"""Three instances, of which the second has a request that can wait."""
+
+
+def test_the_iteration_in_flight_has_to_end_first() -> None:
+    # b's decode of 0.1 s began 0.02 s ago: 0.08 + 0.2 s.
+    b = instance("b", 9.0, times=TIMES)
+    node = Node(instances=[instance("a", times=TIMES), b], newcomer=a_prompt(200, 0.25), target=0)
+    assert node.verdict() is Verdict.PASSES
+    node.started_s = -0.02
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.newcomer.due_s = 0.29
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_one_that_should_have_ended_ends_now() -> None:
+    b = instance("b", 9.0, times=TIMES)
+    node = Node(instances=[instance("a", times=TIMES), b], newcomer=a_prompt(200, 0.21), target=0)
+    node.started_s = -0.5
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_whom_it_makes_late_is_late_anyway() -> None:
+    # Of two that began together 0.1 s apart, the second cannot be in time at 0.12.
+    a, b = instance("a", 0.05, times=TIMES), instance("b", 0.12, times=TIMES)
+    node = Node(instances=[a, b], newcomer=a_prompt(50, 5.0), target=0, started_s=-0.05)
+    assert node.verdict() is Verdict.PASSES
+
+
+def test_it_was_chosen_by_who_was_late_when_it_began() -> None:
+    # At -0.15, a could be in time at -0.01 and was first. It has taken too long and ends now; b
+    # is next, until 0.2, then the newcomer, until 0.3. As late as a is now, b would have been
+    # first, until 0.05, then a, until 0.17, then the newcomer, until 0.27.
+    a = instance("a", -0.01, times=times(decode_s=0.12))
+    b = instance("b", 0.06, times=times(decode_s=0.2))
+    target = instance("c", times=TIMES)
+    node = Node(instances=[a, b, target], newcomer=a_prompt(100, 0.28), started_s=-0.15)
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+    node.newcomer.due_s = 0.31
+    assert node.verdict() is Verdict.PASSES
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"), [(100, Verdict.FIRST_TOKEN_LATE), (40, Verdict.PASSES)]
+)
+def test_requests_that_came_since_then_count(left: int, verdict: Verdict) -> None:
+    # 0.08 s until b has decoded, then theirs, due first, then the newcomer's 0.1 s.
+    a, b, c = (instance(name, *due, times=TIMES) for name, due in BESIDE_B)
+    node = Node(instances=[a, b, c], newcomer=a_prompt(100, 0.25), started_s=-0.02)
+    assert node.verdict() is Verdict.PASSES
+    node.joining = [(0, a_prompt(left, 0.2))]
+    assert node.verdict() is verdict
+
+
+def test_they_have_no_part_in_the_iteration_in_flight() -> None:
+    # In it they would have been first: 0.1 s from -0.09, and the newcomer done at 0.11.
+    a, b, c = (instance(name, *due, times=TIMES) for name, due in BESIDE_B)
+    node = Node(instances=[a, b, c], newcomer=a_prompt(100, 0.2), started_s=-0.09)
+    node.joining = [(0, a_prompt(100, 0.15))]
+    assert node.verdict() is Verdict.FIRST_TOKEN_LATE
+
+
+def test_they_decode_too() -> None:
+    # 0.1 s of each 0.25 s for the newcomer and for each that runs or joins: three are too many.
+    names = [instance(name, times=TIMES, tpot_s=0.25) for name in ("a", "b", "c")]
+    node = Node(instances=names, newcomer=a_prompt(10, 5.0), joining=[(0, a_prompt(10, 5.0))])
+    assert node.verdict() is Verdict.PASSES
+    node.joining.append((1, a_prompt(10, 5.0)))
+    assert node.verdict() is Verdict.TPOT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("until_s", "verdict"), [(0.1, Verdict.FIRST_TOKEN_LATE), (0.0, Verdict.PASSES)]
+)
+def test_a_load_slows_down_what_begins_beside_it(until_s: float, verdict: Verdict) -> None:
+    # 0.2 s, or 0.4 s if it begins before the load ends.
+    node = Node(instances=[instance("a", times=TIMES)], newcomer=a_prompt(200, 0.3))
+    node.slowdown, node.slow_until_s = 2.0, until_s
+    assert node.verdict() is verdict
+
+
+@pytest.mark.parametrize(
+    ("until_s", "verdict"), [(0.5, Verdict.FIRST_TOKEN_LATE), (-0.05, Verdict.PASSES)]
+)
+def test_also_the_iteration_in_flight(until_s: float, verdict: Verdict) -> None:
+    # b's decode takes 0.2 s beside the load, 0.1 s else; the newcomer 20 ms, or 10.
+    b = instance("b", 9.0, times=TIMES)
+    node = Node(instances=[instance("a", times=TIMES), b], newcomer=a_prompt(10, 0.16), target=0)
+    node.started_s, node.slowdown, node.slow_until_s = -0.04, 2.0, until_s
+    assert node.verdict() is verdict

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.alternate import ALTERNATE
@@ -58,12 +58,10 @@ def check(node: Node) -> None:
 
 
 @given(nodes())
-@settings(max_examples=200)
 def test_no_rollout_refutes_what_validation_admits(node: Node) -> None:
     check(node)
 
 
 @given(nodes((ALTERNATE, FIRST_COME, WEIGHTED, OneByOne())))
-@settings(max_examples=200)
 def test_no_rollout_by_another_rule_does(node: Node) -> None:
     check(node)

@@ -62,9 +62,7 @@ def test_a_profile_that_cannot_be_written_is_told_as_such() -> None:
     assert told.log == [StoreFailed(operation_id=OPERATION, message="no space left")]
 
 
-def test_a_refined_profile_is_stored_and_nobody_hears_of_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_refined_profile_is_stored_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     told, full = Told(), Told(full=True)
     performer(told).perform(StoreProfile(operation_id=None, profile=PROFILE))
     assert told.log == [PROFILE]

@@ -124,9 +124,7 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
         b'{"now_s":1.0,"event":{"_type":"InvokeRequested"},"actions":[]}',
     ],
 )
-def test_a_line_that_is_no_decision_is_named_whatever_is_wrong_with_it(
-    line: bytes, tmp_path: Path
-) -> None:
+def test_a_line_that_is_no_decision_is_named(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     open_journal(path, START).close()
     path.write_bytes(path.read_bytes() + line + b"\n")

@@ -9,7 +9,7 @@ import pytest
 
 from mesh.domain.actions import AbortInEngine, NodeAction, StartMeasure, StartStep
 from mesh.domain.errors import MeshError, ModelError, TornModel
-from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
@@ -34,8 +34,7 @@ from mesh.domain.steps import EngineCapabilities, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
-from tests.core.cells import MODEL
-from tests.support.profiles import PROFILE
+from tests.core.cells import load_instance
 from tests.support.scripted_engine import (
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
@@ -277,15 +276,7 @@ class Elsewhere(Around):
 def load(around: Around, kind: type[ScriptedEngine] = ScriptedEngine) -> list[Lane]:
     """The lanes of a load's calls, the last one first: the end of each begins the next."""
     engine = kind(memory_bytes=MEMORY_BYTES, sleep=lambda seconds: None)
-    action = LoadInstance(
-        instance_id=INSTANCE,
-        deployment=DeploymentName("chat"),
-        model=MODEL,
-        kv_blocks=8,
-        context_tokens_max=256,
-        batch_max=4,
-        profile=PROFILE,
-    )
+    action = load_instance(instance_id=INSTANCE, batch_max=4)
     NodePerformer(engine=engine, lanes=around, link=around, models=around).perform(action)
     return [lane for lane, _ in around.events]
 

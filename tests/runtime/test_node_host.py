@@ -169,9 +169,7 @@ def node(tmp_path: Path) -> Iterator[HostedNode]:
     node.journal.close()
 
 
-def test_a_load_that_imported_its_model_says_so_with_all_the_time_that_took(
-    node: HostedNode,
-) -> None:
+def test_a_load_that_imported_its_model_says_how_long_that_took(node: HostedNode) -> None:
     (at_hand,) = of_kind(node.reports, InstanceLoaded)
     assert at_hand.tier is LoadTier.DISK
     node.command(UnloadInstance(instance_id=I1))
@@ -185,9 +183,7 @@ def test_a_load_that_imported_its_model_says_so_with_all_the_time_that_took(
     assert imported.elapsed_s == pytest.approx(at_hand.elapsed_s + 3.0)
 
 
-def test_resizes_and_submits_reach_the_engine_in_the_order_of_the_commands(
-    node: HostedNode,
-) -> None:
+def test_resizes_and_submits_reach_the_engine_in_order(node: HostedNode) -> None:
     """All of them during an iteration, and before the next."""
     node.submit("a")
     node.resize(8)
@@ -214,9 +210,7 @@ def test_a_grow_feeds_the_requests_that_starve(node: HostedNode) -> None:
     assert [output.request_id for output in ended] == ["a", "b"]
 
 
-def test_a_request_that_is_taken_back_frees_its_blocks_for_the_one_that_starves(
-    node: HostedNode,
-) -> None:
+def test_a_request_taken_back_frees_blocks_for_the_one_that_starves(node: HostedNode) -> None:
     node.resize(1)
     node.submit("a", BLOCK_TOKENS)
     node.submit("b", BLOCK_TOKENS - 9)
@@ -259,9 +253,7 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     assert [resize.kv_blocks for resize in resizes] == [1, BLOCKS_MAX + 1, BLOCKS_MAX]
 
 
-def test_an_instance_that_ends_by_itself_is_missed_and_its_journal_replays(
-    node: HostedNode,
-) -> None:
+def test_an_instance_that_ends_itself_is_missed_and_replays(node: HostedNode) -> None:
     """Its requests come back, and the engine forgets it."""
     node.submit("a")
     before = len(node.reports)

@@ -62,9 +62,7 @@ def test_a_journal_of_a_simulation_replays_like_a_live_one(tmp_path: Path, made:
     assert replay(core, decisions) is None
 
 
-def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
-    tmp_path: Path, made: CellPlan
-) -> None:
+def test_every_request_ends_once_with_its_tokens(tmp_path: Path, made: CellPlan) -> None:
     asked = list(arrivals(scenario(tmp_path)))
     outcomes = VirtualCell(made).run(asked)
     assert len(outcomes) == len(asked)
@@ -139,9 +137,7 @@ class Events:
         self.all.append((now_s, event))
 
 
-def test_until_an_answer_ends_nothing_tells_the_controller_how_long_it_will_be(
-    made: CellPlan,
-) -> None:
+def test_until_an_answer_ends_nothing_tells_how_long_it_is(made: CellPlan) -> None:
     told: list[list[tuple[float, object]]] = []
     for tokens in (30, 500):
         events = Events()
@@ -213,8 +209,6 @@ def test_use_is_counted_by_node(made: CellPlan) -> None:
         [Arrival(1.0, "chat-1", 0, 5)],
     ],
 )
-def test_a_workload_that_cannot_be_meant_is_refused(
-    made: CellPlan, workload: list[Arrival]
-) -> None:
+def test_a_wrong_workload_is_refused(made: CellPlan, workload: list[Arrival]) -> None:
     with pytest.raises(InvalidInput):
         VirtualCell(made).run(workload)

@@ -1,18 +1,34 @@
-"""What virtual nodes cost beyond their profiles: pace, overhead, loads beside iterations."""
+"""What things cost in the simulator: tables that ship with mesh, costs added, and loads."""
 
+import json
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 
+from mesh.compute.times import Times
+from mesh.domain.errors import NotFound
+from mesh.domain.events import NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.messages import InstanceLoaded
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.runtime.host import Recorder
+from mesh.runtime.journal import ControllerStart
 from mesh.sim.cell_costs import JITTER
+from mesh.sim.checking import FaultyRun
+from mesh.sim.cluster import VirtualCell
 from mesh.sim.costs import Jitter, ModelCosts, NodeCosts, Pace
 from mesh.sim.engine import CostEngine
+from mesh.sim.scenario import arrivals, plan
+from mesh.sim.testbed import known_model, known_models
 from tests.cli.views import MODEL
+from tests.sim.scenarios import scenario
 from tests.support.profiles import profile
 
 DECODE = IterationShape(decode_batch=1, decode_context_tokens=32)
@@ -165,3 +181,144 @@ def test_a_turn_of_several_decodes_lasts_until_the_last_of_them() -> None:
     assert timed.engine.step(InstanceId("i-1"), 0, 3).iterations == 3
     assert timed.spent_s > 1.5
     assert timed.engine.working_until_s == pytest.approx(100.0 + timed.spent_s)
+
+
+RAW = json.loads(resources.files("mesh.sim").joinpath("llm_mesh_testbed.json").read_text())
+TABLES = [(name, key) for name in RAW["models"] for key in RAW["models"][name]["hardware"]]
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_every_measured_point_is_predicted_as_measured(name: str, key: str) -> None:
+    table = RAW["models"][name]["hardware"][key]
+    times = Times(known_model(name).costs[key].profile)
+    prefill = table["prefill"]
+    for tokens, seconds in zip(prefill["tokens"], prefill["seconds"], strict=True):
+        assert times.prefill_s(tokens, 0) == pytest.approx(seconds)
+    for row in table["decode"]:
+        for batch, seconds in zip(row["batch"], row["seconds"], strict=True):
+            assert times.decode_s(batch, row["context_tokens"]) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_the_chunks_of_a_prompt_take_about_as_long_as_the_whole(name: str, key: str) -> None:
+    times = Times(known_model(name).costs[key].profile)
+    for tokens in (1024, 4096):
+        whole_s = times.prefill_s(tokens, 0)
+        chunks_s = sum(times.prefill_s(256, past) for past in range(0, tokens, 256))
+        assert whole_s * 0.99 <= chunks_s <= whole_s * 2.1
+
+
+def test_kv_bytes_follow_from_the_shape() -> None:
+    """512 KiB a token for a 7B model with all of its heads, 112 KiB for the 3B one."""
+    kib = {name: known.info.kv_bytes_per_token() / 1024 for name, known in known_models().items()}
+    assert kib == {"llama-3.2-3b": 112, "llama-2-7b": 512, "llama-3.1-8b": 128, "llama-2-13b": 800}
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(NotFound, match="gpt-9"):
+        known_model("gpt-9")
+
+
+STRETCH = 2.4
+CONTENDED = f"""
+seed = 1
+
+[[nodes]]
+name = "cpu"
+device = "cpu"
+memory_gib = 60
+costs = {{ factor = 0.12, load_s = 0.26, load_bytes_per_s = inf, load_stretch = {STRETCH} }}
+
+[[deployments]]
+name = "m"
+count = 20
+model = "llama-3.2-3b"
+context_tokens_max = 1024
+slo = {{ ttft_s = 4.0, tpot_s = 0.3 }}
+
+[workload]
+duration_s = 100
+requests_per_s = 2
+input_tokens = [20, 34]
+output_tokens = [16, 96]
+"""
+
+
+def test_loads_of_20_models_under_contention_are_expected_to_a_tenth(tmp_path: Path) -> None:
+    """Memory for 8 of them; loads of 0.26 to 0.62 s. First loads count, and so does who comes
+    amid a load, which nobody knows when it begins.
+    """
+    loads: list[tuple[float, float, float]] = []
+
+    class Loads:
+        def record(self, now_s: float, event: object, actions: object) -> None:
+            if isinstance(event, NodeReported) and isinstance(event.report, InstanceLoaded):
+                instance = cell.core.cell.instances[event.report.instance_id]
+                took_s = now_s - instance.load_started_s
+                loads.append((took_s, instance.load_expected_s, instance.load_s))
+
+    made = scenario(tmp_path, CONTENDED)
+    cell = VirtualCell(plan(made), recorders=(Loads(),))
+    cell.run(tuple(arrivals(made)))
+    took_s = [took_s for took_s, _, _ in loads]
+    assert len(loads) >= 100
+    assert max(took_s) > 2.2 * min(took_s)
+    assert fmean(abs(expected_s - s) / s for s, expected_s, _ in loads) < 0.1
+    assert fmean(abs(median(took_s) - s) / s for s in took_s) > 0.1
+    (node,) = cell.core.cell.nodes.values()
+    assert cell.core.cell.expectations.slowdown(node.hello) == pytest.approx(STRETCH - 1, rel=0.15)
+
+
+CELL = """
+seed = 1
+
+[[nodes]]
+name = "cpu"
+device = "cpu"
+memory_gib = 14
+shares_weights = true
+
+[[deployments]]
+name = "chat"
+count = 4
+model = "llama-3.2-3b"
+context_tokens_max = 4096
+slo = { ttft_s = 8.0, ttft_tokens_per_s = 256, tpot_s = 0.5 }
+scaling = { keep_alive_s = 30.0 }
+
+[workload]
+duration_s = 60
+requests_per_s = 0.5
+input_tokens = [16, 200]
+output_tokens = [1, 40]
+"""
+"""Weights of 6 GiB, and 1.5 GiB of each instance's own."""
+
+
+class AtOnce:
+    """Counts the instances that are loaded."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.run: FaultyRun | None = None
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if self.run is not None:
+            instances = self.run.cell.core.cell.instances.values()
+            self.most = max(self.most, sum(instance.is_loaded for instance in instances))
+
+
+@pytest.mark.parametrize(("shares", "at_once"), [(True, 4), (False, 1)])
+def test_a_node_holds_all_that_share_a_model(tmp_path: Path, shares: bool, at_once: int) -> None:
+    text = CELL if shares else CELL.replace("shares_weights = true", "")
+    cell, counted = scenario(tmp_path, text), AtOnce()
+
+    def started(start: ControllerStart) -> tuple[Recorder, ...]:
+        return (counted,)
+
+    counted.run = FaultyRun(plan(cell), check=True, started=started)
+    outcomes = counted.run.run(arrivals(cell))
+    assert all(isinstance(outcome.end, FinishReason) for outcome in outcomes)
+    (node,) = counted.run.cell.nodes
+    assert counted.most == at_once
+    assert (node.engine.loads == 4) is shares, "else they take each other's place"

@@ -1,13 +1,26 @@
-"""Which faults a run has: they follow from the seed, in time, and as often as the scenario says."""
+"""Which faults a run has, and that nothing breaks under them."""
 
+import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
+from mesh.domain.actions import DeliverTokens
 from mesh.domain.errors import InvalidInput
+from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.ids import NodeId
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import LoadTier
+from mesh.runtime.host import Recorder
+from mesh.runtime.journal import ControllerStart
+from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import SHAPES, FaultKind, Faults, check_faults, occurrences
+from mesh.sim.scenario import arrivals, faults, plan, read_scenario
 
 NODES = [NodeId("a"), NodeId("b"), NodeId("c")]
 FAULTS = Faults(until_s=600.0, per_minute=dict.fromkeys(FaultKind, 3.0))
@@ -58,3 +71,120 @@ def test_where_each_seed_has_its_own_mix_some_lack_a_kind_and_some_have_much_of_
 def test_what_cannot_be_meant_is_refused(faults: Faults) -> None:
     with pytest.raises(InvalidInput, match="faults"):
         check_faults(faults)
+
+
+SEEDS = int(os.environ.get("MESH_FAULT_SEEDS") or (20 if "CI" in os.environ else 2))
+FIRST = int(os.environ.get("MESH_FAULT_SEED") or 0)
+MANY = 20
+"""Runs in which every kind of fault has happened."""
+WORKLOADS = Path(__file__).parents[2] / "workloads"
+SCENARIO = WORKLOADS / "faults.toml"
+TALKING = WORKLOADS / "fault_conversations.toml"
+SHARING = WORKLOADS / "fault_sharing.toml"
+
+
+class Journalled:
+    """A hash of all decisions."""
+
+    def __init__(self) -> None:
+        self.hash = sha256()
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.hash.update(f"{now_s!r} {event} {actions}".encode())
+
+
+def test_a_seed_decides_the_same_each_time_faults_included() -> None:
+    scenario = replace(read_scenario(SCENARIO), seed=FIRST)
+    made = plan(scenario)
+    hashes = set()
+    for _ in range(2):
+        journal = Journalled()
+        started = partial(_with, journal)
+        FaultyRun(made, faults(scenario, made), check=False, started=started).run(
+            arrivals(scenario)
+        )
+        hashes.add(journal.hash.hexdigest())
+    assert len(hashes) == 1
+
+
+def _with(recorder: Recorder, start: ControllerStart) -> tuple[Recorder, ...]:
+    return (recorder,)
+
+
+@pytest.mark.timeout(3600)
+def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
+    read, found, computed = read_scenario(TALKING), 0, 0
+    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        hits = Hits()
+        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, hits))
+        outcomes = run.run(arrivals(scenario))
+        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+        found, computed = found + hits.cached, computed + hits.prompts
+    assert 0.1 < found / computed < 1.0, "of prompt tokens"
+
+
+@pytest.mark.timeout(3600)
+def test_weights_that_instances_share_are_promised_once_whatever_fails() -> None:
+    read, shared = read_scenario(SHARING), 0
+    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        loads = SharedLoads()
+        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, loads))
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/fault_sharing.toml --check --seed {seed}")
+            raise
+        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+        shared += loads.count
+    assert shared > 5 * max(SEEDS // 4, 1)
+
+
+class SharedLoads:
+    """Those that found the weights there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, NodeReported) and isinstance(event.report, InstanceLoaded):
+            self.count += event.report.tier is LoadTier.HOST
+
+
+class Hits:
+    """What answers begin with, of which so much was cached."""
+
+    def __init__(self) -> None:
+        self.cached = self.prompts = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        for action in actions:
+            if isinstance(action, DeliverTokens) and action.outputs.first_index == 0:
+                self.cached += action.outputs.cached_tokens
+        if isinstance(event, InvokeRequested):
+            self.prompts += len(event.request.prompt_tokens)
+
+
+@pytest.mark.timeout(7200)
+def test_nothing_is_lost_doubled_stuck_or_promised_twice() -> None:
+    read = read_scenario(SCENARIO)
+    done: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(FIRST, FIRST + SEEDS):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        run = FaultyRun(made, faults(scenario, made), check=True)
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/faults.toml --check --seed {seed}")
+            raise
+        asked = sum(1 for _ in arrivals(scenario))
+        assert len({o.request_id for o in outcomes}) == len(outcomes) == asked
+        ends.update(str(o.end) for o in outcomes)
+        done.update(dict(run.counts().faults))
+    assert ends["stop"] + ends["length"] >= 50 * SEEDS, "the faults leave nothing of the work"
+    assert SEEDS < MANY or set(done) == {kind.value for kind in FaultKind}

@@ -48,9 +48,7 @@ def test_hardware_must_be_of_the_device(tmp_path: Path) -> None:
             scenario(tmp_path, text)
 
 
-def test_a_model_that_was_not_measured_on_a_node_is_refused_unless_it_keeps_off(
-    tmp_path: Path,
-) -> None:
+def test_a_model_not_measured_on_a_node_is_refused_unless_kept_off(tmp_path: Path) -> None:
     text = SMALL.replace('"cpu"\nmem', '"cpu"\nhardware = "xeon-8"\nmem')
     text = text.replace('"llama-2-7b"', '"llama-2-13b"')
     with pytest.raises(InvalidInput, match="llama-2-13b was not measured on xeon-8"):

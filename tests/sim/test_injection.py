@@ -1,16 +1,24 @@
-"""One fault at a time: what it does to a cell, and what becomes of the requests."""
+"""Faults that are put into a simulated cell: of links, processes, clients and engines."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mesh.domain.ids import NodeId
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.outcome import Outcome
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh.sim.checking import FaultyRun
+from mesh.sim.clock import HeapClock
 from mesh.sim.cluster import Arrival, CellPlan
-from mesh.sim.faults import Fault, FaultKind
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.faults import EngineFaults, Fault, FaultKind, FaultyEngine
 from mesh.sim.scenario import plan
+from mesh.sim.testbed import known_model
 from tests.sim.scenarios import SMALL, scenario
 
 LONG = Arrival(0.0, "chat-1", 100, 200)
@@ -58,9 +66,7 @@ def test_requests_of_a_lost_node_continue_elsewhere_after_their_tokens(
     assert gaps.index(max(gaps)) == pytest.approx(len(before) - 1, abs=1)
 
 
-def test_a_killed_controller_leaves_its_callers_and_finds_its_instances_again(
-    made: CellPlan,
-) -> None:
+def test_a_killed_controller_finds_its_instances_again(made: CellPlan) -> None:
     down = Arrival(AT_S + 1.0, "chat-1", 10, 5)
     later = Arrival(AT_S + 2.9, "chat-1", 10, 5)
     faulty, (first, second, third) = run(made, fault(FaultKind.KILL_CONTROLLER), down, later)
@@ -117,3 +123,133 @@ def test_a_fault_that_meets_nothing_is_none(made: CellPlan) -> None:
     faulty = FaultyRun(made, [early], check=True)
     faulty.run([Arrival(0.0, "small", 10, 2)])
     assert faulty.counts().faults == ()
+
+
+KNOWN = known_model("llama-3.2-3b")
+MODEL = KNOWN.info
+"""The model takes 6 GB; the node has room for one and a half."""
+
+
+class Node:
+    def __init__(self, *, shares: bool = False) -> None:
+        self.clock = HeapClock()
+        self.engine_faults = EngineFaults()
+        self.spent_s = 0.0
+        costs = next(c for c in KNOWN.costs.values() if c.profile.device is DeviceKind.GPU)
+        if shares:
+            shared = replace(costs.footprint, shared_bytes=costs.footprint.weights_bytes)
+            costs = replace(costs, footprint=shared)
+        self.costs: ModelCosts = costs
+        self.engine = FaultyEngine(
+            models={MODEL.model_id: costs},
+            costs=NodeCosts(unload_s=0.5),
+            memory_bytes=costs.footprint.instance_bytes(64) * 3 // 2,
+            spend=self._spend,
+            engine_faults=self.engine_faults,
+            clock=self.clock,
+        )
+
+    def _spend(self, seconds: float) -> None:
+        self.spent_s += seconds
+
+    def load(self, name: str, kv_blocks: int = 64) -> float:
+        """Seconds that it took, as the engine says."""
+        order = LoadOrder(
+            instance_id=InstanceId(name),
+            deployment=DeploymentName("d"),
+            model=MODEL,
+            model_path=Path("none"),
+            kv_blocks=kv_blocks,
+            context_tokens_max=512,
+            batch_max=4,
+        )
+        return self.engine.load(order, lambda phase, share: None).elapsed_s
+
+    def step(self) -> float:
+        return self.engine.step(InstanceId("a"), 256).elapsed_s
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_slow_load_takes_as_many_times_as_long_until_it_heals(node: Node) -> None:
+    quick_s = node.load("a")
+    node.engine.unload(InstanceId("a"))
+    node.clock.run_until(1.0)
+    node.engine_faults.strike(FaultKind.SLOW_LOADS, 4.0)
+    node.spent_s = 0.0
+    assert node.load("a") == pytest.approx(4 * quick_s)
+    assert node.spent_s == pytest.approx(4 * quick_s)
+    node.engine.unload(InstanceId("a"))
+    node.clock.run_until(2.0)
+    node.engine_faults.heal(FaultKind.SLOW_LOADS)
+    assert node.load("a") == quick_s
+
+
+def test_iterations_take_longer_than_their_tables_say(node: Node) -> None:
+    node.load("a")
+    node.engine.submit(
+        InstanceId("a"),
+        EngineRequest(
+            request_id=RequestId("r"),
+            prompt_tokens=(1,) * 8,
+            output_tokens=(),
+            sampling=SamplingParams(max_tokens=9, ignore_eos=True),
+            stop_token_ids=(),
+        ),
+    )
+    node.step()
+    node.spent_s = 0.0
+    quick_s = node.step()
+    node.engine_faults.strike(FaultKind.WRONG_PROFILE, 2.0)
+    assert node.step() == pytest.approx(2 * quick_s, rel=0.01)
+    assert node.spent_s == pytest.approx(3 * quick_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (FaultKind.FAILING_LOADS, EngineError),
+        (FaultKind.FAILING_STEPS, EngineError),
+        (FaultKind.FAILING_RESIZES, OutOfMemory),
+    ],
+)
+def test_as_many_calls_fail_as_were_to(node: Node, kind: FaultKind, error: type[Exception]) -> None:
+    if kind is not FaultKind.FAILING_LOADS:
+        node.load("a")
+    calls: dict[FaultKind, Callable[[], float]] = {
+        FaultKind.FAILING_LOADS: lambda: node.load("a"),
+        FaultKind.FAILING_STEPS: node.step,
+        FaultKind.FAILING_RESIZES: lambda: node.engine.resize_kv(InstanceId("a"), 32).elapsed_s,
+    }
+    node.engine_faults.strike(kind, 2.9)
+    for _ in range(2):
+        with pytest.raises(error, match="trouble"):
+            calls[kind]()
+    calls[kind]()
+    assert node.engine_faults.overbooked == []
+
+
+def test_memory_is_taken_until_the_unload_has_ended(node: Node) -> None:
+    node.load("a")
+    node.engine.unload(InstanceId("a"))
+    with pytest.raises(OutOfMemory):
+        node.load("b")
+    assert len(node.engine_faults.overbooked) == 1, "somebody thought that it was free"
+    node.clock.run_until(0.5)
+    node.load("b")
+    assert node.engine.held_bytes() == node.costs.footprint.instance_bytes(64)
+
+
+def test_so_are_weights_that_are_taken_over_and_leave_again() -> None:
+    """Until the later of the two unloads has ended."""
+    node = Node(shares=True)
+    for name, until_s in (("a", 0.25), ("b", 0.5)):
+        node.load(name)
+        node.engine.unload(InstanceId(name))
+        node.clock.run_until(until_s)
+    assert node.engine.held_bytes() > node.costs.footprint.weights_bytes, "with b's own"
+    node.clock.run_until(0.75)
+    assert node.engine.held_bytes() == 0

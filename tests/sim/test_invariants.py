@@ -68,9 +68,7 @@ def resize_unnoticed(node: NodeEntry) -> None:
 @pytest.mark.parametrize(
     "breaks", [promise_more, track_less, forget, load_for_nobody, hold_too_few, resize_unnoticed]
 )
-def test_books_that_do_not_balance_are_found(
-    cell: VirtualCell, breaks: Callable[[NodeEntry], None]
-) -> None:
+def test_unbalanced_books_are_found(cell: VirtualCell, breaks: Callable[[NodeEntry], None]) -> None:
     node = in_use(cell)
     check_books(node)
     breaks(node)

@@ -125,9 +125,7 @@ def test_requests_that_move_get_the_same_tokens_none_late_and_after_two_iteratio
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_fails_beside_moves_they_get_the_same_tokens(
-    tmp_path: Path, still: Watch, seed: int
-) -> None:
+def test_whatever_fails_they_get_the_same_tokens(tmp_path: Path, still: Watch, seed: int) -> None:
     drawn = random.Random(seed)
     kinds = (FaultKind.BREAK, FaultKind.CRASH, FaultKind.FREEZE, FaultKind.LOSE, FaultKind.CANCEL)
     faults = [

@@ -54,9 +54,7 @@ def test_without_memory_anywhere_memory_full_is_the_true_reason(tmp_path: Path) 
     assert found == RefusalCounts(refused_beside_free_link=0, reasons_drawn=1, reasons_agreeing=1)
 
 
-def test_requests_that_are_refused_beside_idle_gpus_are_counted_and_told_why(
-    tmp_path: Path,
-) -> None:
+def test_requests_refused_beside_idle_gpus_are_counted_and_told_why(tmp_path: Path) -> None:
     """No node is as quick as they want their tokens."""
     text = SMALL.replace("= 4096\n", "= 4096\nslo = { ttft_s = 2.0, tpot_s = 0.001 }\n")
     made = plan(replace(scenario(tmp_path, text), ideal=True))

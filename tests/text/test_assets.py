@@ -85,9 +85,7 @@ def test_a_model_without_a_tokenizer_is_torn(tmp_path: Path) -> None:
         read_assets(tmp_path)
 
 
-def test_recommended_sampling_is_what_the_makers_wrote_as_far_as_it_can_be_meant(
-    tmp_path: Path,
-) -> None:
+def test_recommended_sampling_is_what_the_makers_wrote_and_could_mean(tmp_path: Path) -> None:
     path = write(tmp_path)
     assert read_assets(path).sampling == SamplingDefaults()
     given = {

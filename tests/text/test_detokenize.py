@@ -26,9 +26,7 @@ def test_pieces_are_whole_characters_and_add_up_to_the_text(codec: TextCodec, te
 
 
 @given(TEXTS, st.data())
-def test_a_restart_with_the_tokens_so_far_goes_on_the_same(
-    codec: TextCodec, text: str, data: st.DataObject
-) -> None:
+def test_a_restart_goes_on_the_same(codec: TextCodec, text: str, data: st.DataObject) -> None:
     """Also in the middle of a character, where a request may move to another node."""
     tokens = codec.encode(text)[1:]
     cut = data.draw(st.integers(0, len(tokens)))

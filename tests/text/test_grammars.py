@@ -109,9 +109,7 @@ def test_schemas_are_taken_as_data_or_text() -> None:
         (Thinking(amid=False), 'well, </think>{"a": 3}', False),
     ],
 )
-def test_an_answer_keeps_to_its_grammar_once_it_has_thought(
-    thinking: Thinking, answer: str, kept: bool
-) -> None:
+def test_grammars_hold_after_the_thought(thinking: Thinking, answer: str, kept: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert accepts(after_thought(json_grammar(schema), thinking), answer) is kept
 

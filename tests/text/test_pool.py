@@ -73,9 +73,7 @@ async def test_a_child_that_the_system_kills_is_replaced(pool: TextPool) -> None
     assert await called(pool, "", assets) == expected
 
 
-async def test_a_slow_model_is_served_apart(
-    pool: TextPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_models_are_apart(pool: TextPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "SLOW_SHARE", 0.0)
     assets = model("", BUSY)
     for kinds in (["text"], ["apart", "text"]):

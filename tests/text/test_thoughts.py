@@ -1,4 +1,4 @@
-"""Thoughts are told apart from the answer while both come, however they are cut."""
+"""Thoughts and stop strings are told apart from the answer, however it is cut."""
 
 from itertools import pairwise
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.text import ToolFormat
 from mesh.text.answer_reader import AnswerReader, Reading
+from mesh.text.stops import StopMatcher
 from mesh.text.thoughts import Thinking, Thought, thinking_after
 from mesh.text.tool_calls import Arguments, CallBegun, Text
 
@@ -48,9 +49,7 @@ def test_a_thought_is_told_apart(
         ("<think>earlier</think> said<assistant>", MAY),
     ],
 )
-def test_the_end_of_a_prompt_tells_how_its_answer_begins(
-    prompt: str, thinking: Thinking | None
-) -> None:
+def test_a_prompts_end_tells_how_answers_begin(prompt: str, thinking: Thinking | None) -> None:
     assert thinking_after(prompt) == thinking
 
 
@@ -75,3 +74,46 @@ def test_tokens_that_come_together_count_by_their_share_of_the_text() -> None:
     reader.push(" Good.</think>Yes, it is.", 8)
     reader.push(" And more.", 3)
     assert reader.thought_tokens == 4 + 2
+
+
+PIECES = st.lists(st.text("ab", max_size=6), max_size=6)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+def expected(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The output ends where the first stop string to be complete begins."""
+    for end in range(1, len(text) + 1):
+        found = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: min(found)], True
+    return text, False
+
+
+@given(PIECES, STOPS)
+def test_the_output_ends_before_the_stop_string(pieces: list[str], stops: list[str]) -> None:
+    matcher, out = StopMatcher(stops), ""
+    for piece in pieces:
+        out += matcher.push(piece)
+        if matcher.stopped:
+            break
+    else:
+        out += matcher.flush()
+    whole, stopped = expected("".join(pieces), stops)
+    assert (out, matcher.stopped) == (whole, stopped)
+
+
+@given(PIECES, STOPS)
+def test_nothing_given_out_is_ever_taken_back(pieces: list[str], stops: list[str]) -> None:
+    matcher, out = StopMatcher(stops), ""
+    whole, _ = expected("".join(pieces), stops)
+    for piece in pieces:
+        out += matcher.push(piece)
+        assert whole.startswith(out)
+        if matcher.stopped:
+            return
+
+
+def test_without_stop_strings_text_passes_through() -> None:
+    matcher = StopMatcher(())
+    assert matcher.push("abc") == "abc"
+    assert matcher.flush() == ""

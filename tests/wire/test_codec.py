@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
@@ -36,6 +37,7 @@ from mesh.domain.views import (
     RequestSnapshot,
 )
 from mesh.v1 import control_pb2, inference_pb2, model_pb2, node_link_pb2
+from mesh.v1 import open_inference_pb2 as pb
 from mesh.wire import codec
 from mesh.wire.codec import (
     command_from_wire,
@@ -45,7 +47,9 @@ from mesh.wire.codec import (
     to_wire,
     view_from_wire,
 )
+from mesh.wire.codec_infer import INPUTS, inference_from_wire
 from mesh.wire.malformed import Malformed, lenient
+from mesh.wire.tensors import raw_element, read_inputs
 from tests.wire.strategies import values
 
 Codec = tuple[Any, Callable[[Any], Message], Callable[[Any], Any], type[Message]]
@@ -81,13 +85,15 @@ for _kinds, _to_wire, _from_wire, _message in (
 ):
     for _kind in get_args(_kinds):
         CODECS[_kind.__name__] = (_kind, _to_wire, _from_wire, _message)
+FEW = settings().max_examples // 4
+"""For each of many kinds."""
 UNIONS = ("ImportModel", "NodeHello", "Accepted")
 """One of each message that holds a oneof."""
 
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 def test_a_value_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
     kind, to_wire, from_wire, message = CODECS[name]
     value = data.draw(values(kind))
@@ -99,7 +105,7 @@ def test_a_value_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=FEW)
 def test_damaged_bytes_give_a_value_or_invalid_input(name: str, data: st.DataObject) -> None:
     """Bytes changed, cut out or put in anywhere: nothing but InvalidInput ever comes of it."""
     kind, to_wire, from_wire, message = CODECS[name]
@@ -240,3 +246,67 @@ def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:
     hello = link_read(hello_of())
     assert isinstance(hello, NodeHello)
     assert hello.tensor_parallel_max == 1
+
+
+FIELDS = {
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+}
+
+
+def one(datatype: str, shape: list[int], **contents: Any) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest()
+    held = pb.InferTensorContents(**contents) if contents else None
+    request.inputs.add(name="x", datatype=datatype, shape=shape, contents=held)
+    return request
+
+
+def read(request: pb.ModelInferRequest, datatype: str) -> list[Any]:
+    return read_inputs(request, {"x": (datatype,)}, several="x")["x"]
+
+
+@pytest.mark.parametrize("datatype", FIELDS)
+@given(data=st.data())
+def test_integers_raw_and_typed_are_the_same(datatype: str, data: st.DataObject) -> None:
+    limits = np.iinfo(datatype.lower())
+    values = data.draw(st.lists(st.integers(int(limits.min), int(limits.max)), max_size=8))
+    raw = one(datatype, [len(values)])
+    raw.raw_input_contents.append(np.array(values, dtype=datatype.lower()).tobytes())
+    typed = one(datatype, [len(values)], **{FIELDS[datatype]: values})
+    assert read(raw, datatype) == read(typed, datatype) == values
+
+
+@given(values=st.lists(st.floats(allow_nan=False), max_size=8))
+def test_numbers_raw_and_typed_are_the_same(values: list[float]) -> None:
+    raw = one("FP64", [len(values)])
+    raw.raw_input_contents.append(np.array(values, dtype="float64").tobytes())
+    assert read(raw, "FP64") == read(one("FP64", [len(values)], fp64_contents=values), "FP64")
+
+
+@given(values=st.lists(st.text(st.characters(codec="utf-8")), max_size=8))
+def test_texts_raw_and_typed_are_the_same(values: list[str]) -> None:
+    raw = one("BYTES", [len(values)])
+    raw.raw_input_contents.append(b"".join(map(raw_element, values)))
+    typed = one("BYTES", [len(values)], bytes_contents=[value.encode() for value in values])
+    assert read(raw, "BYTES") == read(typed, "BYTES") == values
+
+
+@given(
+    raw=st.binary(max_size=40),
+    name=st.sampled_from(sorted(INPUTS)),
+    data=st.data(),
+    count=st.integers(-1, 3),
+)
+def test_raw_bytes_do_no_harm(raw: bytes, name: str, data: st.DataObject, count: int) -> None:
+    request = pb.ModelInferRequest(model_name="chat", raw_input_contents=[raw_element("hi"), raw])
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    datatype = data.draw(st.sampled_from(INPUTS[name]))
+    request.inputs.add(name=name, datatype=datatype, shape=[count])
+    with suppress(InvalidInput):
+        assert inference_from_wire(request).raw

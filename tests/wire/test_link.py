@@ -296,9 +296,7 @@ async def test_a_controller_that_comes_back_is_found_again() -> None:
     ("script", "kind"),
     [(refuse_name, AlreadyExists), (refuse_hello, InvalidInput), (take_by_lot, InvalidInput)],
 )
-async def test_what_waiting_does_not_heal_ends_the_link_for_good(
-    script: Script, kind: type[Exception]
-) -> None:
+async def test_what_does_not_heal_ends_the_link(script: Script, kind: type[Exception]) -> None:
     controller = Controller(script)
     async with controller.serving():
         ends = Ends(controller.address)

@@ -69,9 +69,7 @@ def test_a_malformed_grid_is_named_and_told(malformed: profile_pb2.Grid, said: s
         ("measured_s", -1.0, "measured_s is -1"),
     ],
 )
-def test_a_profile_says_what_it_is_of_and_how_long_it_took(
-    changed: str, value: object, said: str
-) -> None:
+def test_a_profile_says_what_it_is_of_and_took(changed: str, value: object, said: str) -> None:
     message = to_wire(PROFILE, profile_pb2.Profile)
     setattr(message, changed, value)
     with pytest.raises(InvalidInput, match=said):

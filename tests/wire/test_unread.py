@@ -53,7 +53,7 @@ from mesh.wire.codec import (
 )
 from mesh.wire.unread import command_written, refused, report_read, reports_written
 from tests.wire.strategies import values
-from tests.wire.test_codec import CODECS, hello_of, link_read
+from tests.wire.test_codec import CODECS, FEW, hello_of, link_read
 
 HINT = "both ends of the wire should run the same version of mesh"
 
@@ -77,7 +77,7 @@ def answer(command: NodeCommand, change: Callable[[pb.NodeCommand], None]) -> No
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 def test_a_command_with_an_unknown_word_is_answered_as_failed(data: st.DataObject) -> None:
     def load_in_2_bits(message: pb.NodeCommand) -> None:
         message.load_instance.model.weights = "i2"
@@ -180,10 +180,8 @@ def _another(words: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [DeploymentSnapshot, NodeSnapshot, ProfileView, RequestSnapshot])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_views_keep_words_that_are_not_known_and_all_that_stands_beside(
-    kind: type, data: st.DataObject
-) -> None:
+@settings(max_examples=FEW)
+def test_views_keep_unknown_words_and_all_beside_them(kind: type, data: st.DataObject) -> None:
     to_wire, from_wire, message = next(codec[1:] for codec in CODECS.values() if codec[0] is kind)
     view = data.draw(values(kind))
     said = MessageToDict(to_wire(view), preserving_proto_field_name=True)
@@ -191,9 +189,7 @@ def test_views_keep_words_that_are_not_known_and_all_that_stands_beside(
 
 
 @given(values(CellStatus))
-def test_refusals_for_a_reason_that_is_not_known_are_counted_by_its_word(
-    status: CellStatus,
-) -> None:
+def test_refusals_for_an_unknown_reason_are_counted_by_its_word(status: CellStatus) -> None:
     message = to_wire(status, control_pb2.Status)
     message.refused["too_loud"] = 7
     found = view_from_wire(message, CellStatus)
@@ -275,9 +271,7 @@ def test_requests_whose_tokens_cannot_be_told_are_returned(told: TokensReport) -
     assert ids == [(output.request_id, output.attempt) for output in outputs]
 
 
-def test_a_message_that_the_other_end_would_not_take_has_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_message_that_the_other_end_refuses_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh.wire.unread.MESSAGE_BYTES_MAX", 1000)
     failed = ImportFailed(operation_id=OperationId("o"), error="TornModel", message="x" * 2000)
     assert reports_written(failed) == []

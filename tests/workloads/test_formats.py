@@ -68,9 +68,7 @@ def test_azure_llm_counts_from_the_first_row_across_midnight(write_file: WriteFi
     assert rows_of(later) == [(0.0, 0, 2162, 5), (0.5, 0, 2399, 6)]
 
 
-def test_burstgpt_has_a_function_for_each_model_and_leaves_failures_out(
-    write_file: WriteFile,
-) -> None:
+def test_burstgpt_has_a_function_a_model_and_leaves_failures_out(write_file: WriteFile) -> None:
     trace = read(write_file(samples.BURSTGPT))
     assert trace.labels == ("ChatGPT", "GPT-4")
     assert rows_of(trace) == [(0.0, 0, 472, 18), (40.0, 1, 1087, 230), (1124.0, 0, 1305, 477)]

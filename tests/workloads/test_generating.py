@@ -15,7 +15,7 @@ from mesh_workloads.processes import POISSON, Clustered, Diurnal, OnOff
 from mesh_workloads.rates import Lognormal, Zipf
 from mesh_workloads.sampling import load_for
 
-LONG = replace(LLM_MESH, duration_s=20_000.0)
+LONG = replace(LLM_MESH, duration_s=10_000.0)
 """Long enough for statistics."""
 
 
@@ -100,14 +100,14 @@ def test_lengths_and_shares_are_those_of_the_load_it_imitates() -> None:
 
 
 def test_the_day_s_swing_is_in_the_arrivals() -> None:
-    workload = replace(LONG, process=POISSON, diurnal=Diurnal(swing=0.8, period_s=10_000.0))
+    workload = replace(LONG, process=POISSON, diurnal=Diurnal(swing=0.8, period_s=5_000.0))
     trace = generate(workload, seed=5)
-    quarters = Counter(int(a.t_s % 10_000 // 2500) for a in trace.arrivals)
+    quarters = Counter(int(a.t_s % 5_000 // 1250) for a in trace.arrivals)
     # The sine's mean over the first and the third quarter is 2 / pi and -2 / pi.
     even = len(trace.arrivals) / 4
     assert quarters[0] == pytest.approx(even * (1 + 0.8 * 2 / math.pi), rel=0.05)
     assert quarters[2] == pytest.approx(even * (1 - 0.8 * 2 / math.pi), rel=0.05)
-    assert len(trace.arrivals) == pytest.approx(workload.rate_per_s * 20_000, rel=0.02)
+    assert len(trace.arrivals) == pytest.approx(workload.rate_per_s * 10_000, rel=0.02)
 
 
 def test_a_function_keeps_its_requests_whatever_the_others() -> None:

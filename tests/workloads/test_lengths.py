@@ -88,8 +88,6 @@ def test_a_context_into_which_nothing_fits_is_refused() -> None:
         ((0.0, 1.0), (1, 1 << 30)),
     ],
 )
-def test_a_table_that_is_none_is_refused(
-    shares: tuple[float, ...], tokens: tuple[int, ...]
-) -> None:
+def test_a_wrong_table_is_refused(shares: tuple[float, ...], tokens: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput):
         Quantiles(shares=shares, tokens=tokens)

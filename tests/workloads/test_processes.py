@@ -61,9 +61,7 @@ def test_processes_begin_in_equilibrium(process: Process) -> None:
     st.floats(0.01, 100),
     st.integers(0, 1000),
 )
-def test_times_ascend_below_the_end(
-    process: Process, rate_per_s: float, until_s: float, seed: int
-) -> None:
+def test_times_ascend(process: Process, rate_per_s: float, until_s: float, seed: int) -> None:
     times = list(process.times(rate_per_s, until_s, random.Random(seed)))
     assert times == sorted(times)
     assert all(0 <= t < until_s for t in times)

@@ -36,11 +36,11 @@ from mesh.domain.reasons import FinishReason
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
-    MODEL,
     CellUnderTest,
     commands,
     deployment,
     hello,
+    instance_report,
     of_kind,
     request,
 )
@@ -58,16 +58,11 @@ OTHER = Footprint(weights_bytes=50 * MIB, kv_block_bytes=2 * MIB, block_tokens=1
 def reported(
     name: str = "a-0-1", of: str = "a", *, context: int = 512, kv_blocks: int = 9
 ) -> InstanceReport:
-    return InstanceReport(
+    return instance_report(
         instance_id=InstanceId(name),
         deployment=DeploymentName(of),
-        model_id=MODEL.model_id,
-        footprint=FOOTPRINT,
         kv_blocks=kv_blocks,
-        kv_blocks_used=0,
         context_tokens_max=context,
-        batch_max=8,
-        batch=0,
     )
 
 

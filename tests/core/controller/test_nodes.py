@@ -11,7 +11,7 @@ from mesh.domain.actions import (
     SetTimer,
 )
 from mesh.domain.events import DeployRequested, DrainRequested, LeaseCheckDue, NodeDisconnected
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.ids import InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     Heartbeat,
@@ -33,6 +33,7 @@ from tests.core.cells import (
     commands,
     deployment,
     hello,
+    instance_report,
     of_kind,
     only,
     request,
@@ -49,16 +50,8 @@ class OwnRule(FirstCome):
 
 
 def report(instance_id: str = "chat-0-1", model_id: str = MODEL.model_id) -> InstanceReport:
-    return InstanceReport(
-        instance_id=InstanceId(instance_id),
-        deployment=DeploymentName("chat"),
-        model_id=ModelId(model_id),
-        footprint=FOOTPRINT,
-        kv_blocks=64,
-        kv_blocks_used=0,
-        context_tokens_max=512,
-        batch_max=8,
-        batch=0,
+    return instance_report(
+        instance_id=InstanceId(instance_id), model_id=ModelId(model_id), kv_blocks=64
     )
 
 

@@ -9,8 +9,8 @@ from mesh.domain.messages import PrefixesChanged, PrefixMissed, SubmitRequest
 from mesh.domain.node_events import HeartbeatDue, PrefixesTold, StepFinished, SubmitFinished
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
-from mesh.domain.steps import PrefixChange, StepResult
-from tests.core.cells import of_kind, only, request
+from mesh.domain.steps import PrefixChange
+from tests.core.cells import of_kind, only, request, step_result
 from tests.core.nodes import NodeUnderTest, reports
 
 I1 = InstanceId("i1")
@@ -69,15 +69,9 @@ def test_changes_are_told_as_they_come_and_all_of_it_to_a_new_controller() -> No
     beat = HeartbeatDue(rss_bytes=1, engine_bytes=1, kv_blocks_cached=((I1, 5),))
     assert not of_kind(node.tell(beat), AskPrefixes), "nothing that it does is shared"
     submitted(node)
-    result = StepResult(
-        outputs=(),
+    result = step_result(
         prefill_tokens=1,
-        prefill_past_tokens=0,
-        decode_batch=0,
-        context_tokens=0,
         prefill_left=((RequestId("a"), 99),),
-        starved=(),
-        kv_blocks_used=1,
         elapsed_s=0.01,
         prefixes=PrefixChange(came=(3, 4)),
     )

@@ -43,9 +43,7 @@ def granted(actions: list[NodeAction]) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.014, 128), (0.005, 32)])
-def test_a_chunk_leaves_time_for_the_decodes_of_other_instances(
-    headroom_s: float, tokens: int
-) -> None:
+def test_a_chunk_leaves_others_time_for_decodes(headroom_s: float, tokens: int) -> None:
     node = running_node(headroom_s)
     node.submit("a", "i1", prompt=300, age_s=2.0 - headroom_s * 0.9)
     assert granted(node.step("i2", token("b", 1))) == ("i1", tokens)

@@ -15,9 +15,9 @@ from mesh.domain.messages import (
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, NodeEvent, StepFinished
 from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.slo import Slo
-from mesh.domain.steps import StepResult
 from mesh.evaluation.fidelity.observing import AT_ONCE_S, Observed, Observer
 from mesh.runtime.journal import Decision
+from tests.core.cells import step_result
 
 ONE, TWO = InstanceId("i-1"), InstanceId("i-2")
 STEP = StartStep(instance_id=ONE, prefill=256)
@@ -32,16 +32,8 @@ def beat(rss_bytes: int = 0, engine_bytes: int = 0) -> HeartbeatDue:
 
 
 def stepped(elapsed_s: float, batch: int = 2) -> StepFinished:
-    result = StepResult(
-        outputs=(),
-        prefill_tokens=0,
-        prefill_past_tokens=0,
-        decode_batch=batch,
-        context_tokens=100 * batch,
-        prefill_left=(),
-        starved=(),
-        kv_blocks_used=0,
-        elapsed_s=elapsed_s,
+    result = step_result(
+        decode_batch=batch, context_tokens=100 * batch, kv_blocks_used=0, elapsed_s=elapsed_s
     )
     return StepFinished(instance_id=ONE, result=result)
 

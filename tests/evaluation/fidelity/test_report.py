@@ -27,12 +27,7 @@ SECRET = NodeCosts(
 )
 
 SECRET_NAMES = (
-    "factor",
-    "prefill_factor",
-    "overhead_s",
-    "load_s",
-    "load_stretch",
-    "load_slowdown",
+    *("factor", "prefill_factor", "overhead_s", "load_s", "load_stretch", "load_slowdown"),
     "priming_s",
 )
 

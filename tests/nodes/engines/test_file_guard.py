@@ -82,9 +82,7 @@ def test_what_is_mapped_stays_as_it_was(tmp_path: Path, harm: str) -> None:
     assert said.split() == [content.hex()] * 2
 
 
-def test_each_map_of_a_file_that_is_written_to_again_and_again_stays_as_it_was(
-    tmp_path: Path,
-) -> None:
+def test_each_map_of_a_file_that_is_often_written_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(b"old0" * 4096)
     with subprocess.Popen(

@@ -2,21 +2,20 @@
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
-from mesh.domain.messages import Heartbeat, InstanceReport, ResizeKv
-from tests.core.cells import MIB, commands
+from mesh.domain.messages import Heartbeat, ResizeKv
+from tests.core.cells import MIB, commands, instance_report
 from tests.core.controller.instances.test_kv_cache import MemoryCell, only_one
 
 
 def heartbeat(cell: MemoryCell) -> list[ControllerAction]:
     """The node lists what it has, as it was last told to be."""
     instances = tuple(
-        InstanceReport(
+        instance_report(
             instance_id=instance.instance_id,
             deployment=instance.deployment,
             model_id=instance.model_id,
             footprint=instance.footprint,
             kv_blocks=instance.kv_blocks,
-            kv_blocks_used=0,
             context_tokens_max=instance.context_tokens_max,
             batch_max=instance.batch_max,
             batch=instance.batch,

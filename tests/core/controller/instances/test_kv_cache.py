@@ -39,7 +39,17 @@ from mesh.memory.station import ReservationStation
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.views import CellView, InstanceView, RequestView
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+from tests.core.cells import (
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    instance_report,
+    of_kind,
+    only,
+    request,
+)
 
 A = TypeVar("A")
 PATIENT = Slo(ttft_s=60.0)
@@ -114,13 +124,12 @@ class MemoryCell(CellUnderTest):
 def heard(*instances: InstanceEntry) -> tuple[InstanceReport, ...]:
     """What the node says of instances that are as the books have them."""
     return tuple(
-        InstanceReport(
+        instance_report(
             instance_id=i.instance_id,
             deployment=i.deployment,
             model_id=i.model_id,
             footprint=i.footprint,
             kv_blocks=i.kv_blocks,
-            kv_blocks_used=0,
             context_tokens_max=i.context_tokens_max,
             batch_max=i.batch_max,
             batch=i.batch,

@@ -7,7 +7,6 @@ from mesh.domain.events import DrainRequested, NodeDisconnected, RetryLoadDue
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
 from mesh.domain.messages import (
     InstanceGone,
-    InstanceReport,
     LoadFailed,
     LoadInstance,
     SubmitRequest,
@@ -16,13 +15,12 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from tests.core.cells import (
-    FOOTPRINT,
     MIB,
-    MODEL,
     CellUnderTest,
     commands,
     deployment,
     hello,
+    instance_report,
     of_kind,
     request,
 )
@@ -96,17 +94,7 @@ def test_when_a_node_comes_back_the_load_that_replaced_its_instance_is_given_up(
     cell.join(hello("n2", run_id="2"))
     lost = cell.tell(NodeDisconnected(link_id=link, reason="reset"))
     (replacement,) = commands(lost, LoadInstance)
-    kept = InstanceReport(
-        instance_id=instance_id,
-        deployment=DeploymentName("chat"),
-        model_id=MODEL.model_id,
-        footprint=FOOTPRINT,
-        kv_blocks=16,
-        kv_blocks_used=0,
-        context_tokens_max=512,
-        batch_max=8,
-        batch=0,
-    )
+    kept = instance_report(instance_id=instance_id, kv_blocks=16)
     _, back = cell.join(replace(hello(), instances=(kept,)))
     unloads = [u.instance_id for u in commands(back, UnloadInstance)]
     assert unloads == [replacement.instance_id]

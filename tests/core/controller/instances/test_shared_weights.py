@@ -24,12 +24,12 @@ from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
-    MODEL,
     OTHER_MODEL,
     CellUnderTest,
     commands,
     deployment,
     hello,
+    instance_report,
     request,
 )
 
@@ -65,16 +65,8 @@ def started(cell: CellUnderTest, link: int, name: str) -> LoadInstance:
 
 
 def reported(name: str, of: str) -> InstanceReport:
-    return InstanceReport(
-        instance_id=InstanceId(name),
-        deployment=DeploymentName(of),
-        model_id=MODEL.model_id,
-        footprint=SHARED,
-        kv_blocks=9,
-        kv_blocks_used=0,
-        context_tokens_max=512,
-        batch_max=8,
-        batch=0,
+    return instance_report(
+        instance_id=InstanceId(name), deployment=DeploymentName(of), footprint=SHARED, kv_blocks=9
     )
 
 

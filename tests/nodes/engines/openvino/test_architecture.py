@@ -94,9 +94,7 @@ def test_which_layers_have_a_window(change: dict[str, Any], windows: tuple[int, 
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn", "default, linear, llama3, longrope"),
     ],
 )
-def test_what_the_graph_does_not_have_is_refused(
-    change: dict[str, Any], named: str, supported: str
-) -> None:
+def test_what_no_graph_has_is_refused(change: dict[str, Any], named: str, supported: str) -> None:
     with pytest.raises(UnsupportedModel, match=named) as refused:
         parse_architecture(CONFIG | change)
     assert supported in refused.value.hint

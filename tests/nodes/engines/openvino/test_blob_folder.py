@@ -160,9 +160,7 @@ def test_a_failure_is_logged_and_tried_again_a_few_times(
     assert "config.json cannot be read" in caplog.text
 
 
-def test_none_is_made_without_the_memory_for_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_none_is_made_without_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     maker = BlobMaker(available_bytes=lambda: blob_maker.CHILD_BYTES + 9)
     with caplog.at_level(logging.INFO):
         maker.ask(job(tmp_path), 10, 1.0)
@@ -170,9 +168,7 @@ def test_none_is_made_without_the_memory_for_it(
     assert "for now" in caplog.text
 
 
-def test_none_is_made_without_the_disk_for_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_none_is_made_without_the_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """OpenVINO exports a whole model before its weights are taken out."""
     maker = BlobMaker(available_bytes=lambda: 2**62)
     maker.ask(job(tmp_path), 2**60, 1.0)

@@ -180,9 +180,7 @@ def test_weights_are_read_ahead_until_the_first_run_is_over_or_nobody_wants_them
     assert events == [layout.path.name, "over"]
 
 
-def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
-    model: TinyModel, tmp_path: Path
-) -> None:
+def test_the_second_load_is_an_import_of_same_tokens(model: TinyModel, tmp_path: Path) -> None:
     engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
     phases: list[str] = []
 
@@ -348,18 +346,14 @@ def test_a_damaged_blob_is_dropped_and_the_model_compiled(
     assert np.array_equal(logits(graph), logits(compiled(compiler(), model)))
 
 
-def test_a_blob_that_somebody_writes_to_stays_and_the_model_is_compiled(
-    model: TinyModel, blob: Path
-) -> None:
+def test_a_blob_that_is_written_to_stays_and_is_compiled(model: TinyModel, blob: Path) -> None:
     """So would one whose weights somebody has open for writing: nothing is known against it."""
     with blob.open("ab"):
         assert not compiled(compiler(blob.parent), model).imported
     assert compiled(compiler(blob.parent), model).imported
 
 
-def test_a_blob_under_anothers_name_is_dropped(
-    model: TinyModel, blob: Path, tmp_path: Path
-) -> None:
+def test_a_blob_of_anothers_name_is_dropped(model: TinyModel, blob: Path, tmp_path: Path) -> None:
     """Though it is sound in itself."""
     other = prepared(tmp_path / "other", kind="qwen3")
     place = blob.with_stem(job(other, blob.parent).key)

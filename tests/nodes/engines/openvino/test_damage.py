@@ -127,9 +127,7 @@ def test_whatever_is_damaged_is_named_and_never_computed_with(damaged: Damaged) 
     compiled.close()
 
 
-def test_weights_that_somebody_writes_are_not_derived_in_the_agent_but_refused(
-    damaged: Damaged,
-) -> None:
+def test_weights_that_somebody_writes_are_refused_by_the_agent(damaged: Damaged) -> None:
     damaged.engine.unload(INSTANCE)
     (weights,) = damaged.path.glob("prepared/*/weights.bin")
     with (
@@ -140,9 +138,7 @@ def test_weights_that_somebody_writes_are_not_derived_in_the_agent_but_refused(
     damaged.load()
 
 
-def test_prepared_weights_that_are_damaged_are_derived_anew_by_the_next_load(
-    damaged: Damaged,
-) -> None:
+def test_prepared_weights_that_are_damaged_are_derived_anew(damaged: Damaged) -> None:
     expected = tokens(damaged.engine)
     damaged.engine.unload(INSTANCE)
     (weights,) = damaged.path.glob("prepared/*/weights.bin")

@@ -10,19 +10,13 @@ import pytest
 from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from mesh_nodes.engines.openvino.kv_cache import KvResize
 from tests.nodes.engines.golden import check_golden, golden
 from tests.nodes.engines.serving import load
 
 
-@pytest.fixture(scope="module", params=list(KvResize))
-def exact(smollm2_model: StoredModel, request: pytest.FixtureRequest) -> Iterator[OpenVinoEngine]:
-    """On two threads with the KV cache that nodes have, on one with the other."""
-    how = request.param
-    threads = 2 if how is KvResize.ELASTIC else 1
-    engine = OpenVinoEngine(
-        threads=threads, weights=WeightPrecision.F16, kv=KvPrecision.F16, kv_resize=how
-    )
+@pytest.fixture(scope="module")
+def exact(smollm2_model: StoredModel) -> Iterator[OpenVinoEngine]:
+    engine = OpenVinoEngine(threads=2, weights=WeightPrecision.F16, kv=KvPrecision.F16)
     load(engine, smollm2_model.info, smollm2_model.path, context_tokens_max=512)
     yield engine
     engine.close()

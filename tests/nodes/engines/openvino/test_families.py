@@ -125,9 +125,7 @@ def test_the_process_of_a_node_prepares_a_mixture_as_tests_do(tmp_path: Path) ->
 
 @pytest.mark.parametrize("weights", list(WeightPrecision))
 @pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
-def test_of_experts_those_chosen_alone_are_computed(
-    tmp_path: Path, name: str, weights: WeightPrecision
-) -> None:
+def test_only_chosen_experts_compute(tmp_path: Path, name: str, weights: WeightPrecision) -> None:
     """The plugin has recognised each product; no blob is wished for that could not be imported."""
     stored = imported(tmp_path, families()[name])
     compiler = Compiler(threads=1, weights=weights, precisions=PLAIN)
@@ -200,9 +198,7 @@ def test_windows_matter_in_these_tokens(engine: OpenVinoEngine, tmp_path: Path) 
     assert run(engine, asked).tokens["r"] != case["output"]
 
 
-def test_weights_beyond_f16_are_refused_with_the_largest(
-    engine: OpenVinoEngine, tmp_path: Path
-) -> None:
+def test_weights_beyond_f16_are_refused(engine: OpenVinoEngine, tmp_path: Path) -> None:
     """bf16 and f32 reach further; in i8 such a checkpoint loads."""
     family = families()["mistral"]
     folder = write_family(tmp_path / "made", family["config"], family["shapes"])

@@ -143,9 +143,7 @@ def test_logits_are_those_of_the_files_own_values(
     assert_computes(model, WeightPrecision.FILE, exact, tmp_path / "exact")
 
 
-def test_logits_of_coarse_groups_are_those_of_their_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_of_coarse_groups_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 128 weights in one group, rows of 64 in one of 64; in f32 and within its rounding."""
     model = write_tiny(tmp_path / "m")
     weights = weights_of(model.path, WeightPrecision.I4_G128)

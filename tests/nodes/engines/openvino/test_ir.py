@@ -19,9 +19,7 @@ SAMPLING = SamplingParams(max_tokens=24, ignore_eos=True)
 REQUESTS = [request(f"r{n}", range(5 * n + 1), SAMPLING) for n in range(6)]
 
 
-def test_an_ir_gives_the_tokens_of_its_source(
-    engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path
-) -> None:
+def test_an_ir_is_its_source(engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path) -> None:
     """In a batch, in chunks, with prompts of different lengths; in all but the rounding of f16."""
     load(engine, tiny.info, tiny.path)
     expected = run(engine, *REQUESTS, prefill_tokens_max=7).tokens
@@ -32,9 +30,7 @@ def test_an_ir_gives_the_tokens_of_its_source(
     assert run(engine, *REQUESTS, prefill_tokens_max=7).tokens == expected
 
 
-def test_an_ir_without_a_state_is_refused(
-    engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path
-) -> None:
+def test_a_stateless_ir_is_refused(engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path) -> None:
     x = ops.parameter([-1], ov.Type.i64, "input_ids")
     ov.save_model(ov.Model([ops.result(ops.relu(x))], [x], "none"), tmp_path / "openvino_model.xml")
     info = replace(tiny.info, format=ModelFormat.OPENVINO_IR)
@@ -43,9 +39,7 @@ def test_an_ir_without_a_state_is_refused(
     assert "optimum-intel" in refused.value.hint
 
 
-def test_a_torn_ir_is_refused_by_name(
-    engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path
-) -> None:
+def test_a_torn_ir_is_refused(engine: OpenVinoEngine, tiny: TinyModel, tmp_path: Path) -> None:
     exported = write_tiny_ir(tmp_path / "ir", tiny)
     xml = exported.path / "openvino_model.xml"
     xml.write_text(xml.read_text()[:500])

@@ -40,9 +40,7 @@ def whole_life(tokens: int = 512) -> Reached:
     return reached
 
 
-def test_a_shape_is_booked_by_what_was_freed_also_by_the_next_engine(
-    kept: Path, tiny: TinyModel
-) -> None:
+def test_a_shape_is_booked_by_what_was_freed_before(kept: Path, tiny: TinyModel) -> None:
     first = estimate(tiny.info, weights=WeightPrecision.F16, kv=KvPrecision.F32)
     mine = footprints(kept)
     for _ in range(SEEN_MIN):
@@ -63,9 +61,7 @@ def test_what_an_instance_never_computed_is_reckoned_on_top(tiny: TinyModel) -> 
     assert least.footprint(tiny.info).weights_bytes > most.footprint(tiny.info).weights_bytes
 
 
-def test_nodes_that_share_a_state_folder_lose_nothing_of_each_other(
-    kept: Path, tiny: TinyModel
-) -> None:
+def test_nodes_that_share_a_state_folder_lose_nothing(kept: Path, tiny: TinyModel) -> None:
     one, other = footprints(kept), footprints(kept)
     one.note(tiny.info, 9000 * MIB, whole_life())
     other.note(tiny.info, 9 * MIB, whole_life())

@@ -41,9 +41,7 @@ def test_of_the_tokens_that_are_computed_no_two_are_alike() -> None:
 
 
 @pytest.mark.parametrize("kv", list(KvPrecision))
-def test_a_cache_that_was_measured_in_gives_the_tokens_of_a_fresh_one(
-    tiny: TinyModel, kv: KvPrecision
-) -> None:
+def test_a_cache_that_was_measured_in_is_as_fresh(tiny: TinyModel, kv: KvPrecision) -> None:
     """What backs the blocks is a finite number in every precision, and never attended to."""
     engine = OpenVinoEngine(threads=1, kv=kv)
     load(engine, tiny.info, tiny.path, kv_blocks=16)

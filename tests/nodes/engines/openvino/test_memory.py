@@ -7,9 +7,12 @@ allocator with memory that a load would reuse.
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mesh.memory.footprints import SEEN_MIN
 from mesh_loader.store import StoredModel
@@ -135,6 +138,20 @@ print(json.dumps(seen))
 """
 MIB = 2**20
 ALLOCATOR_BYTES = ENGINE_BYTES // 4
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def shallow(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """The first layers of the demo model, for what does not depend on their number."""
+    folder, info = tmp_path_factory.mktemp("shallow"), smollm2_model.info
+    config = json.loads((smollm2_model.path / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    (folder / "model.safetensors").symlink_to(smollm2_model.path / "model.safetensors")
+    of_layers = info.parameters - (info.vocabulary_tokens + 1) * info.hidden_size
+    parameters = info.parameters - of_layers * (info.layers - LAYERS) // info.layers
+    info = replace(info, layers=LAYERS, parameters=parameters)
+    return StoredModel(path=folder, info=info)
 
 
 def measure(model: StoredModel, *arguments: str, script: str = ESTIMATES) -> dict[str, Any]:
@@ -184,24 +201,22 @@ def test_what_is_booked_comes_down_to_what_instances_hold_and_never_below(
     assert seen["next"] >= booked[-1]
 
 
-def test_a_further_instance_takes_what_it_is_booked_at_beside_what_it_shares(
-    smollm2_model: StoredModel,
-) -> None:
+def test_a_further_instance_takes_what_it_is_booked_at(shallow: StoredModel) -> None:
     """The logits of its batch, 24 MiB, and 2 MiB; whichever has gone, the last takes the weights
     along.
     """
-    seen = measure(smollm2_model, script=FURTHER)
+    seen = measure(shallow, script=FURTHER)
     assert seen["booked"][1:] == [26 * MIB] * 2 == seen["spared"][:2]
-    assert seen["booked"][0] == seen["spared"][2] > 200 * MIB
+    assert seen["booked"][0] == seen["spared"][2] > 100 * MIB
     for taken, freed in zip(seen["taken"][1:], seen["freed"][:2], strict=True):
         assert 22 * MIB < taken <= 26 * MIB
         assert 22 * MIB < freed <= 26 * MIB
-    assert seen["freed"][2] > 150 * MIB
+    assert seen["freed"][2] > 60 * MIB
 
 
-def test_the_activations_of_a_long_prompt_go_back_at_once(smollm2_model: StoredModel) -> None:
+def test_the_activations_of_a_long_prompt_go_back_at_once(shallow: StoredModel) -> None:
     """They are there while it computes, gone after, and no token is another for it."""
-    seen = measure(smollm2_model, script=RELEASE)
+    seen = measure(shallow, script=RELEASE)
     assert seen["tokens"][0] == seen["tokens"][1]
     assert seen["peak"] - seen["before"] > 15 * MIB
     assert seen["after"] - seen["before"] < 8 * MIB

@@ -20,7 +20,7 @@ from mesh_nodes.engines.openvino.precisions import PLAIN
 from mesh_nodes.engines.openvino.sequence import Sequence
 from tests.nodes.engines.openvino.pools import pool_of
 
-PROMPT_TOKENS, DECODES = 40, 20
+PROMPT_TOKENS, DECODES = 24, 12
 CONTEXT_TOKENS = 2 * BLOCK_TOKENS
 DIVERGENCE_MAX = 1e-3
 """In nats (KL), the mean of the decodes: weights of 8 bits differ from f16's by seven times that.
@@ -75,9 +75,7 @@ def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.ND
 
 
 @pytest.mark.parametrize("weights", [WeightPrecision.I8, WeightPrecision.FILE])
-def test_neighbours_change_logits_by_rounding_alone(
-    smollm2_model: StoredModel, weights: WeightPrecision
-) -> None:
+def test_neighbours_change_little(smollm2_model: StoredModel, weights: WeightPrecision) -> None:
     info = smollm2_model.info
     compiler = Compiler(threads=2, weights=weights, precisions=PLAIN)
     graph = compiler.compile(info, smollm2_model.path, CONTEXT_TOKENS, lambda *_: None)

@@ -68,9 +68,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialJob]:
     return made
 
 
-def test_a_real_trial_times_what_passes_and_takes_no_more_than_the_plugin_can(
-    tiny: TinyModel,
-) -> None:
+def test_a_real_trial_takes_no_more_than_the_plugin_can(tiny: TinyModel) -> None:
     job = TrialJob(architecture=read_architecture(tiny.path), threads=1)
     said: list[tuple[str, float]] = []
     found = tried(job, lambda phase, share: said.append((phase, share)))
@@ -89,9 +87,7 @@ def test_a_real_trial_times_what_passes_and_takes_no_more_than_the_plugin_can(
     assert {each.precisions.compute for each in found} == asked
 
 
-def test_a_real_trial_of_equals_stays_with_f32(
-    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_of_equals_stays_at_f32(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without bf16 computes in f32 what is compiled for bf16: the times differ by noise."""
     if ComputePrecision.BF16 in capable(ov.Core()):
         pytest.skip("this CPU has bf16")
@@ -103,9 +99,7 @@ def test_a_real_trial_of_equals_stays_with_f32(
     assert choose(found) == Precisions(kv=KvPrecision.U8), reason(found)
 
 
-def test_the_second_start_takes_what_the_first_has_found(
-    tmp_path: Path, trials: list[TrialJob]
-) -> None:
+def test_the_second_start_takes_what_was_found(tmp_path: Path, trials: list[TrialJob]) -> None:
     kept = tmp_path / "precisions" / "kind.json"
     first = chosen(JOB, kept)
     assert first.precisions == QUICKER
@@ -114,9 +108,7 @@ def test_the_second_start_takes_what_the_first_has_found(
     assert [each.name for each in kept.parent.iterdir() if each.suffix == ".json"] == ["kind.json"]
 
 
-def test_the_reason_says_when_on_what_and_how_far_the_rounds_differed(
-    tmp_path: Path, trials: list[TrialJob]
-) -> None:
+def test_the_reason_says_how_far_rounds_differed(tmp_path: Path, trials: list[TrialJob]) -> None:
     said = str(chosen(JOB, tmp_path / "kind.json"))
     assert re.fullmatch(
         r"bf16, KV bf16: measured 20\d\d-\d\d-\d\d \d\d:\d\d UTC on layers of 1024 by 4096: "

@@ -40,9 +40,7 @@ def test_two_loads_of_a_model_at_once_bring_it_up_once(
     assert a.weights_bytes - b.weights_bytes == engine.footprint(tiny.info).shared_bytes > 0
 
 
-def test_the_first_of_those_that_stay_has_the_weights(
-    engine: OpenVinoEngine, tiny: TinyModel
-) -> None:
+def test_the_first_that_stays_has_the_weights(engine: OpenVinoEngine, tiny: TinyModel) -> None:
     for name in (A, B):
         load(engine, tiny.info, tiny.path, instance_id=name)
     engine.unload(A)

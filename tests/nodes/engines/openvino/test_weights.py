@@ -41,9 +41,7 @@ def weights_of(path: Path, precision: WeightPrecision) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("precision", list(WeightPrecision))
-def test_fused_rows_are_the_sources_one_below_the_other(
-    tmp_path: Path, precision: WeightPrecision
-) -> None:
+def test_fused_rows_are_those_of_the_sources(tmp_path: Path, precision: WeightPrecision) -> None:
     """In i8, within half a quantisation step of each row; in i4, nearly all of each group."""
     model = write_tiny(tmp_path / "m", "qwen2")
     source = load_file(model.path / "model.safetensors")
@@ -233,9 +231,7 @@ def test_what_is_wrong_with_a_model_is_said_by_who_prepares_it(tmp_path: Path) -
     assert not any((model.path / "prepared").glob("*"))
 
 
-def test_a_preparation_that_is_stopped_or_killed_leaves_nothing_to_be_taken_for_whole(
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_or_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m")
     prepared = model.path / "prepared"
     engine = OpenVinoEngine(threads=1)
