@@ -17,6 +17,7 @@ from mesh.domain.model import (
     WeightPrecision,
 )
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.rope import token_bytes
 from mesh_nodes.engines.openvino.weights import COARSE_GROUPS
 
 _I8_BYTES = 1
@@ -94,6 +95,7 @@ def estimate(
     compute: ComputePrecision = ComputePrecision.F32,
 ) -> Footprint:
     """Weights with graph and activations, what of them is shared, and the KV bytes of one block.
+    Of rope tables it states the most that each token of a context limit may take.
     `weights`, `compute`: of a model that does not say how its are held, and what it is computed in.
     """
     weights_bytes = _matrices_bytes(model, model.weights or weights)
@@ -110,6 +112,7 @@ def estimate(
         kv_block_bytes=kv_block_bytes,
         block_tokens=BLOCK_TOKENS,
         shared_bytes=shared_bytes(model, int(weights_bytes)),
+        context_token_bytes=_context_token_bytes(model),
     )
 
 
@@ -153,6 +156,13 @@ def _beyond_scratch_bytes(model: ModelInfo) -> int:
     """What the activations that go back take over the node's scratch."""
     passing_bytes = activation_bytes(model, tokens=_PREFILL_TOKENS - LASTING_TOKENS, rows=0)
     return max(passing_bytes - SCRATCH_BYTES, 0)
+
+
+def _context_token_bytes(model: ModelInfo) -> int:
+    """An IR has no tables. Gemma 3's layers with a window have their own."""
+    if model.format is ModelFormat.OPENVINO_IR:
+        return 0
+    return token_bytes(model.head_size) * (2 if model.architecture.startswith("gemma3") else 1)
 
 
 def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:

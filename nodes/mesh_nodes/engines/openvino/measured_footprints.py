@@ -8,6 +8,7 @@ After: the footprints that it states; the rule itself is `mesh.memory.footprints
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,14 @@ class MeasuredFootprints:
         self._seen: Mapping[str, Seen] = {} if path is None else _read(path)
 
     def footprint(self, model: ModelInfo) -> Footprint:
-        """What an instance of the model is booked at from now on."""
+        """What an instance of the model is booked at from now on, rope tables apart."""
         first = estimate(model, weights=self._weights, kv=self._kv, compute=self._compute)
         booked = booked_bytes(first.weights_bytes, self._seen.get(model.shape))
-        return Footprint(
-            weights_bytes=booked,
-            kv_block_bytes=first.kv_block_bytes,
-            block_tokens=first.block_tokens,
-            shared_bytes=shared_bytes(model, booked),
-        )
+        return replace(first, weights_bytes=booked, shared_bytes=shared_bytes(model, booked))
 
     def note(self, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
         """An instance has gone, in a quiet moment, and so much of the process's memory with it, the
-        KV cache apart. What it had not met of iterations is reckoned on top.
+        KV cache and rope tables apart. What it had not met of iterations is reckoned on top.
         """
         held_bytes = freed_bytes + unmet_bytes(model, reached)
         whole = len(reached.sizes) >= SIZES_MIN
