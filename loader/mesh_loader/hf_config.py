@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh_loader.architectures import Shape, check_rotary, with_defaults
+from mesh_loader.architectures import Shape, check_rotary, number_in, with_defaults
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -24,9 +24,8 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
     partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     check_rotary(shape, partial, name)
     kind = rope.get("rope_type", "default")
-    theta = rope.pop("rope_theta", config["rope_theta"])
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise TornModel(f"{name}: rope_theta should be a positive number, it is {theta!r}")
+    given = rope.pop("rope_theta", None)
+    theta = number_in(config if given is None else {"rope_theta": given}, "rope_theta", name)
     if shape.architecture == "phi3" and kind in ("su", "yarn") and "short_factor" in rope:
         kind = rope["rope_type"] = "longrope"  # as its early configs name it
     if kind not in (*ROPE_TYPES, "default"):
@@ -38,11 +37,18 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
         rope["original_max_position_embeddings"] = (
             original or inside or config.get("max_position_embeddings")
         )
+    factors = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
+    for key in (*(("factor",) if kind in ("linear", "dynamic", "llama3") else ()), *factors):
+        number_in(rope, key, name)
+    if shape.architecture == "gemma3_text":
+        local = number_in({"rope_local_base_freq": local}, "rope_local_base_freq", name)
     filled = {key: value for key, value in config.items() if key != "rope_parameters"}
     if shape.experts:
         filled["num_experts"] = shape.experts
     if partial != 1.0:
         filled["partial_rotary_factor"] = partial
+    else:
+        filled.pop("partial_rotary_factor", None)
     if local is not None:
         filled["rope_local_base_freq"] = local
     return {
