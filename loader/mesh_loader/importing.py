@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
+from mesh.domain.model import WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.protocol import LINE_BYTES_MAX, parse_line
 from mesh_loader.store import ModelStore, StoredModel
@@ -36,10 +37,11 @@ async def import_in_child(
     as_is: Collection[str] = (),
     plain: bool = False,
     reach: Collection[str] = (),
+    weights: WeightPrecision | None = None,
 ) -> StoredModel:
     """The model of a source, imported by a child process into the store; see ModelStore for the
     bound on downloads, `as_is` and `plain`. `reach`: hosts that may have private addresses; see
-    `Reach`.
+    `Reach`. `weights`: how it is to be held, see `ModelStore.import_model`.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -52,6 +54,8 @@ async def import_in_child(
         bound += ["--as-is", ",".join(sorted(as_is))]
     if plain:
         bound.append("--plain")
+    if weights is not None:
+        bound += ["--weights", weights]
     for host in reach:
         bound += ["--reach", host]
     process = await asyncio.create_subprocess_exec(
@@ -89,6 +93,7 @@ def import_until(
     source: str,
     progress: Progress,
     stop: threading.Event,
+    weights: WeightPrecision | None = None,
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
     download_bytes_per_s: float | None = None,
@@ -109,6 +114,7 @@ def import_until(
                 as_is=as_is,
                 plain=plain,
                 reach=reach,
+                weights=weights,
             )
         )
         while not stop.is_set():
