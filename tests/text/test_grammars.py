@@ -148,7 +148,7 @@ def test_these_keywords_are_kept_to(
 
 @pytest.mark.parametrize(("key", "kind"), UNENFORCEABLE.items())
 def test_what_no_answer_can_be_kept_to_is_refused_by_name_or_left_out(key: str, kind: str) -> None:
-    """Of a schema that is strict, or is not; a property of that name stays."""
+    """It depends on whether the schema is strict; a property of that name stays."""
     beside = {"type": kind}
     value: Any = {"uniqueItems": True, "dependentRequired": {"a": ["b"]}}.get(key, {})
     schema = {"type": "object", "properties": {key: {**beside, key: value}}, "required": [key]}

@@ -107,7 +107,7 @@ class Instance:
 
     @property
     def tables_bytes(self) -> int:
-        """Of its rope tables."""
+        """The bytes of its rope tables."""
         return self._booked.context_token_bytes * self._context_tokens_max
 
     def memory(self) -> InstanceMemory:
