@@ -22,6 +22,7 @@ from mesh_loader.architectures import (
     shape_of,
     size_in,
 )
+from mesh_loader.config_keys import ANY_CONFIG, check_config
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import (
@@ -41,6 +42,8 @@ from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD_CHARS_MAX = 255
+"""The longest name that a file can have."""
 WEIGHT_TYPES = ("F16", "BF16", "F32")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HARMLESS = ("rotary_emb.inv_freq", "attn.masked_bias")
@@ -98,6 +101,7 @@ def plan_hf(
     """
     name = f"{path.name}/config.json"
     config = read_json(path / "config.json")
+    check_config(config, name, ANY_CONFIG)
     companions(path)
     require_tokenizer(path)
     method = quantisation_of(path, config)
@@ -168,8 +172,8 @@ def _check_as_is(config: Mapping[str, Any], as_is: Collection[str], name: str) -
     classes = given if isinstance(given, list) else []
     if not any(one in as_is for one in classes):
         raise UnsupportedModel(
-            f"{name}: {', '.join(map(str, classes)) or 'no architecture'} is none that the vLLM of "
-            "this node computes text with, nor mesh itself",
+            f"{name}: {', '.join(map(str, classes[:4])) or 'no architecture'} is none that the "
+            "vLLM of this node computes text with, nor mesh itself",
             hint=f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; on OpenVINO nodes others "
             "can be exported",
         )
@@ -240,9 +244,11 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
             raise TornModel(f"{path.name}/{INDEX} has no weight_map")
         shards = sorted({str(shard) for shard in weight_map.values()})
         for shard in shards:
-            if Path(shard).name != shard or not (path / shard).is_file():
+            plain = len(shard) <= SHARD_CHARS_MAX and Path(shard).name == shard
+            if not plain or not (path / shard).is_file():
                 raise TornModel(
-                    f"{path.name} lacks {shard}, one of the {len(shards)} files in {INDEX}",
+                    f"{path.name} lacks {shard[:SHARD_CHARS_MAX]}, one of the {len(shards)} "
+                    f"files in {INDEX}",
                     hint="fetch the missing file",
                 )
         return tuple((path / shard, shard) for shard in shards)

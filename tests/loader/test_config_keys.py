@@ -103,7 +103,7 @@ def test_what_a_rotary_scaling_holds_is_checked_wherever_it_stands(
         ({"rope_parameters": {"full_attention": 3}}, "full_attention should be an object"),
         ({"rope_scaling": {"sliding_attention": [1]}}, "sliding_attention should be an object"),
         ({"hidden_act": ["silu"]}, "hidden_act should be a text"),
-        ({"model_type": 3}, "architecture 3 is not one that mesh runs"),
+        ({"model_type": 3}, "model_type should be a text"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"layer_types": "full"}, "layer_types should be a list"),
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "do not divide into 2 KV heads"),
@@ -234,6 +234,27 @@ def test_null_and_a_missing_number_of_rope_scaling_are_named(rope_type: str, key
             parse_architecture({**config, "rope_scaling": left})
         with pytest.raises(TornModel, match=f"{key} should be a number above 0 .*, it is {said}"):
             normalised({**config, "rope_scaling": left}, shape_of(config, ""), "config.json")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"model_type": name} for name in ("x" * 10**6, ["x" * 10**6])),
+        {"quantization_config": {"quant_method": "x" * 10**6}},
+    ],
+)
+def test_a_name_of_a_megabyte_is_not_repeated(folder: Path, changed: dict[str, Any]) -> None:
+    refused(folder, changed)
+
+
+def test_a_name_of_a_megabyte_in_an_index_or_a_header_is_not_repeated(folder: Path) -> None:
+    name = "x" * 10**6
+    weights = folder / "model.safetensors"
+    header = json.dumps({name: {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    weights.write_bytes(struct.pack("<Q", len(header)) + header + b"ab")
+    refused(folder, {})
+    weights.unlink()
+    refused(folder, {"weight_map": {"a": name}}, "model.safetensors.index.json")
 
 
 def test_a_part_to_rotate_of_null_is_all() -> None:
