@@ -57,7 +57,7 @@ def test_tokens_equal_transformers(engine: OpenVinoEngine, tmp_path: Path, name:
     engine.unload(INSTANCE)
 
 
-@pytest.mark.parametrize(("name", "tables"), [("qwen3", 1), ("gemma3", 2), ("phi3-longrope", 1)])
+@pytest.mark.parametrize(("name", "tables"), [("mistral", 1), ("gemma3", 2), ("phi3-longrope", 1)])
 def test_a_load_states_the_rope_tables_of_its_kind(
     engine: OpenVinoEngine, tmp_path: Path, name: str, tables: int
 ) -> None:
