@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny_model import write_tiny_llama
+from tests.support.tiny_model import LlamaShape, write_tiny_llama
 
 Patch = Callable[[dict[str, Any]], object]
 Damage = Callable[[Path], object]
@@ -41,10 +41,14 @@ def tiny_model(
     return folder
 
 
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
 def _change(path: Path, change: Patch) -> None:
     said = json.loads(path.read_text(encoding="utf-8"))
     change(said)
-    path.write_text(json.dumps(said), encoding="utf-8")
+    _write(path, said)
 
 
 DEEP = 50_000
@@ -77,6 +81,18 @@ TEMPLATES: Mapping[str, str] = {
     "no Jinja": "{% for %}",
     "nested brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a megabyte of tags": "{% if 1 %}x{% endif %}" * 60_000,
+    "slices": "{{ ('a' * 99999)|slice(99999)|list }}",
+    "batches": "{{ ''|batch(2000000000, 'x')|list }}",
+    "a replacement that grows": "{{ ('a' * 99999)|replace('a', 'a' * 99999) }}",
+    "characters without end": "{{ ('a' * 99999)|map('string')|list|join('b' * 99999) }}",
+    "a sort of a product": "{% for x in range(99999)|sort %}{{ range(99999)|sum }}{% endfor %}",
+    "a dictionary that holds itself": "{% set d = {} %}{{ d.update(d=d) }}{{ d|tojson }}",
+    "nothing to iterate": "{% for m in messages[0].content %}{{ m.x.y.z }}{% endfor %}",
+    "a wordwrap of one": "{{ ('a ' * 99999)|wordwrap(1) * 9999 }}",
+    "a generator's frame": "{{ (messages|map('upper')).gi_frame.f_globals }}",
+    "an include": "{% include '/etc/passwd' %}{% import 'os' as os %}{% extends 'x' %}",
+    "blocks in blocks": "{% block a %}{{ self.a() }}{% endblock %}",
+    "half a character": "{{ '\\ud800' }}x",
 }
 
 
@@ -98,6 +114,7 @@ def _replace(text: str, by: str) -> Mapping[str, object]:
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
+_WORDS = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "?", "max_input_chars_per_word": 9}
 TOKENIZERS: Mapping[str, Patch] = {
     "backtracking": _split(r"(?:(a|aa)+)+$x|(a|aa)+$"),
     "nested backtracking": _split(r"((a+)+)+$"),
@@ -117,6 +134,42 @@ TOKENIZERS: Mapping[str, Patch] = {
     "a token of a megabyte": lambda said: said["added_tokens"].append(
         said["added_tokens"][0] | {"id": 258, "content": "y" * 1_000_000}
     ),
+    "a step of no kind": _normaliser({"type": "Strip", "strip_left": 7, "strip_right": []}),
+    "a post-processor that doubles": lambda said: said.update(
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 50_000,
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {},
+        }
+    ),
+    "words without their unknown": lambda said: said.update(model=_WORDS),
+    "merges of nothing": lambda said: said["model"].update(merges=[["a", "zz"]]),
+    "merges in a circle": lambda said: said["model"].update(merges=["a a", "aa a"] * 10_000),
+    "an empty added token": lambda said: said["added_tokens"].append(
+        said["added_tokens"][0] | {"id": 258, "content": ""}
+    ),
+    "truncation to nothing": lambda said: said.update(
+        truncation={
+            "direction": "Right",
+            "max_length": 0,
+            "strategy": "LongestFirst",
+            "stride": 2**63,
+        }
+    ),
+    "padding of gigabytes": lambda said: said.update(
+        padding={
+            "strategy": {"Fixed": 2**40},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "p",
+        }
+    ),
+    "a script of precompiled noise": _normaliser(
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA" * 10_000}
+    ),
 }
 
 CONFIGS: Mapping[str, Mapping[str, object]] = {
@@ -130,6 +183,16 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "a negative head": {"head_dim": -32},
     "a million ends": {"eos_token_id": list(range(1_000_000))},
     "nested without end": {"rope_scaling": json.loads("[" * 200 + "]" * 200)},
+    "an epsilon of null": {"rms_norm_eps": None},
+    "theta of null": {"rope_theta": None},
+    "a factor of null": {"rope_scaling": {"rope_type": "linear", "factor": None}},
+    "factors of millions": {
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 10**6}
+    },
+    "a context of 2**24": {"max_position_embeddings": 2**24},
+    "a type of another shape": {"model_type": "gemma3_text"},
+    "a quantisation of none": {"quantization_config": {"quant_method": "x" * 10**6}},
+    "code of its own": {"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"},
 }
 
 
@@ -145,6 +208,24 @@ def _long_header(folder: Path) -> None:
 def _fifo(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").mkdir()
+
+
+def _overlapping(folder: Path) -> None:
+    hidden = LlamaShape().hidden
+    one = {"dtype": "F16", "shape": [hidden], "data_offsets": [0, 2 * hidden]}
+    header = json.dumps({"model.norm.weight": one, "lm_head.weight": one}).encode()
+    raw = struct.pack("<Q", len(header)) + header + bytes(2 * hidden)
+    (folder / "model.safetensors").write_bytes(raw)
+
+
+def _crowded(folder: Path) -> None:
+    for number in range(10_000):
+        (folder / f"chat-{number}.jinja").touch()
 
 
 def _link(name: str, to: str) -> Damage:
@@ -172,6 +253,19 @@ DAMAGES: Mapping[str, Damage] = {
     "a sparse file of a terabyte": lambda folder: os.truncate(
         folder / "model.safetensors", 1 << 40
     ),
+    "a file that is a folder": _folder,
+    "two tensors in one place": _overlapping,
+    "an index that leads out": lambda folder: _write(
+        folder / "model.safetensors.index.json",
+        {"weight_map": {"model.norm.weight": "../../../etc/passwd"}},
+    ),
+    "a temperature of text": lambda folder: _write(
+        folder / "generation_config.json", {"temperature": "hot", "top_k": [1], "eos_token_id": {}}
+    ),
+    "a template of another encoding": lambda folder: (folder / "chat_template.jinja").write_bytes(
+        b"\xff\xfe{{ x }}"
+    ),
+    "ten thousand files": _crowded,
     "JSON without end": lambda folder: (folder / "config.json").write_text("[" * 1_000_000),
 }
 
@@ -182,9 +276,21 @@ SOURCES = (
     *("http://0x7f000001/m.gguf", "http://[::ffff:127.0.0.1]/m.gguf", "https://10.0.0.1/m.gguf"),
     *("http://user:word@127.0.0.1/m.gguf", "gopher://127.0.0.1/", "s3://../..", "hf://../../etc"),
     *("pkg://../x", "x" * 100_000),
+    *("http://127.1/m.gguf", "http://[fe80::1%25lo]/m.gguf", "http://[64:ff9b::7f00:1]/m.gguf"),
+    *("https://localhost.:22/m.gguf", "http://xn--/m.gguf", "file:///proc/self/fd/0", "file://%00"),
 )
 
 _WORD = {"type": "string"}
+
+
+def _alternatives(depth: int) -> dict[str, object]:
+    """4 to the power of this depth, all alike."""
+    found: dict[str, object] = {"type": "array"}
+    for _ in range(depth):
+        found = {"anyOf": [found | {"minItems": n} for n in range(4)]}
+    return found
+
+
 GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "a reference to itself": {"json": {"$ref": "#"}},
     "references in a circle": {
@@ -210,6 +316,26 @@ GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "many items": {"json": {"type": "array", "items": _WORD, "minItems": 10**9}},
     "a backtracking pattern": {"json": {"type": "string", "pattern": "^(a|aa)+$" * 40}},
     "no grammar": {"grammar": "%%%"},
+    "patterns that meet": {
+        "json": {"type": "string", "allOf": [{"pattern": "(a|b)*a(a|b){9}"}] * 40}
+    },
+    "alternatives in alternatives": {"json": _alternatives(5)},
+    "a pointer of a megabyte": {"json": {"$ref": "#/" + "a/" * 30_000}},
+    "definitions in a chain": {
+        "json": {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1500)} | {"d1500": {}},
+        }
+    },
+    "a number of a thousand digits": {"json": {"type": "integer", "minimum": 10**1000}},
+    "multiples of nothing": {"json": {"type": "number", "multipleOf": 1e-300}},
+    "names that meet": {
+        "json": {
+            "type": "object",
+            "patternProperties": {f"(a|b){{{n}}}c*": _WORD for n in range(99)},
+        }
+    },
+    "schemas in a rule": {"grammar": 'start: %json {"type":"array","items":{"$ref":"#"}} start'},
     "a thousand choices of a thousand": {"choice": ["c" * 1000 + str(n) for n in range(1000)]},
 }
 

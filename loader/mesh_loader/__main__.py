@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError
+from mesh.domain.model import WeightPrecision
 from mesh_loader.bounded_child import die_with_parent, end_first
 from mesh_loader.protocol import Reporter, error_line, model_line, write_line
 from mesh_loader.reach import Reach
@@ -39,7 +40,8 @@ def main(arguments: list[str]) -> int:
             plain=options.plain,
             reach=Reach(named=tuple(options.reach)),
         )
-        stored = store.import_model(options.source, Reporter().report)
+        weights = WeightPrecision(options.weights) if options.weights else None
+        stored = store.import_model(options.source, Reporter().report, weights=weights)
     except MeshError as error:
         write_line(error_line(error))
         return 1
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--plain", action="store_true", help="refuse what its makers quantised, before it is read"
     )
+    verb.add_argument("--weights", choices=list(WeightPrecision), help="how it is to be held")
     verb.add_argument(
         "--reach",
         action="append",

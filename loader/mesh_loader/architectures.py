@@ -11,7 +11,7 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import Mixture
-from mesh_loader.config_keys import CONFIG, SIZE, check_config, shown
+from mesh_loader.config_keys import CONFIG, ROPE, SIZE, check_config, shown
 
 GEMMAS = ("gemma2", "gemma3_text")
 MIXTURES = ("qwen2_moe", "qwen3_moe")
@@ -225,6 +225,19 @@ def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None 
     return int(value)
 
 
+def number_in(config: Mapping[str, Any], key: str, name: str) -> float:
+    """A number of a config, or of an object in it. Raises TornModel, with the file's name, where it
+    is absent or null.
+    """
+    value, kind = config.get(key), CONFIG.get(key) or ROPE[key]
+    if not kind.takes(value):
+        said = "null" if key in config else "missing"
+        raise TornModel(
+            f"{name}: {key} should be {kind}, it is {said if value is None else shown(value)}"
+        )
+    return float(config[key])
+
+
 def check_rotary(shape: Shape, partial: float | None, name: str) -> None:
     """Raises TornModel where the rotated part of a head, by default all of it, is no pairs."""
     rotary = int(shape.head_size * (1.0 if partial is None else partial))
@@ -238,6 +251,9 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
     if shape.heads % shape.kv_heads:
         raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
     check_rotary(shape, config.get("partial_rotary_factor"), name)
+    number_in(config, "rms_norm_eps", name)
+    if shape.architecture in GEMMAS:
+        number_in(config, "query_pre_attn_scalar", name)
     types = config.get("layer_types")
     if types is not None and len(types) < shape.layers:
         raise TornModel(f"{name}: {len(types)} layer_types for {shape.layers} layers")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
 from mesh_loader.architectures import GGUF_ARCHITECTURES
-from mesh_loader.config_keys import check_config
+from mesh_loader.config_keys import TEXT_CHARS_MAX, check_config
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -34,7 +34,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     architecture = file.text("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise UnsupportedModel(
-            f"{name}: architecture {architecture} is not supported in GGUF",
+            f"{name}: architecture {architecture[:TEXT_CHARS_MAX]} is not supported in GGUF",
             hint=f"mesh imports {', '.join(GGUF_ARCHITECTURES)} from GGUF",
         )
     if file.integer("split.count", 1) > 1:

@@ -27,10 +27,12 @@ from mesh_loader.architectures import (
     Shape,
     check_rotary,
     expected_tensors,
+    number_in,
     shape_of,
     size_in,
     with_defaults,
 )
+from mesh_loader.config_keys import ANY_CONFIG, check_config
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.disk import place
 from mesh_loader.model_info import (
@@ -157,9 +159,8 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
     partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     check_rotary(shape, partial, name)
     kind = rope.get("rope_type", "default")
-    theta = rope.pop("rope_theta", config["rope_theta"])
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise TornModel(f"{name}: rope_theta should be a positive number, it is {theta!r}")
+    given = rope.pop("rope_theta", None)
+    theta = number_in(config if given is None else {"rope_theta": given}, "rope_theta", name)
     if shape.architecture == "phi3" and kind in ("su", "yarn") and "short_factor" in rope:
         kind = rope["rope_type"] = "longrope"  # as its early configs name it
     if kind not in (*ROPE_TYPES, "default"):
@@ -171,11 +172,18 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
         rope["original_max_position_embeddings"] = (
             original or inside or config.get("max_position_embeddings")
         )
+    factors = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
+    for key in (*(("factor",) if kind in ("linear", "dynamic", "llama3") else ()), *factors):
+        number_in(rope, key, name)
+    if shape.architecture == "gemma3_text":
+        local = number_in({"rope_local_base_freq": local}, "rope_local_base_freq", name)
     filled = {key: value for key, value in config.items() if key != "rope_parameters"}
     if shape.experts:
         filled["num_experts"] = shape.experts
     if partial != 1.0:
         filled["partial_rotary_factor"] = partial
+    else:
+        filled.pop("partial_rotary_factor", None)
     if local is not None:
         filled["rope_local_base_freq"] = local
     return {
@@ -226,6 +234,8 @@ def _typed(given: Any, name: str) -> dict[str, Any]:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD_CHARS_MAX = 255
+"""The longest name that a file can have."""
 WEIGHT_TYPES = ("F16", "BF16", "F32")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HARMLESS = ("rotary_emb.inv_freq", "attn.masked_bias")
@@ -283,6 +293,7 @@ def plan_hf(
     """
     name = f"{path.name}/config.json"
     config = read_json(path / "config.json")
+    check_config(config, name, ANY_CONFIG)
     companions(path)
     require_tokenizer(path)
     method = quantisation_of(path, config)
@@ -353,8 +364,8 @@ def _check_as_is(config: Mapping[str, Any], as_is: Collection[str], name: str) -
     classes = given if isinstance(given, list) else []
     if not any(one in as_is for one in classes):
         raise UnsupportedModel(
-            f"{name}: {', '.join(map(str, classes)) or 'no architecture'} is none that the vLLM of "
-            "this node computes text with, nor mesh itself",
+            f"{name}: {', '.join(map(str, classes[:4])) or 'no architecture'} is none that the "
+            "vLLM of this node computes text with, nor mesh itself",
             hint=f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; on OpenVINO nodes others "
             "can be exported",
         )
@@ -425,9 +436,11 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
             raise TornModel(f"{path.name}/{INDEX} has no weight_map")
         shards = sorted({str(shard) for shard in weight_map.values()})
         for shard in shards:
-            if Path(shard).name != shard or not (path / shard).is_file():
+            plain = len(shard) <= SHARD_CHARS_MAX and Path(shard).name == shard
+            if not plain or not (path / shard).is_file():
                 raise TornModel(
-                    f"{path.name} lacks {shard}, one of the {len(shards)} files in {INDEX}",
+                    f"{path.name} lacks {shard[:SHARD_CHARS_MAX]}, one of the {len(shards)} "
+                    f"files in {INDEX}",
                     hint="fetch the missing file",
                 )
         return tuple((path / shard, shard) for shard in shards)

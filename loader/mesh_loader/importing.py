@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
+from mesh.domain.model import WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.protocol import LINE_BYTES_MAX, parse_line
 from mesh_loader.store import ModelStore, StoredModel
@@ -57,8 +58,10 @@ async def import_in_child(
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
     rules: ImportRules = NO_RULES,
+    weights: WeightPrecision | None = None,
 ) -> StoredModel:
-    """The model of a source, imported by a child process into the store.
+    """The model of a source, imported by a child process into the store. `weights`: how it is to
+    be held, see `ModelStore.import_model`.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -66,9 +69,10 @@ async def import_in_child(
     stored = ModelStore(store_root).find(source)
     if stored is not None:
         return stored
+    held = [] if weights is None else ["--weights", weights]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
-        "--store", str(store_root), "--parent", str(os.getpid()), *rules.arguments(),
+        "--store", str(store_root), "--parent", str(os.getpid()), *rules.arguments(), *held,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -101,13 +105,16 @@ def import_until(
     source: str,
     progress: Progress,
     stop: threading.Event,
+    weights: WeightPrecision | None = None,
     *,
     rules: ImportRules = NO_RULES,
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
     async def watched() -> StoredModel:
-        task = asyncio.create_task(import_in_child(source, store_root, progress, rules=rules))
+        task = asyncio.create_task(
+            import_in_child(source, store_root, progress, rules=rules, weights=weights)
+        )
         while not stop.is_set():
             done, _ = await asyncio.wait([task], timeout=STOP_POLL_S)
             if done:

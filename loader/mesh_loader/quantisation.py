@@ -11,6 +11,7 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh_loader.architectures import Shape, expected_tensors
+from mesh_loader.config_keys import Text
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 """Where NVIDIA's ModelOpt says what others say in config.json."""
@@ -32,7 +33,7 @@ def quantisation_of(folder: Path, config: Mapping[str, Any]) -> str:
     if given is None:
         return ""
     method = given.get("quant_method") if isinstance(given, Mapping) else None
-    if not isinstance(method, str) or not method:
+    if not isinstance(method, str) or not method or not Text().takes(method):
         raise TornModel(f"{folder.name}/config.json: quantization_config names no quant_method")
     return method.lower().replace("_tensors", "-tensors")
 

@@ -10,6 +10,7 @@ name that leads elsewhere at its second resolution (DNS rebinding) gains nothing
 import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import unquote
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.source_rules import names_host
@@ -63,7 +64,8 @@ class Reach:
         """Checked addresses of a host, to connect to. Raises InvalidInput where one of them is not
         public and the operator has not named the host, OSError where the name has none.
         """
-        bare = host.strip("[]").rstrip(".")
+        # In a URL the % before a zone is written as one that is escaped.
+        bare = unquote(host.strip("[]").rstrip("."))
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:ADDRESSES_MAX]
         if names_host(self.named, bare, port):

@@ -31,6 +31,7 @@ from botocore.exceptions import (
 )
 
 from mesh.domain.errors import MeshError, NotFound, TornModel, Unavailable, UnsupportedModel
+from mesh.domain.model import WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download import (
@@ -45,7 +46,7 @@ from mesh_loader.download import (
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import TEMPLATES, WANTED_PATTERNS
 from mesh_loader.reach import Reach
-from mesh_loader.sources import FILE_SUFFIXES, TAR_SUFFIXES, Prefix
+from mesh_loader.sources import FILE_SUFFIXES, IR_XML, TAR_SUFFIXES, Prefix, not_held_as
 
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
@@ -54,16 +55,22 @@ CALL_TRIES_MAX = 4
 OBJECTS_MAX = 1000
 """Right below a prefix; as many as one call lists."""
 
-_OPENVINO = ("openvino_model.xml", "openvino_model.bin")
+_OPENVINO = (IR_XML, "openvino_model.bin")
 _NO_ACCESS = "give the node credentials that may read it: AWS_PROFILE, AWS_ACCESS_KEY_ID or a role"
 
 
 def fetch_objects(
-    source: Prefix, folder: Path, rate: DownloadRate, progress: Progress, reach: Reach
+    source: Prefix,
+    folder: Path,
+    rate: DownloadRate,
+    progress: Progress,
+    reach: Reach,
+    weights: WeightPrecision | None = None,
 ) -> Path:
     """The object's file, or the folder of what lies below the prefix, under `folder`.
 
-    Raises NotFound, Unavailable, UnsupportedModel, InvalidInput for a host beyond the reach, and
+    Raises NotFound, Unavailable, UnsupportedModel, also for an OpenVINO IR that is to be held in
+    `weights`, InvalidInput for a host beyond the reach, and
     what `download` raises.
     """
     progress(f"look at s3://{source.bucket}/{source.key}", 0.0)
@@ -72,6 +79,8 @@ def fetch_objects(
         listed = _listed(client, source)
         if source.key in listed:
             return _fetch_one(client, source, folder, rate, progress)
+        if weights is not None and _below(source) + IR_XML in listed:
+            raise not_held_as(f"s3://{source.bucket}/{source.key}", weights)
         return _fetch_folder(client, source, listed, folder, rate, progress)
     except (BotoCoreError, ClientError) as error:
         raise _plain_error(f"s3://{source.bucket}/{source.key}", error) from error

@@ -151,7 +151,12 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, entry: Any, file_name: str) -> tuple[StoredTensor, int, int]:
     """The tensor of one header entry, and where its bytes begin and end in the data."""
-    if not _ENTRY.takes(entry) or not all(entry.get(key) is not None for key in _ENTRY.keys):
+    named = Text().takes(name)
+    if (
+        not named
+        or not _ENTRY.takes(entry)
+        or not all(entry.get(key) is not None for key in _ENTRY.keys)
+    ):
         raise TornModel(
             f"{file_name} is corrupt: the header entry of {shown(name)} is broken: {shown(entry)}",
             hint="fetch the file again",

@@ -205,10 +205,12 @@ def fetch(
     rate: DownloadRate = UNBOUND,
     reach: Reach = NOWHERE_PRIVATE,
     look: Callable[[Path], None] | None = None,
+    weights: WeightPrecision | None = None,
 ) -> Path:
     """The file or folder that the source stands for; downloads go into `scratch`, an earlier
     one of a REMOTE source into the same goes on there, within the rate and the reach. `look` is
     called with a folder that has the configurations, before a repository's weights are fetched.
+    `weights`: as a folder of objects is to be held, which an OpenVINO IR cannot be.
 
     Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
     """
@@ -218,7 +220,7 @@ def fetch(
     if source.startswith("hf://"):
         return _fetch_repository(source, rate, progress, reach, look)
     if source.startswith("s3://"):
-        return _fetch_objects(source, scratch, rate, progress, reach)
+        return _fetch_objects(source, scratch, rate, progress, reach, weights)
     if source.startswith(REMOTE):
         return _fetch_web_file(source, scratch, rate, progress, reach)
     path = path_of_file(source)
@@ -248,7 +250,12 @@ def _fetch_web_file(
 
 
 def _fetch_objects(
-    source: str, scratch: Path, rate: DownloadRate, progress: Progress, reach: Reach
+    source: str,
+    scratch: Path,
+    rate: DownloadRate,
+    progress: Progress,
+    reach: Reach,
+    weights: WeightPrecision | None,
 ) -> Path:
     try:
         from mesh_loader.s3_download import fetch_objects
@@ -257,4 +264,4 @@ def _fetch_objects(
             f"{source} needs boto3, which this Python does not have",
             hint="pip install 'mesh-serve[s3]' on the node",
         ) from error
-    return fetch_objects(parse_s3(source), scratch, rate, progress, reach)
+    return fetch_objects(parse_s3(source), scratch, rate, progress, reach, weights)

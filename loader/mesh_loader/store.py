@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader import locks
 from mesh_loader.digests import write_index
@@ -88,8 +88,15 @@ class ModelStore:
         self._locks = root / "locks"
         self._index = SourceIndex(root / "sources")
 
-    def import_model(self, source: str, progress: Progress = silent) -> StoredModel:
-        """The model of a source, imported now unless it is in the store already.
+    def import_model(
+        self,
+        source: str,
+        progress: Progress = silent,
+        *,
+        weights: WeightPrecision | None = None,
+    ) -> StoredModel:
+        """The model of a source, imported now unless it is in the store already. One that cannot
+        be held in `weights` is not fetched, where that shows before.
 
         `progress` is told phases and the share of each that is done; what it raises stops the
         import. Raises UnknownSource, InvalidInput, NotFound, Unavailable, TornModel,
@@ -108,7 +115,7 @@ class ModelStore:
                     return stored
                 self._sweep()
                 with self._staged(key) as folder:
-                    return self._import(source, folder, progress)
+                    return self._import(source, folder, progress, weights)
 
     def find(self, source: str) -> StoredModel | None:
         """The model that a source was imported as, None if it was not or its files changed."""
@@ -243,7 +250,9 @@ class ModelStore:
                 if stale:
                     yield folder
 
-    def _import(self, source: str, folder: Path, progress: Progress) -> StoredModel:
+    def _import(
+        self, source: str, folder: Path, progress: Progress, weights: WeightPrecision | None
+    ) -> StoredModel:
         staged, downloads = folder / "model", folder / "download"
         if source.startswith(REMOTE):  # what has arrived outlives this import
             downloads = self._downloads / folder.name
@@ -251,20 +260,25 @@ class ModelStore:
         os.utime(downloads)  # what is gone on with is kept anew (DOWNLOAD_KEPT_S)
         staged.mkdir()
         try:
-            return self._fetched(source, downloads, staged, progress)
+            return self._fetched(source, downloads, staged, progress, weights)
         except (TornModel, UnsupportedModel):
             # No import can be made of it: the next shall fetch what the source has then.
             shutil.rmtree(downloads, ignore_errors=True)
             raise
 
     def _fetched(
-        self, source: str, downloads: Path, staged: Path, progress: Progress
+        self,
+        source: str,
+        downloads: Path,
+        staged: Path,
+        progress: Progress,
+        weights: WeightPrecision | None,
     ) -> StoredModel:
         # Only here: a node has its imports made by a child, and starts without what makes them.
         from mesh_loader.model_plan import plan_import
 
         look = partial(check_quantised, plain=True) if self._plain else None
-        path = fetch(source, downloads, progress, self._rate, self._reach, look)
+        path = fetch(source, downloads, progress, self._rate, self._reach, look, weights)
         require_contained(path)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.

@@ -174,6 +174,24 @@ class Footprint:
     """The part of the weights that all instances of the model with one context limit hold together,
     on a node whose engine shares weights: a further one does not take it.
     """
+    context_token_bytes: int = 0
+    """What each token of the context limit adds to the weights, and to what is shared of them: rope
+    tables.
+    """
+    context_tokens: int = 0
+    """The context limit that both are stated for."""
+
+    def at_context(self, tokens: int) -> "Footprint":
+        """The footprint of an instance with this context limit."""
+        if not self.context_token_bytes:
+            return self
+        more_bytes = (tokens - self.context_tokens) * self.context_token_bytes
+        return replace(
+            self,
+            weights_bytes=self.weights_bytes + more_bytes,
+            shared_bytes=self.shared_bytes and self.shared_bytes + more_bytes,
+            context_tokens=tokens,
+        )
 
     def blocks_for(self, tokens: int) -> int:
         """KV blocks that hold this many tokens."""

@@ -150,7 +150,7 @@ def _grammar(body: Body) -> Grammar | None:
         return ANY_OBJECT
     if wanted.json_schema is None:
         raise InvalidInput("response_format lacks json_schema", field="response_format.json_schema")
-    return json_grammar(wanted.json_schema.schema_)
+    return json_grammar(wanted.json_schema.schema_, strict=bool(wanted.json_schema.strict))
 
 
 def check_built(body: Strict) -> None:

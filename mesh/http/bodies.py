@@ -94,12 +94,14 @@ class StreamOptions(Strict):
 
 
 class JsonSchema(Strict):
-    """What OpenAI's protocol calls a format by a schema, which is kept to, `strict` or not."""
+    """What OpenAI's protocol calls a format by a schema, which is kept to."""
 
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool | None = None
+    strict: bool | None = Field(
+        default=None, description="What cannot be kept to is refused; else it is left out."
+    )
 
 
 class ResponseFormat(Strict):

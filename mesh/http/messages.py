@@ -93,7 +93,9 @@ class OfferedTool(Strict):
     name: str = Field(pattern=NAME)
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
-    strict: bool | None = Field(default=None, description="Required calls keep to it all the same.")
+    strict: bool | None = Field(
+        default=None, description="What required calls cannot be kept to is refused; else left out."
+    )
     cache_control: CacheControl = None
     input_examples: Any = Field(default=None, description="Ignored, as are the next ones.")
     allowed_callers: Any = None
@@ -186,7 +188,7 @@ def chat_of(body: Conversation) -> ChatBody:
     choice, wanted = body.tool_choice, body.output_config
     format_ = None
     if wanted is not None and wanted.format is not None:
-        schema = JsonSchema.model_construct(schema_=wanted.format.schema_)
+        schema = JsonSchema.model_construct(schema_=wanted.format.schema_, strict=True)
         format_ = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     return ChatBody.model_construct(
@@ -273,7 +275,10 @@ def _text(texts: str | list[TextBlock]) -> str:
 
 def _tool(tool: OfferedTool) -> Tool:
     function = Function.model_construct(
-        name=tool.name, description=tool.description, parameters=tool.input_schema
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
     )
     return Tool.model_construct(type="function", function=function)
 

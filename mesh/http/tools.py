@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation
 from mesh.domain.text import ToolFormat
+from mesh.text.schemas import loosened
 from mesh.text.tool_calls import calls_grammar, turn_of_calls
 
 TOOLS_MAX = 128
@@ -54,7 +55,8 @@ class Function(Strict):
         default=None, description="A JSON schema of an object; absent: it has no arguments."
     )
     strict: bool | None = Field(
-        default=None, description="Calls that are required keep to the schema all the same."
+        default=None,
+        description="Calls that are required keep to the schema; if it is true, to all of it.",
     )
     cache_control: CacheControl = None
 
@@ -153,13 +155,19 @@ def with_tools(
         )
     named = choice.function.name if isinstance(choice, NamedTool) else None
     schemas = {
-        tool.function.name: tool.function.parameters or {"type": "object", "properties": {}}
+        tool.function.name: _schema(tool.function)
         for tool in tools
         if named in (None, tool.function.name)
     }
     several = several and named is None
     grammar = calls_grammar(form, schemas, several=several, by_tokens=by_tokens)
     return replace(asked, prompt=prompt, grammar=grammar)
+
+
+def _schema(function: Function) -> Any:
+    """What the arguments of a call that is required keep to."""
+    schema = function.parameters or {"type": "object", "properties": {}}
+    return schema if function.strict else loosened(schema)
 
 
 def calls_of(calls: Sequence[ToolCall]) -> str:

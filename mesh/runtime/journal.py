@@ -117,8 +117,14 @@ def _converter() -> JsonConverter:
         )
         converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **fields))
     # Where nothing is shared a journal is what it was before anything could be.
-    unshared = override(omit_if_default=True)
-    footprint = make_dict_unstructure_fn(Footprint, converter, shared_bytes=unshared)
+    unsaid = override(omit_if_default=True)
+    footprint = make_dict_unstructure_fn(
+        Footprint,
+        converter,
+        shared_bytes=unsaid,
+        context_token_bytes=unsaid,
+        context_tokens=unsaid,
+    )
     converter.register_unstructure_hook(Footprint, footprint)
     for union in _UNIONS:
         configure_tagged_union(union, converter)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
-from mesh.text.schemas import PASSES_MAX, can_end, embedded
+from mesh.text.schemas import PASSES_MAX, can_end, embedded, loosened
 from mesh.text.thoughts import CLOSE, OPEN, Thinking
 
 GRAMMAR_CHARS_MAX = 1 << 16
@@ -45,10 +45,14 @@ log = logging.getLogger(__name__)
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 
-def json_grammar(schema: Any) -> Grammar:
-    """The grammar of JSON that a schema describes: the schema as data, or as text."""
+def json_grammar(schema: Any, *, strict: bool = True) -> Grammar:
+    """The grammar of JSON that a schema describes: the schema as data, or as text. Of data that is
+    not `strict` it leaves out what answers cannot be kept to.
+    """
     if schema is True:
         schema = {}
+    if not strict:
+        schema = loosened(schema)
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=text)
 

@@ -4,6 +4,7 @@ A schema that becomes part of another one keeps its references, which are resolv
 root. Before: a client's schema, as data. After: `grammars` and `tool_calls`, which write it.
 """
 
+import re
 from collections.abc import Iterator, Set
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +17,18 @@ FORMATS = frozenset(
 )
 """Those that llguidance keeps to. JSON Schema has others ignored (draft 2020-12, section 7.2.1 of
 its validation): pydantic writes `path`, `password` and more."""
+UNENFORCED = frozenset(
+    (
+        *("uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"),
+        *("dependencies", "not", "if", "then", "else", "$recursiveRef", "$recursiveAnchor"),
+    )
+)
+"""The keywords that llguidance refuses."""
+_NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+"""Values of those that ask for nothing."""
+_UNREADABLE = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+"""What of a pattern an automaton cannot follow: looking around, and what was matched before."""
 PASSES_MAX = 64
 """Over the references of a schema; one that needs more is taken to have an end."""
 _MAPS = frozenset(
@@ -39,6 +52,31 @@ def embedded(schema: Any, root: str = "#") -> Any:
                 if base_id:
                     names[f"{base_id}#{anchor}"] = at
     return _written(schema, root, root, names)
+
+
+def loosened(schema: Any) -> Any:
+    """The schema without what llguidance cannot keep to, so that more fits it: exactly one of
+    several, which may overlap, becomes any of them. Raises RecursionError.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    new = dict[str, Any]()
+    for key, value in schema.items():
+        unreadable = key == "pattern" and isinstance(value, str) and _UNREADABLE.search(value)
+        if key in UNENFORCED or unreadable:
+            continue
+        if key in _DATA:
+            new[key] = value
+        elif key in _MAPS and isinstance(value, dict):
+            new[key] = {name: loosened(one) for name, one in value.items()}
+        elif isinstance(value, list):
+            new[key] = [loosened(one) for one in value]
+        else:
+            new[key] = loosened(value)
+    if "oneOf" in new:
+        one_of = {"anyOf": new.pop("oneOf")}
+        new = {**new, "allOf": [*new.get("allOf", ()), one_of]} if "anyOf" in new else new | one_of
+    return new
 
 
 def can_end(schema: Any) -> bool:
@@ -95,7 +133,7 @@ def _written(node: Any, at: str, base: str, names: dict[str, str]) -> Any:
     for key, value in node.items():
         if key in ("$ref", "$dynamicRef") and isinstance(value, str):
             new["$ref"] = _moved(value, base, names)
-        elif key == "format" and isinstance(value, str) and value not in FORMATS:
+        elif _means_nothing(key, value):
             continue
         elif key not in _NAMES or not isinstance(value, str):
             new[key] = value
@@ -109,6 +147,12 @@ def _written(node: Any, at: str, base: str, names: dict[str, str]) -> Any:
             else:
                 new[key][name] = written
     return new
+
+
+def _means_nothing(key: str, value: Any) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value not in FORMATS
+    return key in _NEUTRAL and value is _NEUTRAL[key]
 
 
 def _moved(ref: str, base: str, names: dict[str, str]) -> str:

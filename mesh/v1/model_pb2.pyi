@@ -133,11 +133,16 @@ class Footprint(_message.Message):
     KV_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     weights_bytes: _builtins.int
     kv_block_bytes: _builtins.int
     block_tokens: _builtins.int
     shared_bytes: _builtins.int
     """Of the weights, what a further instance on the node does not take."""
+    context_token_bytes: _builtins.int
+    """What each token of the context limit adds to both, and the limit that both are stated for."""
+    context_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -145,10 +150,12 @@ class Footprint(_message.Message):
         kv_block_bytes: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
         shared_bytes: _builtins.int = ...,
+        context_token_bytes: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "kv_block_bytes", b"kv_block_bytes", "shared_bytes", b"shared_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "context_token_bytes", b"context_token_bytes", "context_tokens", b"context_tokens", "kv_block_bytes", b"kv_block_bytes", "shared_bytes", b"shared_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import ModelInfo, WeightPrecision
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress, same_phase
 from mesh.text.assets import read_assets
@@ -46,8 +46,8 @@ class Stored(Protocol):
     def info(self) -> ModelInfo: ...
 
 
-ImportSource = Callable[[str, Progress, threading.Event], Stored]
-"""Import a source; blocking. Ends soon, with Cancelled, once the event is set."""
+ImportSource = Callable[[str, Progress, threading.Event, WeightPrecision | None], Stored]
+"""Import a source, to be held so; blocking. Ends soon, with Cancelled, once the event is set."""
 
 
 class TriedImports:
@@ -59,9 +59,15 @@ class TriedImports:
         self._import_source = import_source
         self._passed: dict[ModelId, None] = {}
 
-    def __call__(self, source: str, progress: Progress, stop: threading.Event) -> Stored:
+    def __call__(
+        self,
+        source: str,
+        progress: Progress,
+        stop: threading.Event,
+        weights: WeightPrecision | None = None,
+    ) -> Stored:
         """Raises UnsupportedModel where a trial fails, and what the import raises."""
-        stored = self._import_source(source, progress, stop)
+        stored = self._import_source(source, progress, stop, weights)
         model_id = stored.info.model_id
         if model_id not in self._passed:
             assets = read_assets(stored.path)
@@ -112,6 +118,7 @@ class Ticket:
 @dataclass(eq=False, slots=True)
 class _Job:
     source: str
+    weights: WeightPrecision | None = None
     outcome: "Future[Stored]" = field(default_factory=Future)
     stop: threading.Event = field(default_factory=threading.Event)
     tickets: list[Ticket] = field(default_factory=list)
@@ -125,22 +132,25 @@ class Imports:
     def __init__(self, import_source: ImportSource) -> None:
         self._import_source = import_source
         self._lock = threading.Lock()
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[tuple[str, WeightPrecision | None], _Job] = {}
         self._waiting: deque[_Job] = deque()
         self._threads: set[threading.Thread] = set()
         self._closed = False
 
-    def join(self, source: str, progress: Progress) -> Ticket:
-        """Take part in the import of `source`, which begins unless it is under way.
+    def join(
+        self, source: str, progress: Progress, weights: WeightPrecision | None = None
+    ) -> Ticket:
+        """Take part in the import of `source`, to be held in `weights`, which begins unless it is
+        under way. Where it is under way for others, the store has one wait for the other.
 
         Raises Unavailable when too many sources wait already, or the node stops.
         """
         with self._lock:
             if self._closed:
                 raise Unavailable("the node is stopping and imports nothing any more")
-            job = self._jobs.get(source)
+            job = self._jobs.get((source, weights))
             if job is None:
-                job = self._begin(source)
+                job = self._begin(source, weights)
             ticket = Ticket(progress=progress, job=job)
             job.tickets.append(ticket)
             return ticket
@@ -166,14 +176,14 @@ class Imports:
             thread.join(max(0.0, give_up_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _begin(self, source: str) -> _Job:
+    def _begin(self, source: str, weights: WeightPrecision | None) -> _Job:
         if len(self._waiting) >= IMPORTS_WAITING_MAX:
             raise Unavailable(
                 f"{source} cannot be imported now: {len(self._waiting)} imports wait already, "
                 f"the limit is {IMPORTS_WAITING_MAX}",
                 hint="try again when some of them have ended",
             )
-        job = self._jobs[source] = _Job(source)
+        job = self._jobs[source, weights] = _Job(source, weights)
         if len(self._threads) < IMPORTS_AT_ONCE_MAX:
             thread = threading.Thread(
                 target=self._work_off, args=(job,), name="mesh-import", daemon=True
@@ -189,19 +199,22 @@ class Imports:
         unbegun = [job for job in jobs if job in self._waiting]
         for job in jobs:
             job.stop.set()
-            if self._jobs.get(job.source) is job:
-                del self._jobs[job.source]
+            self._forget(job)
         for job in unbegun:
             self._waiting.remove(job)
         return unbegun
+
+    def _forget(self, job: _Job) -> None:
+        """With the lock held."""
+        if self._jobs.get((job.source, job.weights)) is job:
+            del self._jobs[job.source, job.weights]
 
     def _work_off(self, job: _Job | None) -> None:
         """An import thread: this job, then those that wait."""
         while job is not None:
             result = self._outcome(job)
             with self._lock:
-                if self._jobs.get(job.source) is job:
-                    del self._jobs[job.source]
+                self._forget(job)
                 follower = self._waiting.popleft() if self._waiting else None
                 if follower is None:
                     self._threads.discard(threading.current_thread())
@@ -214,7 +227,10 @@ class Imports:
     def _outcome(self, job: _Job) -> Stored | MeshError:
         try:
             return self._import_source(
-                job.source, lambda phase, share: self._tell(job, phase, share), job.stop
+                job.source,
+                lambda phase, share: self._tell(job, phase, share),
+                job.stop,
+                job.weights,
             )
         except MeshError as error:
             return error

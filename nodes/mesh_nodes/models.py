@@ -97,7 +97,8 @@ class NodeModels:
         self._operations[operation_id] = operation
         try:
             check_weights(source, weights)
-            ticket = operation.ticket = self._imports.join(source, partial(self._tell, operation))
+            ticket = self._imports.join(source, partial(self._tell, operation), weights)
+            operation.ticket = ticket
         except MeshError as error:
             self._break(operation, error)
             return
@@ -131,7 +132,7 @@ class NodeModels:
             if stored is not None:
                 self._prepare_for(action, stored, progress, then)
                 return
-            ticket = self._imports.join(source, progress)
+            ticket = self._imports.join(source, progress, action.model.weights)
         except MeshError as error:
             then(error)
             return

@@ -103,7 +103,7 @@ async def test_a_grammar_begins_after_the_thought(http: Edge, wanted: dict[str, 
 async def test_a_grammar_that_cannot_be_kept_to_is_named_as_it_was_asked_for(http: Edge) -> None:
     await thinking(http, "<think>x</think>y")
     schema = {"type": "array", "uniqueItems": True}
-    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
     response = await http.chat(response_format=wanted)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "response_format")

@@ -194,6 +194,20 @@ async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
     assert response.json()["error"]["param"] == "tools"
 
 
+@pytest.mark.parametrize("strict", [None, False, True])
+async def test_what_no_call_can_be_kept_to_is_refused_where_the_tool_is_strict(
+    http: Edge, strict: bool | None
+) -> None:
+    await calling(http, CALL)
+    cities = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    parameters = {"type": "object", "properties": {"cities": cities}}
+    function = {"name": "weather", "parameters": parameters, "strict": strict}
+    tool = {"type": "function", "function": function}
+    response = await http.chat(tools=[tool], tool_choice="required", max_tokens=100)
+    assert response.status_code == (400 if strict else 200), response.text
+    assert ("uniqueItems" in response.text) is bool(strict)
+
+
 async def test_a_manifest_says_how_its_model_calls_tools(http: Edge) -> None:
     """One whose template has other words for it."""
     node = await http.cell.node()

@@ -13,13 +13,15 @@ import pytest
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelInfo
+from mesh_loader.architectures import shape_of
 from mesh_loader.config_keys import CONFIG, ROPE, shown
-from mesh_loader.hf_import import HfPlan, plan_hf
+from mesh_loader.hf_import import HfPlan, normalised, plan_hf
 from mesh_loader.model_info import read_json, stop_token_ids
 from mesh_loader.model_plan import plan_import
 from mesh_loader.safetensors_file import read_whole
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import parse_architecture
+from tests.nodes.engines.openvino.families import families
 from tests.support.tiny_model import write_tiny_llama
 
 INTEGERS = sorted(
@@ -98,7 +100,7 @@ def test_a_rotary_scaling_is_checked_everywhere(folder: Path, key: str, inside: 
         ({"rope_parameters": {"full_attention": 3}}, "full_attention should be an object"),
         ({"rope_scaling": {"sliding_attention": [1]}}, "sliding_attention should be an object"),
         ({"hidden_act": ["silu"]}, "hidden_act should be a text"),
-        ({"model_type": 3}, "architecture 3 is not one that mesh runs"),
+        ({"model_type": 3}, "model_type should be a text"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"layer_types": "full"}, "layer_types should be a list"),
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "do not divide into 2 KV heads"),
@@ -192,6 +194,64 @@ def test_null_is_as_absent_or_refused_by_name(folder: Path, key: str) -> None:
         plan = plan_hf(folder, own_files=False)
         assert isinstance(plan, HfPlan)
         parse_architecture(plan.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *((name, "rms_norm_eps") for name in families()),
+        ("gemma2", "query_pre_attn_scalar"),
+        ("gemma3", "rope_local_base_freq"),
+        ("mistral", "rope_theta"),
+    ],
+)
+def test_null_where_a_number_is_computed_with_is_refused_at_import(name: str, key: str) -> None:
+    """By name, and as what it should be."""
+    config = {**families()[name]["config"], "rope_parameters": None, key: None}
+    with pytest.raises(TornModel, match=f"config.json: {key} should be a number .*, it is null"):
+        normalised(config, shape_of(config, "config.json"), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "key"),
+    [("linear", "factor"), ("llama3", "factor"), ("llama3", "low_freq_factor")],
+)
+def test_null_and_a_missing_number_of_rope_scaling_are_named(rope_type: str, key: str) -> None:
+    scaling = {"rope_type": rope_type, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4}
+    config = {**families()["mistral"]["config"], "rope_parameters": None}
+    missing = {name: value for name, value in scaling.items() if name != key}
+    for said, left in (("null", {**scaling, key: None}), ("missing", missing)):
+        with pytest.raises(TornModel, match=f"{key} should be a number above 0 .*, it is {said}"):
+            parse_architecture({**config, "rope_scaling": left})
+        with pytest.raises(TornModel, match=f"{key} should be a number above 0 .*, it is {said}"):
+            normalised({**config, "rope_scaling": left}, shape_of(config, ""), "config.json")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"model_type": name} for name in ("x" * 10**6, ["x" * 10**6])),
+        {"quantization_config": {"quant_method": "x" * 10**6}},
+    ],
+)
+def test_a_name_of_a_megabyte_is_not_repeated(folder: Path, changed: dict[str, Any]) -> None:
+    refused(folder, changed)
+
+
+def test_a_name_of_a_megabyte_in_an_index_or_a_header_is_not_repeated(folder: Path) -> None:
+    name = "x" * 10**6
+    weights = folder / "model.safetensors"
+    header = json.dumps({name: {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    weights.write_bytes(struct.pack("<Q", len(header)) + header + b"ab")
+    refused(folder, {})
+    weights.unlink()
+    refused(folder, {"weight_map": {"a": name}}, "model.safetensors.index.json")
+
+
+def test_a_part_to_rotate_of_null_is_all() -> None:
+    config = {**families()["mistral"]["config"], "partial_rotary_factor": None}
+    parsed = parse_architecture(config)
+    assert parsed.rotary_size == parsed.head_size
 
 
 def test_a_key_that_nobody_reads_may_hold_anything(folder: Path, tmp_path: Path) -> None:

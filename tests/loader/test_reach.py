@@ -62,7 +62,13 @@ def test_no_spelling_of_this_machine_is_asked(host: str, tmp_path: Path) -> None
     assert served.asked == []
 
 
-@pytest.mark.parametrize("url", ["http://169.254.169.254/m.gguf", "https://[fe80::1]/m.gguf"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://169.254.169.254/m.gguf", "https://[fe80::1]/m.gguf"),
+        *("http://[fe80::1%25lo]/m.gguf", "http://[fe80::1%lo]/m.gguf"),
+    ],
+)
 def test_link_local_addresses_are_not_asked(url: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not public"):
         fetched(url, tmp_path)

@@ -16,6 +16,7 @@ from mesh.domain.errors import (
     Unavailable,
     UnsupportedModel,
 )
+from mesh.domain.model import WeightPrecision
 from mesh.text.assets import read_assets
 from mesh_loader.download_rate import UNBOUND
 from mesh_loader.reach import NOWHERE_PRIVATE
@@ -81,6 +82,21 @@ def test_a_folder_is_imported_without_what_is_no_model(client: Any, tmp_path: Pa
     assert names == {path.name for path in (tmp_path / "tiny").iterdir()}
     stored = ModelStore(tmp_path / "store").import_model("s3://models/org/tiny/")
     assert stored.info.architecture == "llama"
+
+
+def test_an_openvino_ir_that_is_to_be_held_otherwise_is_not_fetched(
+    client: Any, tmp_path: Path
+) -> None:
+    put(client, {"ir/openvino_model.xml": b"<net/>", "ir/openvino_model.bin": CONTENT})
+    store = ModelStore(tmp_path / "store")
+    phases = list[str]()
+
+    def progress(phase: str, share: float) -> None:
+        phases.append(phase)
+
+    with pytest.raises(UnsupportedModel, match="s3://models/tiny/ir is an OpenVINO IR"):
+        store.import_model("s3://models/tiny/ir", progress, weights=WeightPrecision.I4)
+    assert phases == ["look at s3://models/tiny/ir"]
 
 
 def test_named_chat_templates_are_fetched_with_their_folder(client: Any, tmp_path: Path) -> None:

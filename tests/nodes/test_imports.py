@@ -9,7 +9,7 @@ import pytest
 
 from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_nodes import imports as imports_module
 from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports, TriedImports
@@ -56,7 +56,13 @@ class Importer:
     error: Exception | None = None
     model_id: str = "sha256-0123456789abcdef"
 
-    def __call__(self, source: str, progress: Progress, stop: threading.Event) -> StoredHere:
+    def __call__(
+        self,
+        source: str,
+        progress: Progress,
+        stop: threading.Event,
+        weights: WeightPrecision | None = None,
+    ) -> StoredHere:
         with self.changed:
             self.begun.append(source)
             self.at_once += 1
@@ -185,12 +191,29 @@ def test_close_ends_what_runs_and_what_waits(importer: Importer) -> None:
         imports.join("late", silent)
 
 
+def test_what_is_to_be_held_otherwise_is_an_import_of_its_own() -> None:
+    """Which one of them may refuse."""
+    seen: list[WeightPrecision | None] = []
+
+    def import_source(
+        source: str, progress: Progress, stop: threading.Event, weights: WeightPrecision | None
+    ) -> StoredHere:
+        seen.append(weights)
+        return StoredHere(Path("/store"), model_info())
+
+    imports = Imports(import_source)
+    for weights in (None, WeightPrecision.I4):
+        imports.join("s3://models/ir", silent, weights).outcome.result(WAIT_S)
+    assert seen == [None, WeightPrecision.I4]
+    assert imports.close(timeout_s=WAIT_S)
+
+
 def test_a_model_whose_texts_fail_their_trial_is_not_imported(tmp_path: Path) -> None:
     """The reason says which limit; a trial that is stopped ends soon."""
     (tmp_path / "tokenizer.json").write_bytes(tiny_assets().tokenizer_json)
     calls: list[str] = []
 
-    def import_source(source: str, progress: Progress, stop: threading.Event) -> StoredHere:
+    def import_source(source: str, progress: Progress, *_: object) -> StoredHere:
         calls.append(source)
         return StoredHere(tmp_path, model_info())
 

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
@@ -14,6 +18,7 @@ from mesh.text.grammars import (
     ANY_OBJECT,
     CHOICES_MAX,
     GRAMMAR_CHARS_MAX,
+    _bytes_and,
     after_thought,
     check_grammar,
     choice_grammar,
@@ -91,6 +96,98 @@ def test_these_cannot_and_it_is_said_why(grammar: Grammar, said: str) -> None:
 def test_choices_are_some_texts(choices: list[str]) -> None:
     with pytest.raises(InvalidInput, match="choices"):
         choice_grammar(choices)
+
+
+_NUMBER = {"type": "integer"}
+UNENFORCEABLE = {
+    **dict.fromkeys(("uniqueItems", "contains", "unevaluatedItems"), "array"),
+    **dict.fromkeys(("propertyNames", "unevaluatedProperties", "dependencies"), "object"),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas"), "object"),
+    **dict.fromkeys(("not", "if"), "integer"),
+}
+"""By keyword, the type that it says more of."""
+ENFORCED: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"type": "object", "minProperties": 1}, '{"a":1}', "{}"),
+    ({"type": "object", "maxProperties": 1}, '{"a":1}', '{"a":1,"b":1}'),
+    (
+        {"type": "object", "patternProperties": {"^a": _NUMBER}, "additionalProperties": False},
+        '{"ab":1}',
+        '{"b":1}',
+    ),
+    ({"type": "array", "prefixItems": [_NUMBER], "items": False}, "[1]", "[1,1]"),
+    ({"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}, "[1,1]", "[1]"),
+    ({"type": "integer", "multipleOf": 3}, "6", "7"),
+    ({"type": "integer", "exclusiveMinimum": 3}, "4", "3"),
+    ({"type": "string", "pattern": "^a+$"}, '"aa"', '"ab"'),
+    ({"type": "string", "minLength": 2}, '"ab"', '"a"'),
+    ({"oneOf": [_NUMBER, {"type": "string"}]}, "1", "[]"),
+    ({"allOf": [_NUMBER, {"minimum": 3}]}, "3", "2"),
+    ({"const": [1]}, "[1]", "[2]"),
+    ({"enum": [1, "a"]}, '"a"', "2"),
+)
+
+
+def keeps(grammar: Grammar, answer: str) -> bool:
+    """Whether an answer, by its bytes, is one that may end there."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_bytes_and(()), compiled(grammar), log_level=0)
+    alphabet = {char: n for n, char in enumerate(sorted(ByteLevel.alphabet()))}
+    return matcher.consume_tokens([alphabet[char] for char in answer]) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(("schema", "fits", "does_not"), ENFORCED)
+@pytest.mark.parametrize("strict", [True, False])
+def test_these_keywords_are_kept_to(
+    schema: dict[str, Any], fits: str, does_not: str, strict: bool
+) -> None:
+    grammar = json_grammar(schema, strict=strict)
+    check_grammar(grammar)
+    assert (keeps(grammar, fits), keeps(grammar, does_not)) == (True, False)
+
+
+@pytest.mark.parametrize(("key", "kind"), UNENFORCEABLE.items())
+def test_what_no_answer_can_be_kept_to_is_refused_by_name_or_left_out(key: str, kind: str) -> None:
+    """It depends on whether the schema is strict; a property of that name stays."""
+    beside = {"type": kind}
+    value: Any = {"uniqueItems": True, "dependentRequired": {"a": ["b"]}}.get(key, {})
+    schema = {"type": "object", "properties": {key: {**beside, key: value}}, "required": [key]}
+    with pytest.raises(InvalidInput, match=key):
+        check_grammar(json_grammar(schema))
+    check_grammar(json_grammar(schema, strict=False))
+    plain = {**schema, "properties": {key: beside}}
+    assert json_grammar(schema, strict=False) == json_grammar(plain)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("uniqueItems", False), ("unevaluatedProperties", True)]
+)
+def test_a_keyword_that_asks_for_nothing_is_as_none(key: str, value: bool) -> None:
+    check_grammar(json_grammar({"type": ["array", "object"], key: value}))
+
+
+def test_what_pydantic_writes_of_sets_and_decimals_is_kept_to_as_far_as_it_can_be() -> None:
+    class Order(BaseModel):
+        tags: set[str]
+        price: Decimal
+
+    schema = Order.model_json_schema()
+    with pytest.raises(InvalidInput, match="uniqueItems"):
+        check_grammar(json_grammar(schema))
+    grammar = json_grammar(schema, strict=False)
+    check_grammar(grammar)
+    assert keeps(grammar, '{"tags":["a","a"],"price":"1.5"}')
+    assert not keeps(grammar, '{"tags":"a","price":"1.5"}')
+
+
+def test_of_alternatives_that_overlap_any_will_do_unless_it_is_strict() -> None:
+    schema = {"oneOf": [_NUMBER, {"type": "number"}]}
+    with pytest.raises(InvalidInput, match="oneOf"):
+        check_grammar(json_grammar(schema))
+    for more in ({}, {"anyOf": [_NUMBER]}):
+        grammar = json_grammar({**schema, **more}, strict=False)
+        check_grammar(grammar)
+        assert (keeps(grammar, "1"), keeps(grammar, "1.5")) == (True, not more)
 
 
 def test_schemas_are_taken_as_data_or_text() -> None:

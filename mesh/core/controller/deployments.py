@@ -98,7 +98,7 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
         spec=entry.spec,
         model=report.model.computed_in(entry.spec.precision),
         context_tokens_max=wanted,
-        footprints=((engine, report.footprint),),
+        footprints=((engine, report.footprint.at_context(wanted)),),
     )
     entry.advance(DeploymentState.SAVING)
     rollout, revisions = ctx.cell.rollouts.get(public_name(entry.name)), None

@@ -70,6 +70,32 @@ def entry(cell: CellUnderTest, name: str = "a-0-1") -> InstanceEntry:
     return cell.core.cell.instances[InstanceId(name)]
 
 
+def test_a_context_counts_for_instances_that_have_it_alone() -> None:
+    """What an instance of one shape has shown holds for another context without its tables."""
+    stated = replace(FOOTPRINT, context_token_bytes=MIB, shared_bytes=80 * MIB)
+    long, short = (
+        replace(deployment(name), context_tokens_max=tokens, footprints=(("scripted", stated),))
+        for name, tokens in (("long", 512), ("short", 32))
+    )
+    cell = CellUnderTest(long, short)
+    link, _ = cell.join(hello(memory_bytes=800 * MIB))
+    (load,) = commands(cell.invoke(request("r1", of="long")), LoadInstance)
+    node = cell.core.cell.nodes[NodeId("n1")]
+    assert node.station.promised_bytes == (100 + 512 + load.kv_blocks) * MIB
+    said = InstanceLoaded(
+        instance_id=load.instance_id,
+        footprint=replace(stated, weights_bytes=110 * MIB).at_context(512),
+        kv_blocks=load.kv_blocks,
+        elapsed_s=0.5,
+    )
+    cell.report(link, said)
+    assert node.station.promised_bytes == (110 + 512 + load.kv_blocks) * MIB
+    found = node.footprint_of(short)
+    assert (found.weights_bytes, found.shared_bytes) == (142 * MIB, 112 * MIB)
+    (load,) = commands(cell.invoke(request("r2", of="short")), LoadInstance)
+    assert load.context_tokens_max == 32
+
+
 @pytest.mark.parametrize(("base", "capacity"), [(0, 300), (100, 200), (400, 0)])
 def test_what_an_agent_takes_before_any_instance_is_not_for_instances(
     base: int, capacity: int

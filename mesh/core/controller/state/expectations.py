@@ -76,7 +76,7 @@ class Expectations:
             parameters=model.parameters,
             mixture=model.mixture,
             shape=model.shape,
-            weights_bytes=footprint.weights_bytes,
+            weights_bytes=footprint.at_context(0).weights_bytes,
             kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
         )
         known = self._best.get(target)

@@ -113,14 +113,13 @@ class NodeEntry:
         return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
-        """As instances of the shape said here; else as an engine of its kind stated, or about."""
-        here = self.footprints.get(deployment.model.shape)
-        if here is not None:
-            return here
-        for engine, footprint in deployment.footprints:
-            if engine == self.hello.engine:
-                return footprint
-        return estimate_footprint(deployment.model)
+        """As instances of the shape said here; else as an engine of its kind stated, or about. It
+        is that of the deployment's context limit, which theirs may differ from.
+        """
+        stated = dict(deployment.footprints).get(self.hello.engine)
+        found = self.footprints.get(deployment.model.shape) or stated
+        found = found or estimate_footprint(deployment.model)
+        return found.at_context(deployment.context_tokens_max)
 
     def share(
         self, model_id: ModelId, context_tokens_max: int, footprint: Footprint

@@ -15,6 +15,8 @@ from mesh_loader.architectures import (
     GEMMAS,
     MIXTURES,
     NATIVE_ARCHITECTURES,
+    number_in,
+    size_in,
     sparse_layers,
     with_defaults,
 )
@@ -22,6 +24,7 @@ from mesh_loader.config_keys import check_config
 from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 
+_NAME = "config.json"
 SUPPORTED_KINDS = NATIVE_ARCHITECTURES
 SUPPORTED_ROPE = ("default", "linear", "llama3", "longrope")
 SILU, GELU_TANH = "silu", "gelu_tanh"
@@ -115,7 +118,7 @@ def read_architecture(model_path: Path) -> Architecture:
     Raises TornModel when config.json cannot be read or lacks a field, UnsupportedModel when it asks
     for something that the graph does not have.
     """
-    path = model_path / "config.json"
+    path = model_path / _NAME
     config = read_json(path)
     method = quantisation_of(model_path, config)
     if method:
@@ -128,7 +131,7 @@ def read_architecture(model_path: Path) -> Architecture:
 
 def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """The same from the parsed config. Raises as `read_architecture` does."""
-    check_config(config, "config.json")
+    check_config(config, _NAME)
     kind = str(config.get("model_type", "missing"))
     if kind not in SUPPORTED_KINDS:
         raise _unsupported(f"model_type {kind!r}", f"supported: {', '.join(SUPPORTED_KINDS)}")
@@ -161,7 +164,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_size=head_size,
             vocabulary_tokens=int(config["vocab_size"]),
-            norm_epsilon=float(config["rms_norm_eps"]),
+            norm_epsilon=number_in(config, "rms_norm_eps", _NAME),
             rope=_parse_rope(config),
             tied_embeddings=bool(config["tie_word_embeddings"]),
             qkv_bias=bool(config.get("qkv_bias", True))
@@ -171,12 +174,14 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
             fused=kind == "phi3",
-            rotary_size=int(head_size * float(config.get("partial_rotary_factor", 1.0))),
+            rotary_size=int(head_size * float(config.get("partial_rotary_factor") or 1.0)),
             windows=_windows(config, kind, layers),
-            local_rope=Rope(theta=float(config["rope_local_base_freq"]))
+            local_rope=Rope(theta=number_in(config, "rope_local_base_freq", _NAME))
             if kind == "gemma3_text"
             else None,
-            attention_scale=float(config["query_pre_attn_scalar"]) ** -0.5 if gemma else 0.0,
+            attention_scale=number_in(config, "query_pre_attn_scalar", _NAME) ** -0.5
+            if gemma
+            else 0.0,
             activation=_ACTIVATIONS[given],
             embedding_scale=hidden_size**0.5 if gemma else 1.0,
             norm_offset=1.0 if gemma else 0.0,
@@ -209,11 +214,11 @@ def _has_window(config: Mapping[str, Any], kind: str, layer: int) -> bool:
         case "gemma2":
             return layer % 2 == 0
         case "gemma3_text":
-            return (layer + 1) % int(config["sliding_window_pattern"]) != 0
+            return (layer + 1) % size_in(config, "sliding_window_pattern", _NAME) != 0
         case "qwen2" | "qwen3":
-            return layer >= int(config["max_window_layers"])
+            return layer >= size_in(config, "max_window_layers", _NAME)
         case "qwen2_moe":
-            return layer % 2 == 0 and layer < int(config["max_window_layers"])
+            return layer % 2 == 0 and layer < size_in(config, "max_window_layers", _NAME)
         case _:
             return True
 
@@ -226,7 +231,7 @@ def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts:
         intermediate_size=int(config["moe_intermediate_size"]),
         normalised=bool(config["norm_topk_prob"]),
         shared_intermediate_size=shared,
-        layers=sparse_layers(config, layers, "config.json"),
+        layers=sparse_layers(config, layers, _NAME),
     )
 
 
@@ -234,19 +239,19 @@ def _parse_rope(config: Mapping[str, Any]) -> Rope:
     """`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`, which holds both."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or parameters
-    theta = float(scaling.get("rope_theta") or config["rope_theta"])
+    theta = number_in(scaling if scaling.get("rope_theta") else config, "rope_theta", _NAME)
     name = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if name == "default":
         return Rope(theta=theta)
     if name == "linear":
-        return Rope(theta=theta, scaling=name, factor=float(scaling["factor"]))
+        return Rope(theta=theta, scaling=name, factor=number_in(scaling, "factor", _NAME))
     if name == "llama3":
         return Rope(
             theta=theta,
             scaling=name,
-            factor=float(scaling["factor"]),
-            low_frequency_factor=float(scaling["low_freq_factor"]),
-            high_frequency_factor=float(scaling["high_freq_factor"]),
+            factor=number_in(scaling, "factor", _NAME),
+            low_frequency_factor=number_in(scaling, "low_freq_factor", _NAME),
+            high_frequency_factor=number_in(scaling, "high_freq_factor", _NAME),
             original_context_tokens=_original_context(config, scaling),
         )
     if name == "longrope":

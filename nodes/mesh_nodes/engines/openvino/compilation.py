@@ -48,6 +48,7 @@ from mesh_nodes.engines.openvino.prepared import (
     read_prepared,
 )
 from mesh_nodes.engines.openvino.preparing import PHASE, prepare_beside
+from mesh_nodes.engines.openvino.rope import token_bytes
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob, cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import Array, graph_weights
 
@@ -93,6 +94,8 @@ class CompiledGraph:
     """It was imported from a blob that was not there yet when the load began."""
     guards: Sequence[FileGuard] = ()
     """The guards of the files that OpenVINO has mapped itself."""
+    context_token_bytes: int = 0
+    """What rope tables take for each token of the context limit."""
     _has_run: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -263,6 +266,9 @@ class Compiler:
             self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
             self.check_prepared(layout.path.parent)
         architecture = read_architecture(model_path)
+        tables = 1 if architecture.local_rope is None else 2
+        rotary_size = architecture.rotary_size or architecture.head_size
+        context_token_bytes = tables * token_bytes(rotary_size)
         # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
         # registers in no opset that its import reads; nor can Python build it, as it can paged
         # attention.
@@ -271,11 +277,13 @@ class Compiler:
             key = self.blob_key(architecture, context, layout, precision, model.precision)
             imported = self._import(key, layout, properties, progress)
             if imported is not None:
-                return imported
+                return replace(imported, context_token_bytes=context_token_bytes)
         progress("compile", 0.2)
         maps, weights = self._read_weights(architecture, model_path, precision)
         compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
-        return CompiledGraph(compiled, weights, maps, blob_key=key)
+        return CompiledGraph(
+            compiled, weights, maps, blob_key=key, context_token_bytes=context_token_bytes
+        )
 
     def _check_originals(self, model_path: Path) -> None:
         """Raises TornModel for the first file that is damaged, or was removed to save space."""

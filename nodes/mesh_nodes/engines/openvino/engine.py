@@ -56,7 +56,6 @@ from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
-from mesh_nodes.engines.openvino.rope import tables_bytes
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
 
 BUSY_LOAD_FACTOR = 1.5
@@ -239,14 +238,14 @@ class OpenVinoEngine:
             return
         instance.close()
         return_memory()
-        model, reached = instance.model, instance.reached
+        model, reached, tables_bytes = instance.model, instance.reached, instance.tables_bytes
         shared = any(map(instance.shares_with, others))
         before_bytes, moment = self._beside_kv_bytes(), self._moment()
         del instance
         return_memory()
         freed_bytes = before_bytes - self._beside_kv_bytes()
         if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
-            self._footprints.note(model, freed_bytes, reached)
+            self._footprints.note(model, freed_bytes - tables_bytes, reached)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
@@ -335,16 +334,17 @@ class OpenVinoEngine:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         check_bounds(order)
         wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
-        if not self._shares(order):
-            wanted_bytes += tables_bytes(order.model.head_size, order.context_tokens_max)
         if wanted_bytes > available_bytes:
             raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
 
     def _taken_bytes(self, order: LoadOrder) -> int:
         """By the instance, beside what it shares with those that are there."""
-        footprint = self.footprint(order.model)
+        footprint = self._footprint(order)
         spared_bytes = footprint.shared_bytes if self._shares(order) else 0
         return footprint.instance_bytes(order.kv_blocks) - spared_bytes
+
+    def _footprint(self, order: LoadOrder) -> Footprint:
+        return self.footprint(order.model).at_context(order.context_tokens_max)
 
     def _shares(self, order: LoadOrder) -> bool:
         """Whether it would run what an instance that is there runs."""
@@ -381,7 +381,7 @@ class OpenVinoEngine:
                 kv=self._precisions.kv,
             ),
         )
-        self._blob_maker.ask(job, self.footprint(order.model).weights_bytes, compile_s)
+        self._blob_maker.ask(job, self._footprint(order).weights_bytes, compile_s)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

@@ -10,7 +10,7 @@ the node's.
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mesh.domain.model import (
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.rope import token_bytes
 from mesh_nodes.engines.openvino.weights import COARSE_GROUPS
 from mesh_nodes.kept_json import keep_json
 
@@ -103,6 +104,7 @@ def estimate(
     compute: ComputePrecision = ComputePrecision.F32,
 ) -> Footprint:
     """Weights with graph and activations, what of them is shared, and the KV bytes of one block.
+    Of rope tables it states the most that each token of a context limit may take.
     `weights`, `compute`: of a model that does not say how its are held, and what it is computed in.
     """
     weights_bytes = _matrices_bytes(model, model.weights or weights)
@@ -119,6 +121,7 @@ def estimate(
         kv_block_bytes=kv_block_bytes,
         block_tokens=BLOCK_TOKENS,
         shared_bytes=shared_bytes(model, int(weights_bytes)),
+        context_token_bytes=_context_token_bytes(model),
     )
 
 
@@ -162,6 +165,13 @@ def _beyond_scratch_bytes(model: ModelInfo) -> int:
     """What the activations that go back take over the node's scratch."""
     passing_bytes = activation_bytes(model, tokens=_PREFILL_TOKENS - LASTING_TOKENS, rows=0)
     return max(passing_bytes - SCRATCH_BYTES, 0)
+
+
+def _context_token_bytes(model: ModelInfo) -> int:
+    """An IR has no tables. Gemma 3's layers with a window have their own."""
+    if model.format is ModelFormat.OPENVINO_IR:
+        return 0
+    return token_bytes(model.head_size) * (2 if model.architecture.startswith("gemma3") else 1)
 
 
 def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
@@ -219,19 +229,14 @@ class MeasuredFootprints:
         self._seen: Mapping[str, Seen] = {} if path is None else _read(path)
 
     def footprint(self, model: ModelInfo) -> Footprint:
-        """What an instance of the model is booked at from now on."""
+        """What an instance of the model is booked at from now on, rope tables apart."""
         first = estimate(model, weights=self._weights, kv=self._kv, compute=self._compute)
         booked = booked_bytes(first.weights_bytes, self._seen.get(model.shape))
-        return Footprint(
-            weights_bytes=booked,
-            kv_block_bytes=first.kv_block_bytes,
-            block_tokens=first.block_tokens,
-            shared_bytes=shared_bytes(model, booked),
-        )
+        return replace(first, weights_bytes=booked, shared_bytes=shared_bytes(model, booked))
 
     def note(self, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
         """An instance has gone, in a quiet moment, and so much of the process's memory with it, the
-        KV cache apart. What it had not met of iterations is reckoned on top.
+        KV cache and rope tables apart. What it had not met of iterations is reckoned on top.
         """
         held_bytes = freed_bytes + unmet_bytes(model, reached)
         whole = len(reached.sizes) >= SIZES_MIN

@@ -49,8 +49,9 @@ class Instance:
         budget: CacheBudget,
         kv_resize: KvResize = KvResize.ELASTIC,
     ) -> None:
-        """Reserve the KV cache and run one token, which makes the first real step quick. `room`
-        bounds what stays cached in all instances.
+        """Reserve the KV cache and run one token, which makes the first real step quick.
+        `footprint`: as booked without a context limit. `budget` bounds what stays cached in all
+        instances.
 
         Raises OutOfMemory or EngineError.
         """
@@ -59,7 +60,8 @@ class Instance:
         self._model_path = order.model_path
         self._context_tokens_max = order.context_tokens_max
         self._batch_max = order.batch_max
-        self._booked = footprint
+        stated = replace(footprint, context_token_bytes=graph.context_token_bytes)
+        self._booked = footprint = stated.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
         self._graph = graph
@@ -101,6 +103,11 @@ class Instance:
     @property
     def footprint(self) -> Footprint:
         return replace(self._booked, kv_block_bytes=self._cache.block_bytes)
+
+    @property
+    def tables_bytes(self) -> int:
+        """The bytes of its rope tables."""
+        return self._booked.context_token_bytes * self._context_tokens_max
 
     def memory(self) -> InstanceMemory:
         """As of the last call that changed it, whole, from whatever thread; but pages that go back

@@ -67,9 +67,9 @@ def rope_tables(rope: Rope, head_size: int, context_tokens_max: int) -> tuple[ov
     return tables
 
 
-def tables_bytes(head_size: int, context_tokens_max: int) -> int:
-    """What the tables take while a graph with them is compiled: they, and the graph's copy."""
-    return 2 * 2 * _ELEMENT_BYTES * head_size * context_tokens_max
+def token_bytes(rotary_size: int) -> int:
+    """What both tables take for each token of the context limit."""
+    return 2 * _ELEMENT_BYTES * rotary_size
 
 
 def rotate(x: Node, cosine: Node, sine: Node, head_size: int) -> Node:

@@ -56,6 +56,20 @@ def test_tokens_equal_transformers(engine: OpenVinoEngine, tmp_path: Path, name:
     engine.unload(INSTANCE)
 
 
+@pytest.mark.parametrize(("name", "tables"), [("mistral", 1), ("gemma3", 2), ("phi3-longrope", 1)])
+def test_a_load_states_the_rope_tables_of_its_kind(
+    engine: OpenVinoEngine, tmp_path: Path, name: str, tables: int
+) -> None:
+    """And before it, no less."""
+    stored = imported(tmp_path, families()[name])
+    config = read_architecture(stored.path)
+    rotary_size = config.rotary_size or config.head_size
+    loaded = load(engine, stored.info, stored.path).footprint
+    assert loaded.context_token_bytes == tables * 2 * 4 * rotary_size
+    assert engine.footprint(stored.info).context_token_bytes >= loaded.context_token_bytes
+    engine.unload(INSTANCE)
+
+
 @pytest.mark.parametrize("weights", [WeightPrecision.I8, WeightPrecision.I4])
 @pytest.mark.parametrize("name", ["gemma3", "phi3-longrope"])
 def test_what_was_compiled_is_imported_with_the_same_logits(

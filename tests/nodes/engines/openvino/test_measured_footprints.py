@@ -17,7 +17,7 @@ from mesh_nodes.engines.openvino.footprint import (
     Reached,
     estimate,
 )
-from tests.nodes.engines.openvino.tiny import TinyModel
+from tests.nodes.engines.openvino.tiny import HEAD_SIZE, TinyModel
 from tests.nodes.engines.serving import load
 
 MIB = 2**20
@@ -108,6 +108,20 @@ def test_an_instance_whose_model_another_one_runs_says_nothing(
     assert noted == []
     engine.unload(B)
     assert len(noted) == 1
+
+
+def test_the_rope_tables_of_a_huge_context_are_their_instances_alone(
+    engine: OpenVinoEngine, tiny: TinyModel
+) -> None:
+    """128 MiB: later models of the shape are booked as before."""
+    before, tokens = engine.footprint(tiny.info), 2**20
+    huge = load(engine, tiny.info, tiny.path, instance_id=A, context_tokens_max=tokens).footprint
+    tables_bytes = 2 * 4 * HEAD_SIZE * tokens
+    assert huge.weights_bytes == before.weights_bytes + tables_bytes
+    assert huge.shared_bytes == before.shared_bytes + tables_bytes
+    assert engine.memory()[0].weights_bytes == huge.weights_bytes
+    engine.unload(A)
+    assert engine.footprint(tiny.info) == before == huge.at_context(0)
 
 
 def test_an_unload_beside_a_load_says_nothing(
