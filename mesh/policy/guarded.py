@@ -31,7 +31,7 @@ from mesh.policy.plans import (
 )
 from mesh.policy.room import longest_headroom
 from mesh.policy.rules.turns import name_of
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
 
 FAULTS_MAX = 8
 """The most faults that are noted for one event."""
@@ -53,7 +53,7 @@ class Guarded:
         self.rule = policy.rule
         self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
         self.instances_per_node = max(policy.instances_per_node, 1)
-        self.promises, self.refuses_late = policy.promises, policy.refuses_late
+        self.promises = policy.promises
         self.prefetches = policy.prefetches
         self._faults: list[NotePolicyFault] = []
         self._sizes: dict[tuple[int, int, int], KvSize] = {}
@@ -93,6 +93,23 @@ class Guarded:
         except Exception as error:
             self._raised("passes", error)
             return Verdict.DELAYS_RUNNING
+
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        try:
+            said: object = self._policy.waits(request, outlook)
+            if isinstance(said, bool | Shortage):
+                return said
+            self.fault(PolicyFaultKind.NO_ANSWER, "waits", f"{said!r} is neither bool nor Shortage")
+        except Exception as error:
+            self._raised("waits", error)
+        return True
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        try:
+            return bool(self._policy.may_be_late(request, outlook))
+        except Exception as error:
+            self._raised("may_be_late", error)
+            return False
 
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView

@@ -1,4 +1,5 @@
-"""Where requests go, who gives way for whom, and which nodes have room: what policies share of it.
+"""Where requests go, who waits or is late, who gives way for whom, and which nodes have room: what
+policies share of it.
 
 Idle instances go first, as few as do, in the order in which the cell offers them. After LLM-Mesh
 §7.1 an instance that cannot grow takes the memory of instances with a smaller batch on its node,
@@ -8,8 +9,9 @@ other in turn.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from mesh.domain.slo import ColdStart
 from mesh.policy.plans import Join, Plan, Start
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 def joins_first(request: RequestView | None, cell: CellView) -> Iterator[Plan]:
@@ -19,6 +21,36 @@ def joins_first(request: RequestView | None, cell: CellView) -> Iterator[Plan]:
             yield Join(request=request, instance=instance)
     for node in roomy_first(cell):
         yield Start(request=request, node=node)
+
+
+def may_be_in_time(request: RequestView, outlook: Outlook, *, validated: bool) -> bool:
+    """Whether a way is open for its first token to be in time: a load, or a place. Where places are
+    not `validated`, it is served late by the load that it waits for.
+    """
+    latest_s = outlook.latest_start_s
+    if latest_s < request.arrival_s:
+        return False
+    if not validated:
+        return outlook.now_s < latest_s or outlook.is_loading()
+    return outlook.now_s < latest_s and (
+        not outlook.has_node()
+        or outlook.may_load_by(latest_s)
+        or outlook.may_change()
+        or outlook.place_s() <= latest_s
+    )
+
+
+def late_by_load_alone(request: RequestView, outlook: Outlook) -> bool:
+    """Whether nothing but a load keeps the request from being in time, and its deployment wants it
+    late then: none is loaded, alone it would be in time, and it has just come. One that has waited
+    for room first would take it from those who need not be late.
+    """
+    return (
+        request.slo.cold_start is ColdStart.LATE
+        and outlook.has_just_come()
+        and not outlook.is_loaded()
+        and outlook.latest_start_s >= request.arrival_s
+    )
 
 
 def longest_headroom(requests: Iterable[RequestView]) -> RequestView:

@@ -230,3 +230,49 @@ class CellView(Protocol):
     def load_s(self, node: NodeView) -> float:
         """Seconds that a load of the deployment asked about takes there, its link to itself."""
         ...
+
+
+class Outlook(Protocol):
+    """What a request that waits may hope for, worked out as it is asked for."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def latest_start_s(self) -> float:
+        """When it has to begin on the quickest node for its first token to be in time: before its
+        arrival if it could not have been in time alone.
+        """
+        ...
+
+    def has_just_come(self) -> bool:
+        """Whether no queue has been tried again since it came."""
+        ...
+
+    def has_node(self) -> bool:
+        """Whether any node may hold an instance for it; one that is lost may come back."""
+        ...
+
+    def is_loaded(self) -> bool:
+        """Whether an instance of its deployment is loaded."""
+        ...
+
+    def is_loading(self) -> bool: ...
+    def may_change(self) -> bool:
+        """Whether a loaded instance may take it soon though no request ends: those that run get
+        ahead of their deadlines and leave time for its prompt, or memory comes free.
+        """
+        ...
+
+    def place_s(self) -> float:
+        """When a place on a loaded instance is expected for it, behind those who wait before it:
+        requests end, or a KV cache may be tried to grow; infinite if none is.
+        """
+        ...
+
+    def may_load_by(self, at_s: float) -> bool:
+        """Whether one more load could be over by then."""
+        ...
+
+    def load_s(self) -> float:
+        """When that could be at the earliest; infinite if there may be none."""
+        ...

@@ -5,6 +5,7 @@ Deterministic in the time and the views, so that its runs replay. A file as `--p
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from mesh.domain.reasons import RefusalReason, Verdict
@@ -24,11 +25,11 @@ from mesh.policy.plans import (
     Shortage,
     Start,
 )
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 def _turn(at: float, of: int) -> int:
-    return int(at * 1000.0) % of
+    return int(at * 1000.0) % of if at < inf else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,19 @@ class Adversary(DefaultAnswers):
         if turn == 1 and tests.utilisation(plan) < 3.0 and tests.spare_bytes(plan) > -(2**40):
             return Verdict.PASSES
         return tests.shadow(plan)
+
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        turn: int = _turn(outlook.load_s() + outlook.place_s(), 6) if outlook.has_node() else 0
+        if turn == 1:
+            raise KeyError("one")
+        said: Any = (True, None, False, Shortage(message="no"), outlook.may_change(), "late")
+        return said[turn] or super().waits(request, outlook)
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        turn = _turn(outlook.now_s, 3)
+        if turn == 1:
+            raise KeyError("one")
+        return turn == 2 or outlook.is_loading()
 
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView

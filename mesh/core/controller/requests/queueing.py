@@ -19,12 +19,10 @@ from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
-from mesh.core.controller.requests.fairness import note_overtaken
-from mesh.core.controller.requests.joining import in_time
-from mesh.core.controller.requests.plan_books import joined
+from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.joining import forecast_of, join, take
+from mesh.core.controller.requests.outlook import LaneEnds
 from mesh.core.controller.requests.preemption import preempt
-from mesh.core.controller.requests.submitting import submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -152,10 +150,10 @@ def _place_promised(
     loaded = [r for r in entry.queue if r.waits_for is not None and r.waits_for.takes_now]
     tries = TRIES_MAX
     for request in loaded:
-        if _place(ctx, entry, request, only):
-            entry.dequeue(request)
-        elif (tries := tries - 1) == 0:
-            return
+        if not _place(ctx, entry, request, only):
+            tries -= 1
+            if not tries:
+                return
 
 
 def _place_waiting(
@@ -176,7 +174,6 @@ def _place_waiting(
             return
         tries += 1
         if _place(ctx, entry, request, only):
-            entry.dequeue(request)
             tries -= 1
         elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
             return
@@ -194,21 +191,13 @@ def _place(
             ctx.defer(request)
             stopped = True
             break
-        instance = joined(ctx, plan, request, offer, loaded=True)
-        if instance is None:
-            continue
-        room = room_for(ctx, entry, instance, request)
-        if room is None:
-            said.note_no_room()
-            continue
-        if ctx.policy.promises and not ctx.validations_left:
+        joins = join(ctx, entry, plan, request, offer, loaded=True)
+        if joins:
+            return True
+        if joins is None:
             ctx.cell.refusals.note_stopped(entry.spec.name, offer.place)
             stopped = True
             break
-        if in_time(ctx, entry, plan, instance, request):
-            note_overtaken(ctx, instance.node, request)
-            submit(ctx, entry, request, instance, room)
-            return True
     if request.state is RequestState.ENDED:
         return False
     if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
@@ -225,21 +214,17 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
         if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
-        if not lacking or not in_time(ctx, entry, _join(request, instance), instance, request):
+        plan = Join(request=request, instance=instance)
+        if not lacking or forecast_of(ctx, entry, plan, instance, request) is None:
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
             if room is None:
                 # An idle instance beside it has to stay now; see `requests.preemption`.
                 return False
-            note_overtaken(ctx, instance.node, request)
-            submit(ctx, entry, request, instance, room)
+            take(ctx, entry, request, instance, room)
             return True
     return False
-
-
-def _join(request: RequestEntry, instance: InstanceEntry) -> Join:
-    return Join(request=request, instance=instance)
 
 
 def _open(
