@@ -19,12 +19,13 @@ from mesh.policy.room import (
     enough,
     joins_first,
     late_by_load_alone,
+    likeliest_nearer,
     longest_headroom,
     may_be_in_time,
 )
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class DefaultAnswers:
     refuses_late: bool = True
     """Whether a request goes once its first token would be late wherever it went."""
     prefetches: bool = True
+    """Whether nodes that rest load what may be called next."""
 
     def instance_rank(self, instance: InstanceView) -> Rank:
         return any_instance(instance)
@@ -70,6 +72,9 @@ class DefaultAnswers:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return iter(())
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        return likeliest_nearer(cell) if self.prefetches else iter(())
 
     def kv(self, demand: KvDemand) -> KvSize:
         return by_demand(demand)

@@ -18,7 +18,7 @@ from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
 from mesh.policy.plans import Plan, Release, Shortage
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 Rank = tuple[float, ...]
 """Smaller comes first; ids break ties."""
@@ -128,11 +128,6 @@ class Policy(Protocol):
         """
         ...
 
-    @property
-    def prefetches(self) -> bool:
-        """Whether nodes that rest load what may be called next."""
-        ...
-
     def instance_rank(self, instance: InstanceView) -> Rank:
         """In this order instances are candidates. The core keeps it, and ranks an instance anew
         when its batch changes: it may depend on that and on what never changes.
@@ -184,6 +179,10 @@ class Policy(Protocol):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         """Every second: what would make the cell better (moves, releases, starts, labels)."""
+        ...
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        """Every second: what may be called next, and is brought nearer until then (`Prefetch`)."""
         ...
 
     def kv(self, demand: KvDemand) -> KvSize: ...

@@ -6,12 +6,13 @@ queues are tried, loaded instances; once all have been, those that load and node
 loaded instances again for whom the policy would rather start one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 
 
 class RequestView(Protocol):
@@ -51,6 +52,11 @@ class NodeView(Protocol):
     @property
     def free_bytes(self) -> int:
         """Memory that no instance has reserved."""
+        ...
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """The memory that its operator allows for instances that nobody has called yet."""
         ...
 
     @property
@@ -116,6 +122,11 @@ class InstanceView(Protocol):
         ...
 
     @property
+    def ahead(self) -> bool:
+        """Whether it was loaded before anybody called, and still waits for the first call."""
+        ...
+
+    @property
     def idle_since_s(self) -> float: ...
     @property
     def next_due_s(self) -> float:
@@ -138,6 +149,21 @@ class DeploymentView(Protocol):
     @property
     def answer_tokens(self) -> float:
         """Mean length of its answers."""
+        ...
+
+    @property
+    def instances(self) -> Mapping[InstanceId, InstanceView]:
+        """Its instances, those that are being unloaded included."""
+        ...
+
+    @property
+    def called_s(self) -> float:
+        """When it was called last, unless an operator has had it unloaded since."""
+        ...
+
+    @property
+    def calls_log(self) -> float:
+        """The logarithm of how often it is called: whose is higher stays so until the next call."""
         ...
 
     @property
@@ -229,6 +255,29 @@ class CellView(Protocol):
 
     def load_s(self, node: NodeView) -> float:
         """Seconds that a load of the deployment asked about takes there, its link to itself."""
+        ...
+
+
+class AheadView(CellView, Protocol):
+    """The cell, as a policy sees it that brings models nearer before they are called."""
+
+    @property
+    def parked_s_max(self) -> float:
+        """How long an idle instance stays that keeps its weights alone."""
+        ...
+
+    def rests(self, node: NodeView) -> bool:
+        """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
+        ...
+
+    def about(self, name: DeploymentName) -> "AheadView | None":
+        """The same, asked about a deployment: `starts` has the nodes that have a budget for it and
+        may take it, and it would have the least KV cache. None where it may have no instance more.
+        """
+        ...
+
+    def tier(self, node: NodeView) -> LoadTier:
+        """From where the node would load it."""
         ...
 
 

@@ -20,12 +20,13 @@ from mesh.policy.plans import (
     Label,
     Move,
     Plan,
+    Prefetch,
     Refuse,
     Release,
     Shortage,
     Start,
 )
-from mesh.policy.views import CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 def _turn(at: float, of: int) -> int:
@@ -129,6 +130,16 @@ class Adversary(DefaultAnswers):
                 yield Move(requests=requests, to=instance, carry=Carry.KV)
                 for request in requests:
                     yield Refuse(request=request, why=RefusalReason.QUEUE_FULL)
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        turn, instances = _turn(cell.now_s, 4), tuple(cell.instances())
+        if turn == 1:
+            yield Label(instance=instances[0], label="not here")
+        for deployment in cell.deployments() if turn == 2 else ():
+            for node in cell.nodes():
+                yield Prefetch(deployment=deployment.name, node=node, instead_of=instances)
+                yield Prefetch(deployment=deployment.name, node=node)
+        yield from LLM_MESH.prefetch(cell)
 
     def kv(self, demand: KvDemand) -> KvSize:
         if demand.required_blocks % 11 == 10:
