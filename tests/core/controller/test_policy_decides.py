@@ -53,16 +53,49 @@ class StartsFirst(LlmMesh):
 @pytest.mark.parametrize(
     ("beside", "joins", "starts"), [((), 1, 0), (("n2",), 0, 1)], ids=["nowhere else", "n2"]
 )
+@pytest.mark.parametrize("promises", [True, False])
 def test_a_policy_may_start_an_instance_rather_than_join_one(
-    beside: tuple[str, ...], joins: int, starts: int
+    beside: tuple[str, ...], joins: int, starts: int, promises: bool
 ) -> None:
-    cell = CellUnderTest(deployment("a"), rule=StartsFirst())
+    cell = CellUnderTest(deployment("a"), rule=StartsFirst(promises=promises))
     cell.join(node("n1", instance("i1", "a")))
     for name in beside:
         cell.join(node(name))
     said = cell.invoke(request(of="a"))
     assert len(commands(said, SubmitRequest)) == joins
     assert len(commands(said, LoadInstance)) == starts
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_whoever_waits_for_a_load_rather_than_join_has_its_place_when_that_is_over(
+    promises: bool,
+) -> None:
+    cell = CellUnderTest(deployment("a"), rule=StartsFirst(promises=promises))
+    cell.join(node("n1", instance("i1", "a")))
+    link, _ = cell.join(node("n2"))
+    said = cell.invoke(request(of="a"))
+    load = only(commands(said, LoadInstance), LoadInstance)
+    assert not submitted(said)
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartsFirstPairs(StartsFirst):
+    """Two requests to an instance."""
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict | Shortage:
+        full = isinstance(plan, Join) and plan.instance.batch >= 2
+        return Shortage(message="two are enough") if full else tests.shadow(plan)
+
+
+def test_whoever_would_rather_have_a_start_has_the_place_that_comes_free_at_once() -> None:
+    """An instance that serves others still has lost a request: it alone is looked at first."""
+    cell = CellUnderTest(deployment("a"), rule=StartsFirstPairs())
+    cell.join(node("n1", instance("i1", "a")))
+    told = [submitted(cell.invoke(request(name, of="a"))) for name in ("r1", "r2", "r3")]
+    assert told == [[("r1", "i1")], [("r2", "i1")], []]
+    ended = cell.tokens(1, "r1", (7,), finish=FinishReason.STOP)
+    assert submitted(ended) == [("r3", "i1")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,19 +40,22 @@ for a load, before the others wait for the next one.
 
 
 def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Promise loads to those who wait, under way or begun for them."""
-    if not ctx.policy.promises:
-        _load_for_all(ctx, entry)
-        return
+    """Promise loads to those who wait, under way or begun for them. Under a policy that does not
+    promise only those are looked at by themselves for whom it would rather start an instance.
+    """
     waiting = [request for request in entry.queue if request.waits_for is None]
+    if not ctx.policy.promises:
+        waiting = [request for request in waiting if request.request_id in ctx.deferred]
     tries = TRIES_MAX
     for request in waiting:
         if not tries or not ctx.validations_left or _tries_estimate(entry, request):
-            return
+            break
         if not _find_load(ctx, entry, request):
             if request not in entry.queue:
-                return  # all of them were refused
+                break  # all of them were refused
             tries -= 1
+    if not ctx.policy.promises and entry.queue:
+        _load_for_all(ctx, entry)
 
 
 def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:

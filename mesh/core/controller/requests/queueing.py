@@ -186,9 +186,11 @@ def _place(
     before = said.try_again()
     offer = Offer(ctx=ctx, entry=entry, joins=_open(ctx, entry, request, only))
     for plan in ctx.policy.places(request, offer):
-        if offer.starts_asked and isinstance(plan, Join) and ctx.policy.promises:
+        if offer.starts_asked and isinstance(plan, Join) and request.waits_for is None:
             # The policy would rather start an instance, which is looked at after all queues.
             ctx.defer(request)
+            if only is not None:
+                ctx.wake(entry.spec.name)
             stopped = True
             break
         joins = join(ctx, entry, plan, request, offer, loaded=True)
