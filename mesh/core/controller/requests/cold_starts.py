@@ -21,7 +21,7 @@ from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import NoRoom, Site, StartSearch, Wanted
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.joining import join, late_s
-from mesh.core.controller.requests.outlook import LaneEnds, Outlook
+from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.submitting import wait_for
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -64,7 +64,7 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
         return True
     if request.accepted or request not in entry.queue:
         return False
-    outlook = Outlook(ctx=ctx, entry=entry, lanes=LaneEnds(ctx.now_s)).of(request)
+    outlook = Outlook(ctx=ctx, entry=entry).of(request)
     return ctx.policy.may_be_late(request, outlook) and _look(ctx, entry, request, late=True)
 
 

@@ -12,7 +12,7 @@ from math import inf
 from mesh.core.controller.instances.node_schedule import without_time_on
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.nearest_place import NO_PLACE, Lack, lack_of_nearest
-from mesh.core.controller.requests.outlook import LaneEnds, Outlook, too_long
+from mesh.core.controller.requests.outlook import Outlook, too_long
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -30,14 +30,9 @@ does.
 """
 
 
-def refuse_hopeless(
-    ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds, *, whole_queue: bool = False
-) -> None:
-    """Refuse the requests in the deployment's queue that the policy does not have wait on. Only
-    with a look at the `whole_queue` is it known of those who were not tried.
-    """
-    without_time = _without_time(ctx, entry) if whole_queue else frozenset()
-    outlook = Outlook(ctx=ctx, entry=entry, lanes=lanes, without_time=without_time)
+def refuse_hopeless(outlook: Outlook) -> None:
+    """Refuse the requests in the deployment's queue that the policy does not have wait on."""
+    ctx, entry = outlook.ctx, outlook.entry
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
     none_tried = head is not None and _stops_queue(head)
@@ -79,7 +74,7 @@ def _stops_queue(head: RequestEntry) -> bool:
     return head.refusals.verdict is Verdict.TPOT_EXCEEDED and not head.has_own_slo
 
 
-def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
+def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
     """The waiting requests for which no loaded instance will have time unless another request ends,
     with those ahead of them computed first. Only the first of a long queue are looked at: so many
     that all of it costs no more than the validations that are left to the event.

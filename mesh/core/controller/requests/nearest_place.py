@@ -57,35 +57,28 @@ def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) 
         slack_s=request.slack_s,
     )
     may_be_late = ctx.policy.may_be_late(as_new, outlook.of(as_new, as_new.due_s - request.due_s))
-    roomy: list[tuple[Place, Collection[InstanceId]]] = []
-    full: list[Place] = []
-    for place in _places(ctx, entry):
-        room = room_at(ctx, entry, place, as_new)
-        if room is None:
-            full.append(place)
-        else:
-            roomy.append((place, room.reclaim))
-    said: list[Verdict] = []
-    for place, reclaim in roomy:
+    found = [(place, room_at(ctx, entry, place, as_new)) for place in _places(ctx, entry)]
+    nearest: Verdict | None = None
+    for place, room in sorted(found, key=lambda of: of[1] is None):
         if not ctx.looks_left:
             break
+        reclaim = () if room is None else room.reclaim
         verdict = _verdict(ctx, entry, place, as_new, late=may_be_late, without=reclaim)
+        if room is None:
+            if verdict is Verdict.PASSES:
+                return _memory_of(place)
+            continue
         if verdict is Verdict.PASSES and must_give_way(ctx, node_of(place), request):
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
             late = _verdict(ctx, entry, place, request, without=reclaim)
             return _by_last_try(request) if late is Verdict.PASSES else _of_time(late)
-        said.append(verdict)
-    for place in full:
-        if not ctx.looks_left:
-            break
-        if _verdict(ctx, entry, place, as_new, late=may_be_late) is Verdict.PASSES:
-            return _memory_of(place)
-    if said:
-        return _of_time(min(said, key=_NEAREST_FIRST.index))
-    if roomy:
+        nearest = min(nearest or verdict, verdict, key=_NEAREST_FIRST.index)
+    if nearest is not None:
+        return _of_time(nearest)
+    if any(room is not None for _, room in found):
         return _by_last_try(request)
-    return _memory_of(full[0]) if full else None
+    return _memory_of(found[0][0]) if found else None
 
 
 def _of_time(verdict: Verdict) -> Lack:

@@ -7,7 +7,7 @@ of instances and nodes. After: `deadlines`, `cold_starts`.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 
@@ -40,27 +40,14 @@ ends.
 """
 
 
-class LaneEnds:
-    """When all loads of each node are over, by their kind, worked out once while none begins."""
-
-    def __init__(self, now_s: float) -> None:
-        self._now_s = now_s
-        self._known: dict[tuple[NodeId, ReservationKind], float] = {}
-
-    def at_s(self, node: NodeEntry, kind: ReservationKind) -> float:
-        known_s = self._known.get((node.node_id, kind))
-        if known_s is None:
-            known_s = self._known[node.node_id, kind] = lane_ends_s(node, self._now_s, kind)
-        return known_s
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Outlook:
     """The outlook of one request of a deployment after the other, in the order of its queue."""
 
     ctx: EventContext
     entry: DeploymentEntry
-    lanes: LaneEnds
+    lanes: dict[tuple[NodeId, ReservationKind], float] = field(default_factory=dict)
+    """When all loads of a kind on a node are over, worked out once while none begins."""
     without_time: Collection[RequestId] = ()
     """Those for whom no loaded instance will have time unless another request ends."""
     _request: RequestEntry | None = None
@@ -94,7 +81,12 @@ class Outlook:
 
     @property
     def latest_start_s(self) -> float:
-        return latest_start_s(self.ctx, self.entry, self._known) + self._later_s
+        request, refusals = self._known, self.ctx.cell.refusals
+        latest_start_s = refusals.latest_start_s(request)
+        if latest_start_s is None:
+            latest_start_s = request.due_s - self._later_s - self._quickest_s(request)
+            refusals.note_latest_start(request, latest_start_s)
+        return latest_start_s + self._later_s
 
     def has_just_come(self) -> bool:
         return self.ctx.now_s - self._known.arrival_s <= self.ctx.limits.place_retry_s
@@ -180,8 +172,10 @@ class Outlook:
                 site = demand.site(node) if in_host else None
                 without = site.reclaim if site is not None else ()
                 planned = plan_load(ctx, entry.deployment, node, without)
-                begins_s = max(self.lanes.at_s(node, planned.kind), entry.paused_until_s)
-                yield begins_s + planned.load_s
+                lane = node.node_id, planned.kind
+                if lane not in self.lanes:
+                    self.lanes[lane] = lane_ends_s(node, ctx.now_s, planned.kind)
+                yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s
 
     def _departs_s(self, ahead: int) -> float:
         """When one more place has come free than so many who wait will have taken; infinite if
@@ -208,56 +202,44 @@ class Outlook:
                 left = max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
                 yield begun_s + left * token_s
 
+    def _quickest_s(self, request: RequestEntry) -> float:
+        """Seconds to its first token on the quickest node. Measured profiles count alone: a
+        correction is of one instance, and passes. An estimate counts as iterations have corrected
+        it, the quickest instance first, and for a part of the time that there is; where none has
+        been tried it says nothing. It never takes less than the way to the client, so that a
+        refusal is there before the first token was due.
+        """
+        ctx, entry, seen = self.ctx, self.entry, dict[str, float]()
+        assert entry.deployment is not None
+        cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
+        most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
+        for node in ctx.cell.nodes.values():
+            fingerprint = node.hello.fingerprint
+            if fingerprint in seen or not ctx.takes(node, entry.spec):
+                continue
+            footprint = node.footprint_of(entry.deployment)
+            model = entry.deployment.model
+            profile = ctx.cell.expectations.profile(model, footprint, node.hello)
+            if profile.measured:
+                seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
+            else:
+                seen[fingerprint] = min(self._tried_s(request, fingerprint, cached), most_s)
+        return min(seen.values(), default=min(ctx.limits.delivery_s_max, most_s))
 
-def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
-    """When it has to begin on the quickest node of the cell for its first token to be in time."""
-    latest_start_s = ctx.cell.refusals.latest_start_s(request)
-    if latest_start_s is None:
-        latest_start_s = request.due_s - _quickest_s(ctx, entry, request)
-        ctx.cell.refusals.note_latest_start(request, latest_start_s)
-    return latest_start_s
+    def _tried_s(self, request: RequestEntry, fingerprint: str, cached: int) -> float:
+        """The same by estimates that iterations on such nodes have corrected; the way to the client
+        where there are none.
+        """
+        limits = self.ctx.limits
+        seconds = (
+            alone_s(i.profile, request, i.node.rule, limits, i.correction.latest, cached)
+            for i in self.entry.instances.values()
+            if i.profile and i.node.hello.fingerprint == fingerprint and not i.correction.trial_left
+        )
+        return min(seconds, default=limits.delivery_s_max)
 
 
 def too_long(ctx: EventContext, request: RequestEntry) -> bool:
     """Whether it would have been late even if it had computed at once, and alone."""
     latest_start_s = ctx.cell.refusals.latest_start_s(request)
     return latest_start_s is not None and latest_start_s < request.arrival_s
-
-
-def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
-    """Seconds to its first token on the quickest node. Measured profiles count alone: a correction
-    is of one instance, and passes. An estimate counts as iterations have corrected it, the quickest
-    instance first, and for a part of the time that there is; where none has been tried it says
-    nothing. It never takes less than the way to the client, so that a refusal is there before the
-    first token was due.
-    """
-    deployment = entry.deployment
-    assert deployment is not None
-    seen: dict[str, float] = {}
-    cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
-    most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
-    for node in ctx.cell.nodes.values():
-        fingerprint = node.hello.fingerprint
-        if fingerprint in seen or not ctx.takes(node, entry.spec):
-            continue
-        footprint = node.footprint_of(deployment)
-        profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-        if profile.measured:
-            seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
-        else:
-            seen[fingerprint] = min(_tried_s(ctx, entry, request, fingerprint, cached), most_s)
-    return min(seen.values(), default=min(ctx.limits.delivery_s_max, most_s))
-
-
-def _tried_s(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, fingerprint: str, cached: int
-) -> float:
-    """The same by estimates that iterations on such nodes have corrected; the way to the client
-    where there are none.
-    """
-    seconds = (
-        alone_s(i.profile, request, i.node.rule, ctx.limits, i.correction.latest, cached)
-        for i in entry.instances.values()
-        if i.profile and i.node.hello.fingerprint == fingerprint and not i.correction.trial_left
-    )
-    return min(seconds, default=ctx.limits.delivery_s_max)

@@ -19,9 +19,9 @@ from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
 from mesh.core.controller.requests.joining import forecast_of, join, take
-from mesh.core.controller.requests.outlook import LaneEnds
+from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -29,8 +29,10 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
+from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Join
 
 RETRY_SHARE_LEAST = 0.2
@@ -82,10 +84,12 @@ def _see_to(
         if entry.queue:
             find_loads(ctx, entry)
     # Only then is it known what is left for whom.
-    lanes = LaneEnds(ctx.now_s)
+    lanes: dict[tuple[NodeId, ReservationKind], float] = {}
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry, lanes, whole_queue=whole_queues)
+            # Only a look at the whole queue tells it of those who were not tried.
+            without = without_time(ctx, entry) if whole_queues else frozenset()
+            refuse_hopeless(Outlook(ctx=ctx, entry=entry, lanes=lanes, without_time=without))
     if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
         at_s = _retry_at_s(ctx, waiting)
         ctx.cell.set_retry(at_s)
