@@ -39,7 +39,8 @@ from mesh.policy.plans import Plan
 
 Place = InstanceEntry | NodeEntry
 
-_NOT_LOOKED_AT = Forecast(verdict=Verdict.PASSES)
+_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
+"""What is said of a place without a forecast."""
 
 
 def join(
@@ -65,10 +66,11 @@ def join(
         return False
     if loaded and ctx.policy.promises and not ctx.validations_left:
         return None
-    forecast = forecast_of(ctx, entry, plan, instance, request, late=late)
+    there = bool(loaded) or instance.is_loaded
+    forecast = forecast_of(ctx, entry, plan, instance, request, loaded=there, late=late)
     if forecast is None:
         return False
-    if instance.is_loaded:
+    if there:
         grace_s = late_s(ctx, request, forecast.first_token_s) if late else 0.0
         take(ctx, entry, request, instance, room, grace_s)
         return True
@@ -113,13 +115,14 @@ def forecast_of(
     instance: InstanceEntry,
     request: RequestEntry,
     *,
+    loaded: bool,
     late: bool = False,
 ) -> Forecast | None:
     """What becomes of the request on the instance of a plan, if the policy lets it join there; if
     not, the request knows why. What was promised with the load was tested then, and others with it
     in mind, unless by an estimate that the first of them is to try out.
     """
-    forecast = _NOT_LOOKED_AT
+    forecast = _UNSEEN[Verdict.PASSES]
     promised = request.waits_for is instance
     if promised and instance.profile and instance.profile.measured:
         return forecast
@@ -127,10 +130,8 @@ def forecast_of(
     def shadow() -> Verdict:
         nonlocal forecast
         may_be_late = late or request.accepted
-        known = _known_refusal(ctx, instance, request) if instance.is_loaded else None
-        if known is None:
-            forecast = _validate(ctx, entry, instance, request, late=may_be_late)
-        return known or forecast.verdict
+        forecast = _validate(ctx, entry, instance, request, loaded=loaded, late=may_be_late)
+        return forecast.verdict
 
     tests = PlanTests(ctx, plan, entry, instance, request, shadow)
     verdict = ctx.policy.passes(plan, tests)
@@ -140,38 +141,35 @@ def forecast_of(
     return None
 
 
-def _known_refusal(
-    ctx: EventContext, instance: InstanceEntry, request: RequestEntry
-) -> Verdict | None:
-    """A refusal that is known without a validation: an earlier request has to be let through, or
-    the instance has refused one that was no longer; see `state.refusals`.
-    """
-    if must_give_way(ctx, instance.node, request):
-        return Verdict.DELAYS_RUNNING
-    left = request.tokens - cached_tokens(instance, request)
-    verdict = ctx.cell.refusals.why_refuses(instance, request, left)
-    if verdict is Verdict.TPOT_EXCEEDED:
-        # Counts as one all the same: an event must not go through every full instance of a cell.
-        ctx.note_validation()
-    return verdict
-
-
 def _validate(
     ctx: EventContext,
     entry: DeploymentEntry,
     instance: InstanceEntry,
     request: RequestEntry,
     *,
+    loaded: bool,
     late: bool,
 ) -> Forecast:
-    """Whether every SLO would be kept with the request there; a loaded instance that refuses it is
-    remembered.
+    """Whether every SLO would be kept with the request there. For a loaded instance a refusal is
+    known without a validation if an earlier request has to be let through, or it has refused one
+    that was no longer; see `state.refusals`.
     """
+    if not loaded:
+        ctx.note_validation(instance.node)
+        return forecast_at(ctx, entry, instance, request, late=late)
+    if must_give_way(ctx, instance.node, request):
+        return _UNSEEN[Verdict.DELAYS_RUNNING]
+    refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
+    known = refusals.why_refuses(instance, request, left)
+    if known is not None:
+        if known is Verdict.TPOT_EXCEEDED:
+            # Counts as one all the same: an event must not go through every full instance.
+            ctx.note_validation()
+        return _UNSEEN[known]
     ctx.note_validation(instance.node)
-    forecast = forecast_at(ctx, entry, instance, request, late=late)
-    if forecast.verdict is not Verdict.PASSES and instance.is_loaded:
-        left = request.tokens - cached_tokens(instance, request)
-        ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
+    forecast = forecast_on(instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late)
+    if forecast.verdict is not Verdict.PASSES:
+        refusals.note_refused(instance, request, left, forecast.verdict)
         if forecast.in_time_as_predicted(request.due_s, ctx.now_s, instance.node.rule.overestimate):
             request.refusals.note_in_time_as_predicted()
     return forecast

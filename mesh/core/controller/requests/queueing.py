@@ -221,7 +221,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
         plan = Join(request=request, instance=instance)
-        if not lacking or forecast_of(ctx, entry, plan, instance, request) is None:
+        if not lacking or not forecast_of(ctx, entry, plan, instance, request, loaded=True):
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
