@@ -74,7 +74,6 @@ def start_found(
     placed = search.placed(found)
     ctx.cell.refusals.note_started(entry.spec.name)
     instance = load(ctx, entry, placed)
-    instance.note_label(search.label)
     return Started(instance=instance, first_token_s=placed.first_token_s)
 
 
@@ -141,6 +140,7 @@ def load(
         load_started_s=ctx.now_s,
         phase="load",
     )
+    instance.note_label(placed.label)
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
     issue(ctx, instance, placed.slot.load.kind, size_bytes, placed.needed_s)

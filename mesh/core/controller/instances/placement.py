@@ -5,7 +5,7 @@ which starts it, or a preemption, which only asks.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Self
 
@@ -97,6 +97,8 @@ class Placed:
     needed_s: float
     """When the load has to be over."""
     first_token_s: float
+    label: str = ""
+    """What the policy wants to remember of the instance."""
 
 
 class Demand:
@@ -235,7 +237,9 @@ class StartSearch:
     def placed(self, found: Site) -> Placed:
         """The load of an instance that starts there."""
         looked = self.looked.get(found.node.node_id)
-        return _placed(self._ctx, self._known_demand.deployment, found, self._wanted, looked)
+        deployment = self._known_demand.deployment
+        placed = _placed(self._ctx, deployment, found, self._wanted, looked)
+        return replace(placed, label=self.label)
 
     @property
     def _known_demand(self) -> Demand:
