@@ -7,8 +7,10 @@ answer; a test holds each of them against its schema. Before: `generation`, whic
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from mesh.http.logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
-from mesh.http.refusals import encoded
+from mesh.http.refusals import EVENT_STREAM, Failure, encoded, error_event
 from mesh.text.answer_reader import NOTHING_ELSE, AnswerReader, Reading, Said
 from mesh.text.thoughts import Thought
 from mesh.text.tool_calls import Arguments, CallBegun, Text
@@ -189,47 +191,84 @@ def _usage(prompt: int, output: int) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
 
 
-class Writer:
-    """The chunks of one call's answers, and all of it in one piece. `id_` names the call, `asked`
-    is its first invocation; `bytes_of` reads tokens whose log-probabilities were asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTo:
+    """What a writer has to know of its call."""
+
+    id_: str = ""
+    asked: Invocation
+    """Its first invocation."""
+    usage: UsageTold = UsageTold.LAST
+    bytes_of: TokenBytes | None = None
+    """Reads tokens whose log-probabilities were asked for."""
+    reading: Reading = NOTHING_ELSE
+    """What the answers of a chat may hold beside words."""
+
+
+class Writer(ABC):
+    """The answers of one call in a protocol: as a stream, or whole. `index` is an answer's
+    number.
     """
+
+    stream_type = EVENT_STREAM
+
+    def __init__(self, to: AnswerTo) -> None:
+        self._to = to
+        self._prompt_tokens: dict[int, int] = {}
+
+    def accepted(self, index: int, accepted: Accepted) -> None:
+        """Before all that is told of the answer."""
+        self._prompt_tokens[index] = accepted.prompt_tokens
+
+    @abstractmethod
+    def opening(self, index: int) -> bytes:
+        """What comes before an answer's text."""
+
+    @abstractmethod
+    def piece(self, index: int, tokens: Tokens) -> bytes:
+        """More of an answer; empty for tokens of which there is nothing to tell."""
+
+    @abstractmethod
+    def ending(self, index: int, end: Finished) -> bytes:
+        """What comes after an answer's text."""
+
+    def closing(self, ends: Sequence[Finished]) -> bytes:
+        """What comes after all answers."""
+        return b""
+
+    def failing(self, failure: Failure, body: bytes) -> bytes:
+        """The end of a stream that fails; `body` is what would be told before it had begun."""
+        return error_event(failure, body)
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
+        """All of it in one piece: all tokens and `ends` of the answers, in their order."""
+
+
+class ChunkWriter(Writer):
+    """Answers by chunks of one shape, each of which tells more of one answer."""
 
     ids: str
     chunk: str
     whole_object: str
-    tells_stops = False
-    """It names the stop string that an answer ended at, which takes `bytes_of`."""
 
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-    ) -> None:
-        self._bytes_of = bytes_of
-        self._told = usage
-        self._prompt_tokens: dict[int, int] = {}
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._bytes_of = to.bytes_of
+        self._told = to.usage
         self._output_tokens: dict[int, int] = {}
         """The output tokens so far, by the answer's number."""
-        self._head: dict[str, object] = {"id": f"{self.ids}-{id_}", "created": int(time.time())}
-        self._head["model"] = asked.deployment
+        self._head: dict[str, object] = {"id": f"{self.ids}-{to.id_}", "created": int(time.time())}
+        self._head["model"] = to.asked.deployment
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
-        self._after = b"}\n\n" if usage is UsageTold.NEVER else b',"usage":null}\n\n'
+        self._after = b"}\n\n" if to.usage is UsageTold.NEVER else b',"usage":null}\n\n'
         self._last = b"data: " + opened + b',"choices":[],"usage":'
 
-    def accepted(self, index: int, accepted: Accepted) -> None:
-        """Before the answer's chunks."""
-        self._prompt_tokens[index] = accepted.prompt_tokens
-
     def opening(self, index: int) -> bytes:
-        """What comes before an answer's text."""
         return b""
 
     def piece(self, index: int, tokens: Tokens) -> bytes:
-        """A chunk; nothing for tokens of which there is nothing to tell."""
         self._output_tokens[index] = tokens.first_index + len(tokens.token_ids)
         deltas, told = self._deltas(index, tokens), self._logprobs_of(index, tokens)
         if not deltas and (told is not None or self._told is UsageTold.EACH):
@@ -244,14 +283,12 @@ class Writer:
         return left + self._chunk(index, self._delta(None), _quoted(self._finish(index, end)))
 
     def closing(self, ends: Sequence[Finished]) -> bytes:
-        """What comes after all answers."""
         if self._told is UsageTold.NEVER:
             return DONE
         told = usage_of(ends, self._thought_tokens())
         return self._last + encoded(told.told()) + b"}\n\n" + DONE
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
-        """All tokens and `ends` of the answers, in their order."""
         choices = [
             {
                 "index": n,
@@ -315,18 +352,11 @@ class Writer:
         raise NotImplementedError
 
 
-class CompletionWriter(Writer):
+class CompletionWriter(ChunkWriter):
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-    ) -> None:
-        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
         self._characters: defaultdict[int, Characters] = defaultdict(Characters)
         """By the answer's number."""
 
@@ -340,22 +370,12 @@ class CompletionWriter(Writer):
         return {"text": "".join(part.text for part in parts)}
 
 
-class ChatWriter(Writer):
-    """`reading`: what its answers may hold beside words."""
-
+class ChatWriter(ChunkWriter):
     ids, chunk, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-        reading: Reading = NOTHING_ELSE,
-    ) -> None:
-        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
-        self._reading = reading
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._reading = to.reading
         self._readers: dict[int, AnswerReader] = {}
         """By the answer's number."""
 
@@ -403,7 +423,7 @@ class ChatWriter(Writer):
             case CallBegun():
                 told = ToolDelta(
                     index=one.index,
-                    id=_call_id(),
+                    id=call_id(),
                     type="function",
                     function=FunctionDelta(name=one.name, arguments=""),
                 )
@@ -424,7 +444,7 @@ class ChatWriter(Writer):
                     thought += more
                 case CallBegun(name=name):
                     function = CalledFunction(name=name, arguments="")
-                    calls.append(CalledTool(id=_call_id(), function=function))
+                    calls.append(CalledTool(id=call_id(), function=function))
                 case Arguments(text=more):
                     calls[-1].function.arguments += more
         message = AnswerMessage(
@@ -446,8 +466,8 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
     )
 
 
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def call_id(kind: str = "call") -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
 
 
 def _quoted(text: str) -> bytes:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,7 +22,7 @@ from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
-from mesh.http.generation import Generation
+from mesh.http.generation import Generation, Read
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
@@ -31,7 +30,7 @@ from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
-from mesh.http.refusals import dialect_of, encoded, status_and_code
+from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
 from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
@@ -111,24 +110,18 @@ def application(
     def check_viewer(request: Request) -> None:
         gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
 
+    def generates(path: str, read: Read, *, tells_stops: bool = False) -> Route:
+        generation = Generation(gateway, read, bodies, tells_stops=tells_stops)
+        return Route(path, generation, methods=["POST"])
+
     routes = [
         Route("/", pages.root),
         Route("/page/{file:path}", pages.file),
         Route("/v1", what),
-        Route(
-            "/v1/chat/completions",
-            Generation(gateway, partial(read, ChatBody), ChatWriter, bodies),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/completions",
-            Generation(gateway, partial(read, CompletionBody), CompletionWriter, bodies),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/messages",
-            Generation(gateway, read_messages, MessageWriter, bodies),
-            methods=["POST"],
+        generates("/v1/chat/completions", lambda raw: (read(ChatBody, raw), ChatWriter)),
+        generates("/v1/completions", lambda raw: (read(CompletionBody, raw), CompletionWriter)),
+        generates(
+            "/v1/messages", lambda raw: (read_messages(raw), MessageWriter), tells_stops=True
         ),
         Route("/v1/messages/count_tokens", CountTokens(gateway, bodies), methods=["POST"]),
         Route("/v1/models", models.list),
@@ -214,5 +207,6 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _error_response(request: Request, error: MeshError, status: int, code: str) -> Response:
-    status, body = dialect_of(request.url.path).refusal(error, status, code)
+    failure = Failure(error=error, status=status, code=code)
+    status, body = dialect_of(request.url.path).refusal(failure)
     return Response(encoded(body), status, media_type="application/json")
