@@ -20,11 +20,13 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 from bench.fuzz_protocols import CALL_S_MAX, Findings
 
 _SHARES = {
-    "/v1/chat/completions": 0.3,
+    "/v1/chat/completions": 0.2,
     "/v1/completions": 0.2,
     "/v1/messages": 0.2,
-    "/v1/messages/count_tokens": 0.1,
-    "/v1/models/{model}": 0.1,
+    "/v1/messages/count_tokens": 0.05,
+    "/v1/responses": 0.2,
+    "/v1/responses/input_tokens": 0.05,
+    "/v1/models/{model}": 0.05,
     "/tokenize": 0.05,
     "/detokenize": 0.05,
 }
@@ -35,6 +37,8 @@ _SAID: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 9},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -52,6 +56,12 @@ _MEANT = (
         "tool_choice",
         "stop_sequences",
         "output_config",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "text",
+        "include",
+        "store",
     ),
 )
 _OTHERS_MAX = 3

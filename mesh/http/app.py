@@ -23,6 +23,7 @@ from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
 from mesh.http.generation import Generation, Read
+from mesh.http.kept_responses import KeptResponses
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
@@ -31,6 +32,7 @@ from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
+from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
@@ -106,6 +108,8 @@ def application(
     gate = gate or Gate()
     bodies = Bodies()
     sessions = Sessions(time.monotonic)
+    responses = Responses(KeptResponses(time.monotonic))
+    counted = CountInput(gateway, responses, bodies)
 
     def check_viewer(request: Request) -> None:
         gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
@@ -124,6 +128,10 @@ def application(
             "/v1/messages", lambda raw: (read_messages(raw), MessageWriter), tells_stops=True
         ),
         Route("/v1/messages/count_tokens", CountTokens(gateway, bodies), methods=["POST"]),
+        generates("/v1/responses", responses.read),
+        Route("/v1/responses/input_tokens", counted, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.one, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
         Route("/tokenize", Tokenize(gateway, bodies), methods=["POST"]),

@@ -50,6 +50,11 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "container": (),
     "mcp_servers": ([],),
+    "background": (False,),
+    "conversation": (),
+    "moderation": (),
+    "context_management": ([],),
+    "truncation": ("disabled",),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
 _SEEDS = 1 << 63

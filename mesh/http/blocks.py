@@ -52,8 +52,8 @@ class BlockWriter(Writer):
         """How `more` of a block is told."""
 
     @abstractmethod
-    def _closed(self, block: Block) -> bytes:
-        """How the end of a block is told."""
+    def _closed(self, block: Block, end: Finished | None) -> bytes:
+        """How the end of a block is told; `end` is the answer's, if it ends with the block."""
 
     @abstractmethod
     def _ended(self, end: Finished) -> bytes:
@@ -73,20 +73,20 @@ class BlockWriter(Writer):
         return self._say(self._reader.push(tokens.text, len(tokens.token_ids)))
 
     def ending(self, index: int, end: Finished) -> bytes:
-        return self._last() + self._ended(end)
+        return self._last(end) + self._ended(end)
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
         for part in answers[0]:
             self.piece(0, part)
-        self._last()
+        self._last(ends[0])
         return encoded(self._answer(ends[0]))
 
     def _say(self, said: Sequence[Said]) -> bytes:
         return b"".join(map(self._told_as, said))
 
-    def _last(self) -> bytes:
+    def _last(self, end: Finished) -> bytes:
         """What was held back, and the end of the open block."""
-        return self._say(self._reader.finish()) + self._close()
+        return self._say(self._reader.finish()) + self._close(end)
 
     def _told_as(self, one: Said) -> bytes:
         match one:
@@ -117,14 +117,14 @@ class BlockWriter(Writer):
             block.logprobs += logprobs
         return self._grown(block, more, logprobs)
 
-    def _close(self) -> bytes:
+    def _close(self, end: Finished | None = None) -> bytes:
         if not self._is_open:
             return b""
         self._is_open = False
         block = self._blocks[-1]
         if block.kind == "text":
             block.logprobs += self._untold
-        return self._closed(block)
+        return self._closed(block, end)
 
     @property
     def _thought_tokens(self) -> int | None:

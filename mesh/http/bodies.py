@@ -235,15 +235,37 @@ def read(kind: type[T], raw: bytes) -> T:
         raise InvalidInput(f"the body is no valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidInput("the body is no JSON object")
+    check_containers(data)
+    return validated(kind, data)
+
+
+def check_containers(data: Any) -> None:
+    """Raises InvalidInput for a body with too many lists and objects."""
     if _containers_beyond(data, CONTAINERS_MAX):
         raise InvalidInput(
             f"the body has more than {CONTAINERS_MAX} lists and objects",
             hint="send fewer or shorter messages, tools or schemas",
         )
+
+
+def validated(kind: type[T], data: dict[str, Any]) -> T:
+    """Raises InvalidInput."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
+
+
+def assistant_message(
+    texts: Sequence[str], thoughts: Sequence[str], calls: list[ToolCall]
+) -> Message:
+    """What an assistant has said in parts, as one message."""
+    return Message.model_construct(
+        role="assistant",
+        content="\n".join(texts),
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
 
 
 def _containers_beyond(data: Any, most: int) -> bool:

@@ -133,7 +133,7 @@ class MessageWriter(BlockWriter):
             case "call":
                 return _delta(block, "input_json_delta", partial_json=more)
 
-    def _closed(self, block: Block) -> bytes:
+    def _closed(self, block: Block, end: Finished | None) -> bytes:
         signed = block.kind == "thought"
         signature = _delta(block, "signature_delta", signature=self._id) if signed else b""
         return signature + _event("content_block_stop", index=block.number)
