@@ -72,7 +72,7 @@ def _content_shape(value: Any) -> str:
 
 
 def _type(value: Any) -> Any:
-    """Of a member that a client has sent, or of one that was read."""
+    """The `type` of a member, whether it is as a client has sent it or was read already."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
