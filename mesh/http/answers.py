@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -23,9 +23,11 @@ from mesh.http.logprobs import (
     Characters,
     ChatLogprobs,
     CompletionLogprobs,
+    PromptLogprobs,
     TokenBytes,
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
 )
 from mesh.http.refusals import EVENT_STREAM, Failure, encoded, error_event
 from mesh.text.answer_reader import NOTHING_ELSE, AnswerReader, Reading, Said
@@ -68,6 +70,8 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """Left out, where they were not asked for."""
     finish_reason: FinishText | None
 
 
@@ -127,6 +131,8 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = None
+    """Left out, where they were not asked for."""
     usage: Usage
 
 
@@ -300,8 +306,23 @@ class ChunkWriter(Writer):
             for told in [self._logprobs_of(n, _joined(parts))]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
+        told |= self._beside(answers)
         usage = usage_of(ends, self._thought_tokens())
         return encoded({**told, "usage": usage.told()})
+
+    def _beside(self, answers: Sequence[Sequence[Tokens]]) -> dict[str, object]:
+        """What a whole answer tells beside its choices."""
+        return {}
+
+    def _prompt_told(self, parts: Sequence[Tokens]) -> dict[str, object]:
+        """The log-probabilities of an answer's prompt, where they are told apart from it."""
+        if self._bytes_of is None or not parts or not parts[0].prompt_token_ids:
+            return {}
+        told = [
+            None if one is None else {token: place.model_dump() for token, place in one.items()}
+            for one in prompt_logprobs(parts[0], self._bytes_of)
+        ]
+        return {"prompt_logprobs": told}
 
     def _finish(self, index: int, end: Finished) -> FinishText:
         return _FINISHES[end.reason]
@@ -335,7 +356,8 @@ class ChunkWriter(Writer):
         return b',"usage":' + encoded(told.told()) + b"}\n\n"
 
     def _logprobs_of(self, index: int, tokens: Tokens) -> ChatLogprobs | CompletionLogprobs | None:
-        if self._bytes_of is None or not tokens.logprobs:
+        told = tokens.logprobs or tokens.prompt_token_ids
+        if self._bytes_of is None or self._to.asked.logprobs is None or not told:
             return None
         return self._logprobs(index, tokens, self._bytes_of)
 
@@ -353,21 +375,58 @@ class ChunkWriter(Writer):
 
 
 class CompletionWriter(ChunkWriter):
+    """`echo`: the prompt is told before its answer, and alone where `only`. `tells_prompt`: its
+    log-probabilities are told apart.
+    """
+
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, to: AnswerTo) -> None:
+    def __init__(
+        self,
+        to: AnswerTo,
+        *,
+        echo: bool = False,
+        only: bool = False,
+        tells_prompt: bool = False,
+    ) -> None:
         super().__init__(to)
+        self._echo, self._only, self._tells_prompt = echo, only, tells_prompt
         self._characters: defaultdict[int, Characters] = defaultdict(Characters)
         """By the answer's number."""
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> CompletionLogprobs:
-        return completion_logprobs(tokens, bytes_of, self._characters[index])
+        return completion_logprobs(tokens, bytes_of, self._characters[index], echo=self._echo)
+
+    def piece(self, index: int, tokens: Tokens) -> bytes:
+        return super().piece(index, self._shown(tokens))
+
+    def ending(self, index: int, end: Finished) -> bytes:
+        return super().ending(index, self._shown_end(end))
+
+    def closing(self, ends: Sequence[Finished]) -> bytes:
+        return super().closing(list(map(self._shown_end, ends)))
+
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
+        shown = [list(map(self._shown, parts)) for parts in answers]
+        return super().whole(shown, list(map(self._shown_end, ends)))
+
+    def _shown(self, tokens: Tokens) -> Tokens:
+        if self._only:
+            tokens = replace(tokens, token_ids=(), text="", logprobs=())
+        if self._echo and self._bytes_of is not None:
+            prompt = b"".join(map(self._bytes_of, tokens.prompt_token_ids))
+            tokens = replace(tokens, text=prompt.decode("utf-8", "replace") + tokens.text)
+        return tokens
+
+    def _shown_end(self, end: Finished) -> Finished:
+        return replace(end, output_tokens=0, reason=FinishReason.LENGTH) if self._only else end
 
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')
 
     def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
-        return {"text": "".join(part.text for part in parts)}
+        told = self._prompt_told(parts) if self._tells_prompt else {}
+        return {"text": "".join(part.text for part in parts), **told}
 
 
 class ChatWriter(ChunkWriter):
@@ -381,6 +440,9 @@ class ChatWriter(ChunkWriter):
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
         return chat_logprobs(tokens, bytes_of)
+
+    def _beside(self, answers: Sequence[Sequence[Tokens]]) -> dict[str, object]:
+        return self._prompt_told(answers[0])
 
     def opening(self, index: int) -> bytes:
         return self._chunk(index, b'"delta":{"role":"assistant","content":""}')
@@ -463,6 +525,8 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
         token_ids=tuple(token for part in parts for token in part.token_ids),
         text="".join(part.text for part in parts),
         logprobs=tuple(told for part in parts for told in part.logprobs),
+        prompt_token_ids=parts[0].prompt_token_ids if parts else (),
+        prompt_logprobs=parts[0].prompt_logprobs if parts else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +23,7 @@ from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
-from mesh.http.generation import Generation, Read
+from mesh.http.generation import Generation, NewWriter, Read
 from mesh.http.kept_responses import KeptResponses
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
@@ -123,7 +124,7 @@ def application(
         Route("/page/{file:path}", pages.file),
         Route("/v1", what),
         generates("/v1/chat/completions", lambda raw: (read(ChatBody, raw), ChatWriter)),
-        generates("/v1/completions", lambda raw: (read(CompletionBody, raw), CompletionWriter)),
+        generates("/v1/completions", read_completion),
         generates(
             "/v1/messages", lambda raw: (read_messages(raw), MessageWriter), tells_stops=True
         ),
@@ -166,6 +167,17 @@ def application(
             ),
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
+    )
+
+
+def read_completion(raw: bytes) -> tuple[CompletionBody, NewWriter]:
+    """Raises InvalidInput."""
+    body = read(CompletionBody, raw)
+    return body, partial(
+        CompletionWriter,
+        echo=bool(body.echo),
+        only=body.max_tokens == 0,
+        tells_prompt=body.prompt_logprobs is not None,
     )
 
 

@@ -153,7 +153,9 @@ class Body(Strict):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prediction: Any = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: int | None = Field(
+        default=None, description="Of each token of the prompt; its cache is left out then."
+    )
     min_tokens: int | None = Field(
         default=None, description="No stop ends the answer before it has so many."
     )
@@ -191,7 +193,9 @@ class CompletionBody(Body):
         description="Of each token, and of so many likeliest; 0 to 20.",
     )
     best_of: int | None = None
-    echo: bool | None = None
+    echo: bool | None = Field(
+        default=None, description="The prompt comes before its answer; max_tokens may then be 0."
+    )
     suffix: str | None = None
 
 
@@ -224,7 +228,7 @@ class ChatBody(Body):
     documents: Any = None
     add_generation_prompt: Any = None
     continue_final_message: Any = None
-    echo: Any = None
+    echo: Literal[False] | None = None
 
 
 def read(kind: type[T], raw: bytes) -> T:

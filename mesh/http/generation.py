@@ -57,7 +57,8 @@ class Generation:
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
             bytes_of, reading = None, NOTHING_ELSE
-            if asked[0].logprobs is not None or (self._tells_stops and asked[0].stop):
+            told = (asked[0].logprobs, asked[0].prompt_logprobs)
+            if told != (None, None) or (self._tells_stops and asked[0].stop):
                 bytes_of = await self._gateway.token_bytes(deployment)
             try:
                 if isinstance(body, ChatBody):

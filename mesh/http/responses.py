@@ -267,8 +267,8 @@ class ResponsesBody(InputBody):
     background: Any = None
     prompt: None = None
     moderation: Any = None
-    context_management: Any = None
     max_tool_calls: Any = Field(default=None, description="Ignored: of tools of the service.")
+    context_management: Any = Field(default=None, description="Ignored, as are the next ones.")
     user: Any = None
     safety_identifier: Any = None
     service_tier: Any = None
