@@ -235,9 +235,7 @@ class Core:
         self._scheduler: TurnScheduler = self._core.scheduler
         self._block_tokens = block_tokens
         self.prompt_told: dict[str, tuple[TokenLogprobs, ...]] = {}
-        """Of the requests whose prompts the last iteration has completed, those that were asked
-        for.
-        """
+        """What was asked about the prompts that the last iteration has completed, by request."""
         self.pool = KvPool(self._scheduler)
 
     @property
