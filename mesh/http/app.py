@@ -29,6 +29,7 @@ from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
 from mesh.http.models import Models
+from mesh.http.ollama import Listed, Show, read_generate, read_ollama_chat, refuse
 from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
@@ -110,6 +111,7 @@ def application(
     bodies = Bodies()
     sessions = Sessions(time.monotonic)
     responses = Responses(KeptResponses(time.monotonic))
+    listed = Listed(snapshot)
     counted = CountInput(gateway, responses, bodies)
 
     def check_viewer(request: Request) -> None:
@@ -147,6 +149,13 @@ def application(
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
+        generates("/api/chat", read_ollama_chat),
+        generates("/api/generate", read_generate),
+        Route("/api/tags", listed.tags),
+        Route("/api/ps", listed.ps),
+        Route("/api/show", Show(gateway, bodies), methods=["POST"]),
+        Route("/api/version", listed.version),
+        Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

@@ -12,6 +12,14 @@ from mesh.http.exchange import GRACE_HEADER
 from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
 from mesh.http.messages import Conversation, MessagesBody
 from mesh.http.models import ModelCard, ModelList
+from mesh.http.ollama import (
+    GenerateBody,
+    OllamaAnswer,
+    OllamaChatBody,
+    OllamaError,
+    ShowBody,
+    Shown,
+)
 from mesh.http.response_answers import (
     DeletedResponse,
     InputTokens,
@@ -45,10 +53,12 @@ def document() -> dict[str, Any]:
     bodies = (
         *(ChatBody, CompletionBody, MessagesBody, Conversation),
         *(TokenizeBody, DetokenizeBody, ResponsesBody, InputBody),
+        *(OllamaChatBody, GenerateBody, ShowBody),
     )
     answers = (
         *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
         *(MessageAnswer, MessageEvent, MessageErrorBody, TokenCount, Tokenized, Detokenized),
+        *(OllamaAnswer, OllamaError, Shown),
         *(ResponseAnswer, ResponseEvent, InputTokens, DeletedResponse),
     )
     asked = [(model, "validation") for model in bodies]
@@ -91,6 +101,12 @@ def document() -> dict[str, Any]:
             },
             "/tokenize": {"post": _posted(TokenizeBody, Tokenized)},
             "/detokenize": {"post": _posted(DetokenizeBody, Detokenized)},
+            "/api/chat": {"post": _in_ollama(_posted(OllamaChatBody, OllamaAnswer))},
+            "/api/generate": {"post": _in_ollama(_posted(GenerateBody, OllamaAnswer))},
+            "/api/show": {"post": _in_ollama(_posted(ShowBody, Shown))},
+            "/api/tags": {"get": _plain("The deployments, as Ollama lists models.")},
+            "/api/ps": {"get": _plain("Those that are loaded.")},
+            "/api/version": {"get": _plain("The version of mesh.")},
             "/ping": {verb: {"responses": {"200": _ALIVE}} for verb in ("get", "post")},
             "/version": {"get": _plain("The version of mesh.")},
             "/healthz": {"get": _plain("The controller answers.")},
@@ -149,6 +165,14 @@ def _in_messages(operation: dict[str, Any]) -> dict[str, Any]:
     for status, said in _REFUSED.items():
         answer = {"description": said, "content": _json(MessageErrorBody)}
         told["529" if status == "503" else status] = answer
+    return {**operation, "responses": told}
+
+
+def _in_ollama(operation: dict[str, Any]) -> dict[str, Any]:
+    """The same with Ollama's errors."""
+    told = {"200": operation["responses"]["200"]}
+    for status, said in _REFUSED.items():
+        told[status] = {"description": said, "content": _json(OllamaError)}
     return {**operation, "responses": told}
 
 

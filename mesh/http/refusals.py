@@ -86,6 +86,12 @@ def _in_anthropic(failure: Failure) -> Told:
     return status, {"type": "error", "error": told, "request_id": failure.request_id or None}
 
 
+def _in_ollama(failure: Failure) -> Told:
+    error = failure.error
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    return failure.status, {"error": message}
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a protocol tells of errors, and the headers in which it tells a request's id."""
@@ -95,11 +101,14 @@ class Dialect:
 
 
 _OPENAI = Dialect(in_openai, (b"x-request-id",))
+_OLLAMA = Dialect(_in_ollama, (b"x-request-id",))
 _ANTHROPIC = Dialect(_in_anthropic, (b"x-request-id", b"request-id"))
 
 
 def dialect_of(path: str) -> Dialect:
-    """Anthropic's for its own paths, OpenAI's for all others."""
+    """Anthropic's and Ollama's for their own paths, OpenAI's for all others."""
+    if path.startswith("/api/") and not path.startswith("/api/v1/"):
+        return _OLLAMA
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI
 
 

@@ -1,6 +1,5 @@
 """OpenAI's Responses over HTTP: what a template is given, what is kept for whom, errors."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -14,7 +13,6 @@ from mesh.http.answers import ErrorBody
 from mesh.http.kept_responses import CONTINUED_MAX, KEPT_S_MAX, KeptResponses
 from mesh.http.response_answers import DeletedResponse, ResponseAnswer
 from mesh.wire import access
-from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, events
 from tests.http.test_answers import held_to
 from tests.http.test_thoughts import QWEN, thinking
@@ -150,12 +148,9 @@ async def test_an_answer_is_continued_found_and_forgotten(http: Edge) -> None:
     found = await http.get(f"/v1/responses/{first['id']}")
     assert found.json() == first
 
-    async def forget() -> requests.Response:
-        url = f"{http.url}/v1/responses/{first['id']}"
-        return await asyncio.to_thread(requests.delete, url, timeout=WAIT_S_MAX)
-
-    held_to(DeletedResponse, (await forget()).json())
-    for gone in (await forget(), await http.get(f"/v1/responses/{first['id']}")):
+    path = f"/v1/responses/{first['id']}"
+    held_to(DeletedResponse, (await http.delete(path)).json())
+    for gone in (await http.delete(path), await http.get(path)):
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
     broken = await send(http, previous_response_id=second["id"])
     assert broken.json()["error"]["param"] == "previous_response_id"
