@@ -64,10 +64,7 @@ class Options(Strict):
     num_keep: Any = None
     num_batch: Any = None
     num_gpu: Any = None
-    main_gpu: Any = None
     num_thread: Any = None
-    numa: Any = None
-    low_vram: Any = None
     use_mmap: Any = None
     use_mlock: Any = None
     repeat_last_n: Any = None
@@ -101,7 +98,6 @@ class OllamaFunction(Strict):
     name: str
     arguments: dict[str, Any]
     index: Any = None
-    description: Any = None
 
 
 class OllamaCall(Strict):
@@ -151,25 +147,19 @@ def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
     body = read(GenerateBody, raw)
     if body.raw:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        said = CompletionBody.model_construct(prompt=body.prompt, logprobs=logprobs)
-        return said.model_copy(update=_common(body)), GenerateWriter
-    given = [("system", body.system)] if body.system else []
-    messages = [
-        Message.model_construct(role=role, content=text)
-        for role, text in [*given, ("user", body.prompt)]
-    ]
+        asked = CompletionBody.model_construct(prompt=body.prompt, logprobs=logprobs)
+        return asked.model_copy(update=_common(body)), GenerateWriter
+    said = [("system", body.system)] if body.system else []
+    said.append(("user", body.prompt))
+    messages = [Message.model_construct(role=role, content=text) for role, text in said]
     return _chat(body, messages), GenerateWriter
 
 
 def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
     kwargs = None if body.think is None else {"enable_thinking": body.think is not False}
-    chat = ChatBody.model_construct(
-        messages=messages,
-        chat_template_kwargs=kwargs,
-        logprobs=body.logprobs,
-        top_logprobs=body.top_logprobs,
-    )
-    return chat.model_copy(update=_common(body))
+    told = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs, **_common(body)}
+    chat = ChatBody.model_construct(messages=messages, chat_template_kwargs=kwargs)
+    return chat.model_copy(update=told)
 
 
 def _common(body: OllamaBody) -> dict[str, Any]:
@@ -312,8 +302,7 @@ def _now() -> str:
 
 
 class ShowBody(Strict):
-    model: str | None = None
-    name: str | None = Field(default=None, description="The same by an older name.")
+    model: str = Field(min_length=1, description="A deployment's name.")
     verbose: Any = None
 
 
@@ -329,10 +318,7 @@ class Show(Answered[ShowBody]):
     kind = ShowBody
 
     async def answer(self, body: ShowBody) -> Shown:
-        given = body.model or body.name
-        if not given:
-            raise InvalidInput("the body lacks model", field="model")
-        deployment = self._gateway.deployment(DeploymentName(given.removesuffix(TAG)))
+        deployment = self._gateway.deployment(DeploymentName(body.model.removesuffix(TAG)))
         model = deployment.model
         words = ["completion"]
         if await self._gateway.tool_format(deployment) is not ToolFormat.NONE:
