@@ -120,7 +120,7 @@ quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, ty
 	@$(PYTEST) $(QUICK_TESTS)
 
 test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve langchain litellm npm ollama openai triton) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai responses java npm triton kserve)
+	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai responses strict java npm triton kserve)
 	.venv-clients-agents/bin/python -m pytest tests/clients/test_agents.py
 	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py
 	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py
