@@ -119,8 +119,10 @@ test: $(VENV)/.installed-dev ## the tests
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: $(patsubst %,.venv-clients-%/.installed,anthropic kserve langchain litellm npm openai triton) ## OpenAI's protocol, Anthropic's and KServe's, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai java npm triton kserve)
+test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve langchain litellm npm ollama openai triton) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
+	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai responses strict java npm triton kserve)
+	.venv-clients-agents/bin/python -m pytest tests/clients/test_agents.py
+	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py
 	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py

@@ -20,11 +20,15 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 from bench.fuzz_protocols import CALL_S_MAX, Findings, drawing
 
 _SHARES = {
-    "/v1/chat/completions": 0.3,
+    "/v1/chat/completions": 0.2,
     "/v1/completions": 0.2,
-    "/v1/messages": 0.2,
-    "/v1/messages/count_tokens": 0.1,
-    "/v1/models/{model}": 0.1,
+    "/v1/messages": 0.1,
+    "/v1/messages/count_tokens": 0.05,
+    "/v1/responses": 0.15,
+    "/api/chat": 0.05,
+    "/api/generate": 0.05,
+    "/v1/responses/input_tokens": 0.05,
+    "/v1/models/{model}": 0.05,
     "/tokenize": 0.05,
     "/detokenize": 0.05,
 }
@@ -35,6 +39,11 @@ _SAID: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 9},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "hi"},
+    "/api/show": {},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -52,6 +61,15 @@ _MEANT = (
         "tool_choice",
         "stop_sequences",
         "output_config",
+        "input",
+        "options",
+        "format",
+        "think",
+        "instructions",
+        "max_output_tokens",
+        "text",
+        "include",
+        "store",
     ),
 )
 _OTHERS_MAX = 3

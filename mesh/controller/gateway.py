@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mesh.controller.invocation_checks import (
     check_invocation,
     check_named_tokens,
+    check_prompt_logprobs,
     check_token_ids,
     own_slo,
     sampling_of,
@@ -344,6 +345,7 @@ class Gateway:
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
+        check_prompt_logprobs(asked, len(prompt_tokens))
         check_named_tokens(asked, deployment.model.vocabulary_tokens)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
@@ -436,8 +438,10 @@ class Gateway:
 
 
 def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:
-    """No tenant's requests share with another's, nor a caller's with those of other salts."""
-    if not deployment.spec.prefix_cache:
+    """No tenant's requests share with another's, nor a caller's with those of other salts. What is
+    cached has no log-probabilities.
+    """
+    if not deployment.spec.prefix_cache or asked.prompt_logprobs is not None:
         return None
     return f"{caller().tenant}/{asked.cache_salt}"
 

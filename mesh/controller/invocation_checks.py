@@ -24,6 +24,8 @@ STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 CHAT_MESSAGES_MAX = 4096
 LOGPROBS_MAX = 20
+PROMPT_LOGPROBS_MAX = 262_144
+"""They come in one message, of some 20 bytes each."""
 PENALTY_MAX = 2.0
 """Presence and frequency, as with OpenAI."""
 LOGIT_BIASES_MAX = 1024
@@ -99,8 +101,10 @@ def _check_limits(asked: Invocation) -> None:
             raise _wrong("logit_bias", one.bias, f"from -{BIAS_MAX:g} to {BIAS_MAX:g}")
     if asked.top_k is not None and not 0 <= asked.top_k <= TOP_K_MAX:
         raise _wrong("top_k", asked.top_k, f"from 0 (no limit) to {TOP_K_MAX}")
-    if asked.logprobs is not None and not 0 <= asked.logprobs <= LOGPROBS_MAX:
-        raise _wrong("logprobs", asked.logprobs, f"from 0 to {LOGPROBS_MAX}")
+    for name in ("logprobs", "prompt_logprobs"):
+        top = getattr(asked, name)
+        if top is not None and not 0 <= top <= LOGPROBS_MAX:
+            raise _wrong(name, top, f"from 0 to {LOGPROBS_MAX}")
     for name in ("slo_ttft_s", "slo_tpot_s"):
         seconds = getattr(asked, name)
         if seconds is not None and not 0 < seconds <= SLO_S_MAX:
@@ -124,6 +128,20 @@ def _check_limits(asked: Invocation) -> None:
                 f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}",
                 field="stop",
             )
+
+
+def check_prompt_logprobs(asked: Invocation, prompt_tokens: int) -> None:
+    """Raise InvalidInput where a prompt has more log-probabilities than an answer can carry."""
+    if asked.prompt_logprobs is None:
+        return
+    told = prompt_tokens * (1 + asked.prompt_logprobs)
+    if told > PROMPT_LOGPROBS_MAX:
+        raise InvalidInput(
+            f"prompt_logprobs: {prompt_tokens} tokens with {asked.prompt_logprobs} likeliest ones "
+            f"each make {told} log-probabilities; {PROMPT_LOGPROBS_MAX} is the limit",
+            hint="ask for fewer of the likeliest, or send a shorter prompt",
+            field="prompt_logprobs",
+        )
 
 
 def check_token_ids(
@@ -188,6 +206,7 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
         stop=asked.stop,
         stop_token_ids=asked.stop_token_ids,
         logprobs=asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
         grammar=asked.grammar,
     )
 

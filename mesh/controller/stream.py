@@ -7,6 +7,7 @@ each where tokens are joined on purpose: a write costs more than a token.
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
@@ -151,7 +152,7 @@ class ClientStream:
         for one in told:
             match one:
                 case DeliverTokens(outputs=outputs):
-                    tokens = _joined(tokens, outputs)
+                    tokens = _joined(tokens, outputs, self.request)
                     if outputs.finish is not None:
                         self.finished = True
                         yield tokens
@@ -201,17 +202,20 @@ class ClientStream:
         )
 
 
-def _joined(tokens: Tokens | None, outputs: RequestTokens) -> Tokens:
+def _joined(tokens: Tokens | None, outputs: RequestTokens, request: Request) -> Tokens:
     """What a client has not been given yet, and what came after it."""
     if tokens is None:
+        told = request.sampling.prompt_logprobs is not None and not outputs.first_index
         return Tokens(
             first_index=outputs.first_index,
             token_ids=outputs.token_ids,
             text=outputs.text,
             logprobs=outputs.logprobs,
+            prompt_token_ids=request.prompt_tokens if told else (),
+            prompt_logprobs=outputs.prompt_logprobs,
         )
-    return Tokens(
-        first_index=tokens.first_index,
+    return replace(
+        tokens,
         token_ids=tokens.token_ids + outputs.token_ids,
         text=tokens.text + outputs.text,
         logprobs=tokens.logprobs + outputs.logprobs,

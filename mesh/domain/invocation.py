@@ -65,6 +65,7 @@ class Invocation:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     """The grammar that the answer keeps to."""
     cache_salt: str = ""
@@ -111,6 +112,11 @@ class Tokens:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    """With the first output of an answer whose prompt's log-probabilities were asked for, and those
+    of all of its tokens but the first.
+    """
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,10 @@ class SamplingParams:
     """For each output token, its own log-probability is told, and those of this many likeliest
     tokens.
     """
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first, with the first output: such a prompt is
+    computed whole, whatever of it is cached.
+    """
     grammar: Grammar | None = None
     """The grammar that the answer keeps to; `None` allows anything."""
 
@@ -134,3 +138,7 @@ class RequestTokens:
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
     """How many of its tokens others had computed; it comes with the first output of an attempt."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of the prompt's tokens but the first, where they were asked for, with the first output
+    of the request.
+    """

@@ -135,7 +135,8 @@ class EngineRequest:
     the same tokens or more, it goes on from there: held still, or not any more.
 
     Requests with the same `cache_salt` share the KV blocks of their common beginning, those that
-    ended before with them; None: it shares nothing, and leaves nothing behind.
+    ended before with them; None: it shares nothing, and leaves nothing behind. One that asks about
+    its prompt has none: what is cached has no log-probabilities.
     """
 
     request_id: RequestId

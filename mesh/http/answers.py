@@ -7,8 +7,10 @@ answer; a test holds each of them against its schema. Before: `generation`, whic
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -21,11 +23,13 @@ from mesh.http.logprobs import (
     Characters,
     ChatLogprobs,
     CompletionLogprobs,
+    PromptLogprobs,
     TokenBytes,
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
 )
-from mesh.http.refusals import encoded
+from mesh.http.refusals import EVENT_STREAM, Failure, encoded, error_event
 from mesh.text.answer_reader import NOTHING_ELSE, AnswerReader, Reading, Said
 from mesh.text.thoughts import Thought
 from mesh.text.tool_calls import Arguments, CallBegun, Text
@@ -66,6 +70,8 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """Left out, where they were not asked for."""
     finish_reason: FinishText | None
 
 
@@ -125,6 +131,8 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = None
+    """Left out, where they were not asked for."""
     usage: Usage
 
 
@@ -189,47 +197,84 @@ def _usage(prompt: int, output: int) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
 
 
-class Writer:
-    """The chunks of one call's answers, and all of it in one piece. `id_` names the call, `asked`
-    is its first invocation; `bytes_of` reads tokens whose log-probabilities were asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTo:
+    """What a writer has to know of its call."""
+
+    id_: str = ""
+    asked: Invocation
+    """Its first invocation."""
+    usage: UsageTold = UsageTold.LAST
+    bytes_of: TokenBytes | None = None
+    """Reads tokens whose log-probabilities were asked for."""
+    reading: Reading = NOTHING_ELSE
+    """What the answers of a chat may hold beside words."""
+
+
+class Writer(ABC):
+    """The answers of one call in a protocol: as a stream, or whole. `index` is an answer's
+    number.
     """
+
+    stream_type = EVENT_STREAM
+
+    def __init__(self, to: AnswerTo) -> None:
+        self._to = to
+        self._prompt_tokens: dict[int, int] = {}
+
+    def accepted(self, index: int, accepted: Accepted) -> None:
+        """Before all that is told of the answer."""
+        self._prompt_tokens[index] = accepted.prompt_tokens
+
+    @abstractmethod
+    def opening(self, index: int) -> bytes:
+        """What comes before an answer's text."""
+
+    @abstractmethod
+    def piece(self, index: int, tokens: Tokens) -> bytes:
+        """More of an answer; empty for tokens of which there is nothing to tell."""
+
+    @abstractmethod
+    def ending(self, index: int, end: Finished) -> bytes:
+        """What comes after an answer's text."""
+
+    def closing(self, ends: Sequence[Finished]) -> bytes:
+        """What comes after all answers."""
+        return b""
+
+    def failing(self, failure: Failure, body: bytes) -> bytes:
+        """The end of a stream that fails; `body` is what would be told before it had begun."""
+        return error_event(failure, body)
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
+        """All of it in one piece: all tokens and `ends` of the answers, in their order."""
+
+
+class ChunkWriter(Writer):
+    """Answers by chunks of one shape, each of which tells more of one answer."""
 
     ids: str
     chunk: str
     whole_object: str
-    tells_stops = False
-    """It names the stop string that an answer ended at, which takes `bytes_of`."""
 
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-    ) -> None:
-        self._bytes_of = bytes_of
-        self._told = usage
-        self._prompt_tokens: dict[int, int] = {}
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._bytes_of = to.bytes_of
+        self._told = to.usage
         self._output_tokens: dict[int, int] = {}
         """The output tokens so far, by the answer's number."""
-        self._head: dict[str, object] = {"id": f"{self.ids}-{id_}", "created": int(time.time())}
-        self._head["model"] = asked.deployment
+        self._head: dict[str, object] = {"id": f"{self.ids}-{to.id_}", "created": int(time.time())}
+        self._head["model"] = to.asked.deployment
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
-        self._after = b"}\n\n" if usage is UsageTold.NEVER else b',"usage":null}\n\n'
+        self._after = b"}\n\n" if to.usage is UsageTold.NEVER else b',"usage":null}\n\n'
         self._last = b"data: " + opened + b',"choices":[],"usage":'
 
-    def accepted(self, index: int, accepted: Accepted) -> None:
-        """Before the answer's chunks."""
-        self._prompt_tokens[index] = accepted.prompt_tokens
-
     def opening(self, index: int) -> bytes:
-        """What comes before an answer's text."""
         return b""
 
     def piece(self, index: int, tokens: Tokens) -> bytes:
-        """A chunk; nothing for tokens of which there is nothing to tell."""
         self._output_tokens[index] = tokens.first_index + len(tokens.token_ids)
         deltas, told = self._deltas(index, tokens), self._logprobs_of(index, tokens)
         if not deltas and (told is not None or self._told is UsageTold.EACH):
@@ -244,14 +289,12 @@ class Writer:
         return left + self._chunk(index, self._delta(None), _quoted(self._finish(index, end)))
 
     def closing(self, ends: Sequence[Finished]) -> bytes:
-        """What comes after all answers."""
         if self._told is UsageTold.NEVER:
             return DONE
         told = usage_of(ends, self._thought_tokens())
         return self._last + encoded(told.told()) + b"}\n\n" + DONE
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
-        """All tokens and `ends` of the answers, in their order."""
         choices = [
             {
                 "index": n,
@@ -263,8 +306,23 @@ class Writer:
             for told in [self._logprobs_of(n, _joined(parts))]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
+        told |= self._beside(answers)
         usage = usage_of(ends, self._thought_tokens())
         return encoded({**told, "usage": usage.told()})
+
+    def _beside(self, answers: Sequence[Sequence[Tokens]]) -> dict[str, object]:
+        """What a whole answer tells beside its choices."""
+        return {}
+
+    def _prompt_told(self, parts: Sequence[Tokens]) -> dict[str, object]:
+        """The log-probabilities of an answer's prompt, where they are told apart from it."""
+        if self._bytes_of is None or not parts or not parts[0].prompt_token_ids:
+            return {}
+        told = [
+            None if one is None else {token: place.model_dump() for token, place in one.items()}
+            for one in prompt_logprobs(parts[0], self._bytes_of)
+        ]
+        return {"prompt_logprobs": told}
 
     def _finish(self, index: int, end: Finished) -> FinishText:
         return _FINISHES[end.reason]
@@ -298,7 +356,8 @@ class Writer:
         return b',"usage":' + encoded(told.told()) + b"}\n\n"
 
     def _logprobs_of(self, index: int, tokens: Tokens) -> ChatLogprobs | CompletionLogprobs | None:
-        if self._bytes_of is None or not tokens.logprobs:
+        told = tokens.logprobs or tokens.prompt_token_ids
+        if self._bytes_of is None or self._to.asked.logprobs is None or not told:
             return None
         return self._logprobs(index, tokens, self._bytes_of)
 
@@ -315,52 +374,75 @@ class Writer:
         raise NotImplementedError
 
 
-class CompletionWriter(Writer):
+class CompletionWriter(ChunkWriter):
+    """`echo`: the prompt is told before its answer, and alone where `only`. `tells_prompt`: its
+    log-probabilities are told apart.
+    """
+
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
-        id_: str,
-        asked: Invocation,
+        to: AnswerTo,
         *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
+        echo: bool = False,
+        only: bool = False,
+        tells_prompt: bool = False,
     ) -> None:
-        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
+        super().__init__(to)
+        self._echo, self._only, self._tells_prompt = echo, only, tells_prompt
         self._characters: defaultdict[int, Characters] = defaultdict(Characters)
         """By the answer's number."""
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> CompletionLogprobs:
-        return completion_logprobs(tokens, bytes_of, self._characters[index])
+        return completion_logprobs(tokens, bytes_of, self._characters[index], echo=self._echo)
+
+    def piece(self, index: int, tokens: Tokens) -> bytes:
+        return super().piece(index, self._shown(tokens))
+
+    def ending(self, index: int, end: Finished) -> bytes:
+        return super().ending(index, self._shown_end(end))
+
+    def closing(self, ends: Sequence[Finished]) -> bytes:
+        return super().closing(list(map(self._shown_end, ends)))
+
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
+        shown = [list(map(self._shown, parts)) for parts in answers]
+        return super().whole(shown, list(map(self._shown_end, ends)))
+
+    def _shown(self, tokens: Tokens) -> Tokens:
+        if self._only:
+            tokens = replace(tokens, token_ids=(), text="", logprobs=())
+        if self._echo and self._bytes_of is not None:
+            prompt = b"".join(map(self._bytes_of, tokens.prompt_token_ids))
+            tokens = replace(tokens, text=prompt.decode("utf-8", "replace") + tokens.text)
+        return tokens
+
+    def _shown_end(self, end: Finished) -> Finished:
+        return replace(end, output_tokens=0, reason=FinishReason.LENGTH) if self._only else end
 
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')
 
     def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
-        return {"text": "".join(part.text for part in parts)}
+        told = self._prompt_told(parts) if self._tells_prompt else {}
+        return {"text": "".join(part.text for part in parts), **told}
 
 
-class ChatWriter(Writer):
-    """`reading`: what its answers may hold beside words."""
-
+class ChatWriter(ChunkWriter):
     ids, chunk, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-        reading: Reading = NOTHING_ELSE,
-    ) -> None:
-        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of)
-        self._reading = reading
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._reading = to.reading
         self._readers: dict[int, AnswerReader] = {}
         """By the answer's number."""
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
         return chat_logprobs(tokens, bytes_of)
+
+    def _beside(self, answers: Sequence[Sequence[Tokens]]) -> dict[str, object]:
+        return self._prompt_told(answers[0])
 
     def opening(self, index: int) -> bytes:
         return self._chunk(index, b'"delta":{"role":"assistant","content":""}')
@@ -403,7 +485,7 @@ class ChatWriter(Writer):
             case CallBegun():
                 told = ToolDelta(
                     index=one.index,
-                    id=_call_id(),
+                    id=call_id(),
                     type="function",
                     function=FunctionDelta(name=one.name, arguments=""),
                 )
@@ -424,7 +506,7 @@ class ChatWriter(Writer):
                     thought += more
                 case CallBegun(name=name):
                     function = CalledFunction(name=name, arguments="")
-                    calls.append(CalledTool(id=_call_id(), function=function))
+                    calls.append(CalledTool(id=call_id(), function=function))
                 case Arguments(text=more):
                     calls[-1].function.arguments += more
         message = AnswerMessage(
@@ -443,11 +525,13 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
         token_ids=tuple(token for part in parts for token in part.token_ids),
         text="".join(part.text for part in parts),
         logprobs=tuple(told for part in parts for told in part.logprobs),
+        prompt_token_ids=parts[0].prompt_token_ids if parts else (),
+        prompt_logprobs=parts[0].prompt_logprobs if parts else (),
     )
 
 
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def call_id(kind: str = "call") -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
 
 
 def _quoted(text: str) -> bytes:

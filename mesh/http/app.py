@@ -23,15 +23,18 @@ from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
-from mesh.http.generation import Generation
+from mesh.http.generation import Generation, NewWriter, Read
+from mesh.http.kept_responses import KeptResponses
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
 from mesh.http.models import Models
+from mesh.http.ollama import Listed, Show, read_generate, read_ollama_chat, refuse
 from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
-from mesh.http.refusals import dialect_of, encoded, status_and_code
+from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
+from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
@@ -107,30 +110,31 @@ def application(
     gate = gate or Gate()
     bodies = Bodies()
     sessions = Sessions(time.monotonic)
+    responses = Responses(KeptResponses(time.monotonic))
+    listed = Listed(snapshot)
+    counted = CountInput(gateway, responses, bodies)
 
     def check_viewer(request: Request) -> None:
         gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
+
+    def generates(path: str, read: Read, *, tells_stops: bool = False) -> Route:
+        generation = Generation(gateway, read, bodies, tells_stops=tells_stops)
+        return Route(path, generation, methods=["POST"])
 
     routes = [
         Route("/", pages.root),
         Route("/page/{file:path}", pages.file),
         Route("/v1", what),
-        Route(
-            "/v1/chat/completions",
-            Generation(gateway, partial(read, ChatBody), ChatWriter, bodies),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/completions",
-            Generation(gateway, partial(read, CompletionBody), CompletionWriter, bodies),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/messages",
-            Generation(gateway, read_messages, MessageWriter, bodies),
-            methods=["POST"],
+        generates("/v1/chat/completions", lambda raw: (read(ChatBody, raw), ChatWriter)),
+        generates("/v1/completions", read_completion),
+        generates(
+            "/v1/messages", lambda raw: (read_messages(raw), MessageWriter), tells_stops=True
         ),
         Route("/v1/messages/count_tokens", CountTokens(gateway, bodies), methods=["POST"]),
+        generates("/v1/responses", responses.read),
+        Route("/v1/responses/input_tokens", counted, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.one, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
         Route("/tokenize", Tokenize(gateway, bodies), methods=["POST"]),
@@ -145,6 +149,13 @@ def application(
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
+        generates("/api/chat", read_ollama_chat),
+        generates("/api/generate", read_generate),
+        Route("/api/tags", listed.tags),
+        Route("/api/ps", listed.ps),
+        Route("/api/show", Show(gateway, bodies), methods=["POST"]),
+        Route("/api/version", listed.version),
+        Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),
@@ -165,6 +176,17 @@ def application(
             ),
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
+    )
+
+
+def read_completion(raw: bytes) -> tuple[CompletionBody, NewWriter]:
+    """Raises InvalidInput."""
+    body = read(CompletionBody, raw)
+    return body, partial(
+        CompletionWriter,
+        echo=bool(body.echo),
+        only=body.max_tokens == 0,
+        tells_prompt=body.prompt_logprobs is not None,
     )
 
 
@@ -214,5 +236,6 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _error_response(request: Request, error: MeshError, status: int, code: str) -> Response:
-    status, body = dialect_of(request.url.path).refusal(error, status, code)
+    failure = Failure(error=error, status=status, code=code)
+    status, body = dialect_of(request.url.path).refusal(failure)
     return Response(encoded(body), status, media_type="application/json")

@@ -28,8 +28,6 @@ PROMPTS_MAX = 16
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "prompt_logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -50,6 +48,10 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "container": (),
     "mcp_servers": ([],),
+    "background": (False,),
+    "conversation": (),
+    "moderation": (),
+    "truncation": ("disabled",),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
 _SEEDS = 1 << 63
@@ -75,6 +77,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
         logprobs=_logprobs(body),
+        prompt_logprobs=_prompt_logprobs(body),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         grammar=_grammar(body),
@@ -179,6 +182,17 @@ def _logprobs(body: Body) -> int | None:
     return None
 
 
+def _prompt_logprobs(body: Body) -> int | None:
+    """The same for the tokens of the prompt; they are told whole alone. Raises InvalidInput."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidInput(
+            "prompt_logprobs are not streamed", hint="send no stream: true", field="prompt_logprobs"
+        )
+    if isinstance(body, CompletionBody) and body.echo:
+        return max(body.logprobs or 0, body.prompt_logprobs or 0)
+    return body.prompt_logprobs
+
+
 def _logit_bias(given: Mapping[str, float]) -> tuple[TokenBias, ...]:
     """Raises InvalidInput."""
     wrong = next((key for key in given if not key.isascii() or not key.isdecimal()), None)
@@ -192,6 +206,8 @@ def _max_tokens(body: Body) -> int:
     given = body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         given = body.max_completion_tokens
+    if isinstance(body, CompletionBody) and body.echo and given == 0:
+        return 1  # it is computed, and not told
     return CONTEXT_TOKENS_MAX if given is None else given
 
 

@@ -155,7 +155,9 @@ class Body(Strict):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prediction: Any = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: int | None = Field(
+        default=None, description="Of each token of the prompt; its cache is left out then."
+    )
     min_tokens: int | None = Field(
         default=None, description="No stop ends the answer before it has so many."
     )
@@ -193,7 +195,9 @@ class CompletionBody(Body):
         description="Of each token, and of so many likeliest; 0 to 20.",
     )
     best_of: int | None = None
-    echo: bool | None = None
+    echo: bool | None = Field(
+        default=None, description="The prompt comes before its answer; max_tokens may then be 0."
+    )
     suffix: str | None = None
 
 
@@ -226,7 +230,7 @@ class ChatBody(Body):
     documents: Any = None
     add_generation_prompt: Any = None
     continue_final_message: Any = None
-    echo: Any = None
+    echo: Literal[False] | None = None
 
 
 def read(kind: type[T], raw: bytes) -> T:
@@ -237,15 +241,37 @@ def read(kind: type[T], raw: bytes) -> T:
         raise InvalidInput(f"the body is no valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidInput("the body is no JSON object")
+    check_containers(data)
+    return validated(kind, data)
+
+
+def check_containers(data: Any) -> None:
+    """Raises InvalidInput for a body with too many lists and objects."""
     if _containers_beyond(data, CONTAINERS_MAX):
         raise InvalidInput(
             f"the body has more than {CONTAINERS_MAX} lists and objects",
             hint="send fewer or shorter messages, tools or schemas",
         )
+
+
+def validated(kind: type[T], data: dict[str, Any]) -> T:
+    """Raises InvalidInput."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
+
+
+def assistant_message(
+    texts: Sequence[str], thoughts: Sequence[str], calls: list[ToolCall]
+) -> Message:
+    """What an assistant has said in parts, as one message."""
+    return Message.model_construct(
+        role="assistant",
+        content="\n".join(texts),
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
 
 
 def _containers_beyond(data: Any, most: int) -> bool:

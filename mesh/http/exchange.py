@@ -16,7 +16,17 @@ from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refuse
 from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
 from mesh.domain.reasons import RefusalReason
-from mesh.http.refusals import JSON, Header, dialect_of, encoded, retry_headers, status_and_code
+from mesh.http.refusals import (
+    EVENT_STREAM,
+    JSON,
+    Failure,
+    Header,
+    dialect_of,
+    encoded,
+    error_event,
+    retry_headers,
+    status_and_code,
+)
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
@@ -37,10 +47,11 @@ ABORT = "mesh.abort"
 WATCH = "mesh.watch"
 """Extension of our server: calls what it is given as soon as the client has left."""
 _STREAM: tuple[Header, ...] = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+Failing = Callable[[Failure, bytes], bytes]
+"""The end of a stream that fails, from the failure and the body that would tell of it at first."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +101,7 @@ class Exchange:
         self.context_tokens: int | None = None
         """The context limit of the deployment that is asked, once it is known."""
         self._grace_s = 0.0
+        self._failing: Failing = error_event
 
     def headers(self) -> Iterable[Header]:
         """All of them, their names in lower case."""
@@ -216,9 +228,19 @@ class Exchange:
         finally:
             unwatch()
 
-    async def stream(self, first: bytes) -> None:
-        """Begin to answer by a stream of events."""
-        await self._begin(200, (*_STREAM, *self._told_headers()))
+    async def stream(
+        self,
+        first: bytes,
+        *,
+        kind: str = EVENT_STREAM,
+        failing: Failing = error_event,
+    ) -> None:
+        """Begin to answer by a stream of content type `kind`; `failing` says how it ends when it
+        fails.
+        """
+        self._failing = failing
+        content_type = (b"content-type", kind.encode())
+        await self._begin(200, (content_type, *_STREAM, *self._told_headers()))
         await self.write(first)
 
     async def write(self, chunk: bytes) -> None:
@@ -234,14 +256,19 @@ class Exchange:
     async def _fail(self, error: MeshError, status: int, code: str) -> None:
         if self._left:
             return
-        status, body = self._dialect.refusal(
-            error, status, code, context_tokens=self.context_tokens, request_id=self.request_id
+        failure = Failure(
+            error=error,
+            status=status,
+            code=code,
+            context_tokens=self.context_tokens,
+            request_id=self.request_id,
         )
+        status, body = self._dialect.refusal(failure)
         told = encoded(body)
         try:
             async with asyncio.timeout(END_S_MAX):
                 if self.begun:
-                    await self.end(b"event: error\ndata: " + told + b"\n\n")
+                    await self.end(self._failing(failure, told))
                 else:
                     closing = ((b"connection", b"close"),) if self._unread else ()
                     headers = (*self._id_header(), *retry_headers(error), *closing)

@@ -6,7 +6,6 @@ gateway is asked, and what it yields is written as a stream or whole.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,54 +21,61 @@ from mesh.domain.invocation import (
     check_complete,
 )
 from mesh.domain.text import ToolFormat
-from mesh.http.answers import UsageTold, Writer
+from mesh.http.answers import AnswerTo, UsageTold, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
 from mesh.http.bodies import Body, ChatBody
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools, requires_call
-from mesh.text.answer_reader import Reading
+from mesh.text.answer_reader import NOTHING_ELSE, Reading
 from mesh.text.grammars import after_thought
 
-NewWriter = Callable[[str], Writer]
-"""Makes the writer of an answer from the id of its call."""
+NewWriter = Callable[[AnswerTo], Writer]
+Read = Callable[[bytes], tuple[Body, NewWriter]]
+"""Reads the bytes of a call, and says who writes its answers."""
 
 
 class Generation:
-    """An ASGI application."""
+    """An ASGI application. `tells_stops`: its answers name the stop string that they end at."""
 
     def __init__(
-        self, gateway: Gateway, body: Callable[[bytes], Body], writer: type[Writer], bodies: Bodies
+        self, gateway: Gateway, read: Read, bodies: Bodies, *, tells_stops: bool = False
     ) -> None:
         self._gateway = gateway
         self._bodies = bodies
-        self._read = body
-        self._writer = writer
+        self._read = read
+        self._tells_stops = tells_stops
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
             async with exchange.body() as raw:
-                body = self._read(raw)
+                body, writer = self._read(raw)
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
-            bytes_of = None
-            if asked[0].logprobs is not None or (self._writer.tells_stops and asked[0].stop):
+            bytes_of, reading = None, NOTHING_ELSE
+            told = (asked[0].logprobs, asked[0].prompt_logprobs)
+            if told != (None, None) or (self._tells_stops and asked[0].stop):
                 bytes_of = await self._gateway.token_bytes(deployment)
-            write = partial(self._writer, asked=asked[0], bytes_of=bytes_of)
             try:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
-                    write, asked = partial(write, reading=reading), (chat,)
+                    asked = (chat,)
+                to = AnswerTo(
+                    asked=asked[0], usage=_usage_told(body), bytes_of=bytes_of, reading=reading
+                )
+
+                def write() -> Writer:
+                    return writer(replace(to, id_=exchange.request_id))
+
                 with exchange.watched(self._gateway.left):
                     gateway, named, headers = self._gateway, exchange.named, exchange.headers
                     async with together(gateway, asked, named, headers) as events:
                         if body.stream:
-                            told = partial(write, usage=_usage_told(body))
-                            await self._stream(told, events, exchange)
+                            await self._stream(write, events, exchange)
                         else:
                             await self._whole(write, len(asked), events, exchange)
             except InvalidInput as error:
@@ -94,12 +100,14 @@ class Generation:
         alone = form is not ToolFormat.NONE and requires_call(body.tool_choice)
         return Reading(thinking, form, calls_alone=alone), asked
 
-    async def _stream(self, write: NewWriter, events: Numbered, exchange: Exchange) -> None:
+    async def _stream(
+        self, write: Callable[[], Writer], events: Numbered, exchange: Exchange
+    ) -> None:
         writer: Writer | None = None
         opened: set[int] = set()
         ends: list[Finished] = []
         async for number, event in events:
-            writer = writer or write(exchange.request_id)
+            writer = writer or write()
             match event:
                 case Accepted():
                     writer.accepted(number, event)
@@ -117,14 +125,14 @@ class Generation:
                     ends.append(event)
                     chunk += writer.ending(number, event)
             if not exchange.begun:
-                await exchange.stream(chunk)
+                await exchange.stream(chunk, kind=writer.stream_type, failing=writer.failing)
             elif chunk:
                 await exchange.write(chunk)
         assert writer is not None, "an answer has at least one event"
         await exchange.end(writer.closing(ends))
 
     async def _whole(
-        self, write: NewWriter, answers: int, events: Numbered, exchange: Exchange
+        self, write: Callable[[], Writer], answers: int, events: Numbered, exchange: Exchange
     ) -> None:
         parts: list[list[Tokens]] = [[] for _ in range(answers)]
         ends: dict[int, Finished] = {}
@@ -137,7 +145,7 @@ class Generation:
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = write(exchange.request_id)
+        writer = write()
         await exchange.json(writer.whole(parts, [ends[number] for number in range(answers)]))
 
 

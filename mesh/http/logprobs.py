@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pydantic import BaseModel
 
 from mesh.domain.invocation import Tokens
+from mesh.domain.request import TokenLogprobs
 
 LOGPROB_MIN = -9999.0
 """As OpenAI says it: JSON has no infinity, which is that of a token that cannot come."""
@@ -38,8 +39,9 @@ class CompletionLogprobs(BaseModel):
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    """`None` for the first token of a prompt, which follows nothing."""
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -67,22 +69,62 @@ class Characters:
 
 
 def completion_logprobs(
-    tokens: Tokens, bytes_of: TokenBytes, characters: Characters
+    tokens: Tokens, bytes_of: TokenBytes, characters: Characters, *, echo: bool = False
 ) -> CompletionLogprobs:
-    """`characters`: those of the answer's earlier tokens are counted."""
-    parts = [bytes_of(token_id) for token_id in tokens.token_ids]
+    """`characters`: those of the answer's earlier tokens are counted. `echo`: the prompt's tokens
+    come before the answer's.
+    """
+    token_ids, logprobs = list(tokens.token_ids), list[TokenLogprobs | None](tokens.logprobs)
+    if echo and tokens.prompt_token_ids:
+        token_ids = [*tokens.prompt_token_ids, *token_ids]
+        logprobs = [None, *tokens.prompt_logprobs, *logprobs]
+    parts = [bytes_of(token_id) for token_id in token_ids]
     texts = [token_name(part) for part in parts]
     tops = [
-        {token_name(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
+        None
+        if told is None
+        else {token_name(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
         | {text: _finite(told.logprob)}
-        for text, told in zip(texts, tokens.logprobs, strict=True)
+        for text, told in zip(texts, logprobs, strict=True)
     ]
     return CompletionLogprobs(
         tokens=texts,
-        token_logprobs=[_finite(told.logprob) for told in tokens.logprobs],
-        top_logprobs=tops if any(told.top for told in tokens.logprobs) else None,
+        token_logprobs=[None if told is None else _finite(told.logprob) for told in logprobs],
+        top_logprobs=tops if any(told.top for told in logprobs if told is not None) else None,
         text_offset=[characters.before(part) for part in parts],
     )
+
+
+class PromptLogprob(BaseModel):
+    """What vLLM tells of a token in the place of one of a prompt's."""
+
+    logprob: float
+    rank: int | None
+    """`None` for one that is none of the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt what could have been there, by token ids; `None` for the first."""
+
+
+def prompt_logprobs(tokens: Tokens, bytes_of: TokenBytes) -> PromptLogprobs:
+    told: PromptLogprobs = [None]
+    for token_id, one in zip(tokens.prompt_token_ids[1:], tokens.prompt_logprobs, strict=True):
+        found: list[tuple[int, float, int | None]] = [
+            (token, logprob, rank) for rank, (token, logprob) in enumerate(one.top, 1)
+        ]
+        if token_id not in dict(one.top):
+            found.insert(0, (token_id, one.logprob, None))
+        told.append(
+            {
+                str(token): PromptLogprob(
+                    logprob=_finite(logprob), rank=rank, decoded_token=_text(bytes_of(token))
+                )
+                for token, logprob, rank in found
+            }
+        )
+    return told
 
 
 def _top_logprob(token: bytes, logprob: float) -> TopLogprob:

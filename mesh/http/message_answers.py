@@ -4,20 +4,17 @@ A stream is one message: its start, a ping, each of its blocks in turn (start, d
 how it ended. Before: `generation`, which has the events of the gateway.
 """
 
-import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from mesh.domain.invocation import Accepted, Finished, Invocation, Tokens
+from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.reasons import FinishReason
-from mesh.http.answers import ChatWriter, UsageTold
-from mesh.http.logprobs import TokenBytes
+from mesh.http.answers import AnswerTo, call_id
+from mesh.http.blocks import Block, BlockWriter
+from mesh.http.logprobs import TokenLogprob
 from mesh.http.refusals import encoded
-from mesh.text.answer_reader import NOTHING_ELSE, Reading, Said
-from mesh.text.thoughts import Thought
-from mesh.text.tool_calls import Arguments, CallBegun, Text, begun_object
+from mesh.text.tool_calls import begun_object
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -44,6 +41,9 @@ class ToolUseAnswer(BaseModel):
     input: dict[str, Any]
 
 
+Content = TextAnswer | ThinkingAnswer | ToolUseAnswer
+
+
 class ThinkingDetails(BaseModel):
     thinking_tokens: int
 
@@ -64,7 +64,7 @@ class MessageAnswer(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextAnswer | ThinkingAnswer | ToolUseAnswer]
+    content: list[Content]
     stop_reason: StopReason | None
     """`None` at the start of a stream."""
     stop_sequence: str | None = None
@@ -96,146 +96,79 @@ class MessageErrorBody(BaseModel):
     request_id: str | None
 
 
-class MessageWriter(ChatWriter):
-    """The one answer of a call of Messages."""
-
-    ids, chunk, whole_object = "msg", "message", "message"
-    tells_stops = True
-
-    def __init__(
-        self,
-        id_: str,
-        asked: Invocation,
-        *,
-        usage: UsageTold = UsageTold.LAST,
-        bytes_of: TokenBytes | None = None,
-        reading: Reading = NOTHING_ELSE,
-    ) -> None:
-        super().__init__(id_, asked, usage=usage, bytes_of=bytes_of, reading=reading)
-        self._asked = asked
-        self._id = f"{self.ids}-{id_}"
-        self._cached_tokens = 0
+class MessageWriter(BlockWriter):
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._id = f"msg-{to.id_}"
         self._token_ids: list[int] = []
         """Those of the answer, where it may end at a stop sequence."""
-        self._blocks = 0
-        """Blocks that have begun."""
-        self._block = ""
-        """The type of the open one."""
-
-    def accepted(self, index: int, accepted: Accepted) -> None:
-        super().accepted(index, accepted)
-        self._cached_tokens = accepted.cached_prompt_tokens
 
     def opening(self, index: int) -> bytes:
-        prompt_tokens = self._prompt_tokens.get(index, 0)
-        usage = self._usage(prompt_tokens, self._cached_tokens, 0)
+        usage = self._usage(self._prompt_tokens.get(index, 0), self._cached_tokens, 0)
         message = self._message([], None, None, usage)
         return _event("message_start", message=message) + _event("ping")
 
     def piece(self, index: int, tokens: Tokens) -> bytes:
-        self._note(tokens)
-        return b"".join(map(self._told_as, self._read(index, tokens)))
+        if self._to.asked.stop:
+            self._token_ids += tokens.token_ids
+        return super().piece(index, tokens)
 
-    def ending(self, index: int, end: Finished) -> bytes:
-        left = self._readers[index].finish() if index in self._readers else []
-        events = [*map(self._told_as, left), self._closed()]
-        reason, stop = self._stopped(index, end)
+    def _begun(self, block: Block) -> bytes:
+        told: Content
+        match block.kind:
+            case "text":
+                told = TextAnswer()
+            case "thought":
+                told = ThinkingAnswer(signature="")
+            case "call":
+                told = ToolUseAnswer(id=call_id("toolu"), name=block.name, input={})
+        return _event("content_block_start", index=block.number, content_block=told.model_dump())
+
+    def _grown(self, block: Block, more: str, logprobs: list[TokenLogprob]) -> bytes:
+        match block.kind:
+            case "text":
+                return _delta(block, "text_delta", text=more)
+            case "thought":
+                return _delta(block, "thinking_delta", thinking=more)
+            case "call":
+                return _delta(block, "input_json_delta", partial_json=more)
+
+    def _closed(self, block: Block, end: Finished | None) -> bytes:
+        signed = block.kind == "thought"
+        signature = _delta(block, "signature_delta", signature=self._id) if signed else b""
+        return signature + _event("content_block_stop", index=block.number)
+
+    def _ended(self, end: Finished) -> bytes:
+        reason, stop = self._stopped(end)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._usage_at(end).model_dump(exclude_none=True)
-        events += [_event("message_delta", delta=delta, usage=usage), _event("message_stop")]
-        return b"".join(events)
+        return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
 
-    def closing(self, ends: Sequence[Finished]) -> bytes:
-        return b""
+    def _answer(self, end: Finished) -> dict[str, Any]:
+        content = list(map(self._content, self._blocks))
+        return self._message(content, *self._stopped(end), self._usage_at(end))
 
-    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
-        (parts,), (end,) = answers, ends
-        said = list[Said]()
-        for part in parts:
-            self._note(part)
-            said += self._read(0, part)
-        if 0 in self._readers:
-            said += self._readers[0].finish()
-        reason, stop = self._stopped(0, end)
-        return encoded(self._message([*self._content(said)], reason, stop, self._usage_at(end)))
-
-    def _content(
-        self, said: Sequence[Said]
-    ) -> Iterator[TextAnswer | ThinkingAnswer | ToolUseAnswer]:
-        """The blocks, in their order."""
-        block: TextAnswer | ThinkingAnswer | ToolUseAnswer | None = None
-        arguments = ""
-        for one in [*said, None]:
-            match one, block:
-                case Text(text=more), TextAnswer():
-                    block.text += more
-                    continue
-                case Thought(text=more), ThinkingAnswer():
-                    block.thinking += more
-                    continue
-                case Arguments(text=more), _:
-                    arguments += more
-                    continue
-            if isinstance(block, ToolUseAnswer):
+    def _content(self, block: Block) -> Content:
+        match block.kind:
+            case "text":
+                return TextAnswer(text=block.text)
+            case "thought":
+                return ThinkingAnswer(thinking=block.text, signature=self._id)
+            case "call":
                 # What was cut is told as far as it came: members of a block are no text.
-                block.input, arguments = begun_object(arguments), ""
-            if block is not None:
-                yield block
-            match one:
-                case Text(text=text):
-                    block = TextAnswer(text=text)
-                case Thought(text=text):
-                    block = ThinkingAnswer(thinking=text, signature=self._id)
-                case CallBegun(name=name):
-                    block = ToolUseAnswer(id=_call_id(), name=name, input={})
-
-    def _told_as(self, one: Said) -> bytes:
-        match one:
-            case Text(text=text):
-                return self._begun(TextAnswer()) + self._delta_of("text_delta", text=text)
-            case Thought(text=text):
-                begun = self._begun(ThinkingAnswer(signature=""))
-                return begun + self._delta_of("thinking_delta", thinking=text)
-            case CallBegun(name=name):
-                closed = self._closed()
-                return closed + self._begun(ToolUseAnswer(id=_call_id(), name=name, input={}))
-            case Arguments(text=text):
-                return self._delta_of("input_json_delta", partial_json=text)
-            case _:
-                assert_never(one)
-
-    def _begun(self, block: TextAnswer | ThinkingAnswer | ToolUseAnswer) -> bytes:
-        """What comes before the deltas of such a block; nothing where it is the open one."""
-        if self._block == block.type:
-            return b""
-        closed = self._closed()
-        self._block = block.type
-        index, self._blocks = self._blocks, self._blocks + 1
-        return closed + _event("content_block_start", index=index, content_block=block.model_dump())
-
-    def _closed(self) -> bytes:
-        """The end of the open block, if one is open."""
-        if not self._block:
-            return b""
-        signed = self._block == "thinking"
-        signature = self._delta_of("signature_delta", signature=self._id) if signed else b""
-        self._block = ""
-        return signature + _event("content_block_stop", index=self._blocks - 1)
-
-    def _delta_of(self, kind: str, **said: str) -> bytes:
-        delta = {"type": kind, **said}
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+                given = begun_object(block.text)
+                return ToolUseAnswer(id=call_id("toolu"), name=block.name, input=given)
 
     def _message(
         self,
-        content: list[TextAnswer | ThinkingAnswer | ToolUseAnswer],
+        content: list[Content],
         reason: StopReason | None,
         stop: str | None,
         usage: MessageUsage,
     ) -> dict[str, Any]:
         told = MessageAnswer(
             id=self._id,
-            model=self._asked.deployment,
+            model=self._to.asked.deployment,
             content=content,
             stop_reason=reason,
             stop_sequence=stop,
@@ -245,7 +178,7 @@ class MessageWriter(ChatWriter):
 
     def _usage_at(self, end: Finished) -> MessageUsage:
         usage = self._usage(end.prompt_tokens, end.cached_prompt_tokens, end.output_tokens)
-        thought = self._thought_tokens()
+        thought = self._thought_tokens
         if thought is not None:
             usage.output_tokens_details = ThinkingDetails(thinking_tokens=thought)
         return usage
@@ -258,28 +191,23 @@ class MessageWriter(ChatWriter):
             output_tokens=output_tokens,
         )
 
-    def _note(self, tokens: Tokens) -> None:
-        if self._asked.stop:
-            self._token_ids += tokens.token_ids
-
-    def _stopped(self, index: int, end: Finished) -> tuple[StopReason, str | None]:
+    def _stopped(self, end: Finished) -> tuple[StopReason, str | None]:
         if end.reason is FinishReason.LENGTH:
-            cut = end.output_tokens >= (self._asked.max_tokens or 0)
+            cut = end.output_tokens >= (self._to.asked.max_tokens or 0)
             return ("max_tokens" if cut else "model_context_window_exceeded"), None
         if stop := self._stop_sequence():
             return "stop_sequence", stop
-        calls = index in self._readers and self._readers[index].calls
-        return ("tool_use" if calls else "end_turn"), None
+        return ("tool_use" if self._reader.calls else "end_turn"), None
 
     def _stop_sequence(self) -> str | None:
         """The stop sequence that the answer ended at. The answer's text ends before it; its tokens
         spell it.
         """
-        if self._bytes_of is None or not self._token_ids:
+        if self._to.bytes_of is None or not self._token_ids:
             return None
-        said = b"".join(map(self._bytes_of, self._token_ids)).decode("utf-8", "replace")
+        said = b"".join(map(self._to.bytes_of, self._token_ids)).decode("utf-8", "replace")
         found = [
-            (at + len(stop), stop) for stop in self._asked.stop if (at := said.find(stop)) >= 0
+            (at + len(stop), stop) for stop in self._to.asked.stop if (at := said.find(stop)) >= 0
         ]
         return min(found)[1] if found else None
 
@@ -288,5 +216,5 @@ def _event(kind: str, **members: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encoded({"type": kind, **members}))
 
 
-def _call_id() -> str:
-    return f"toolu_{secrets.token_hex(12)}"
+def _delta(block: Block, kind: str, **said: str) -> bytes:
+    return _event("content_block_delta", index=block.number, delta={"type": kind, **said})

@@ -14,7 +14,15 @@ from pydantic import Discriminator, Field, Tag
 
 from mesh.domain.errors import InvalidInput
 from mesh.http.asking import check_built
-from mesh.http.bodies import ChatBody, JsonSchema, Message, ResponseFormat, TextPart, read
+from mesh.http.bodies import (
+    ChatBody,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    TextPart,
+    assistant_message,
+    read,
+)
 from mesh.http.tools import (
     NAME,
     TOOLS_MAX,
@@ -229,12 +237,7 @@ def _assistant(blocks: Sequence[Block]) -> Message:
                 calls.append(ToolCall.model_construct(id=id_, function=called))
             case ToolResultBlock():
                 raise _misplaced(block, "assistant")
-    return Message.model_construct(
-        role="assistant",
-        content="\n".join(texts),
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+    return assistant_message(texts, thoughts, calls)
 
 
 def _others(role: str, blocks: Sequence[Block]) -> Iterator[Message]:

@@ -12,6 +12,21 @@ from mesh.http.exchange import GRACE_HEADER
 from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
 from mesh.http.messages import Conversation, MessagesBody
 from mesh.http.models import ModelCard, ModelList
+from mesh.http.ollama import (
+    GenerateBody,
+    OllamaAnswer,
+    OllamaChatBody,
+    OllamaError,
+    ShowBody,
+    Shown,
+)
+from mesh.http.response_answers import (
+    DeletedResponse,
+    InputTokens,
+    ResponseAnswer,
+    ResponseEvent,
+)
+from mesh.http.responses import InputBody, ResponsesBody
 from mesh.http.tokens import DetokenizeBody, Detokenized, TokenCount, TokenizeBody, Tokenized
 from mesh.wire.own_slo import SLO_HEADERS
 
@@ -19,7 +34,7 @@ _REFUSED = {
     "400": "The request is wrong, or its prompt is too long.",
     "401": "A key is needed, and this one is none that is known, or not any more.",
     "403": "The key's role may not do this.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or no such response.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is no application/json, or it is compressed.",
@@ -28,6 +43,7 @@ _REFUSED = {
     "500": "A load or an engine failed, or mesh did.",
     "503": "No node, or the controller is stopping.",
 }
+_KEPT = ("400", "401", "403", "404")
 _ALIVE = {"description": "The controller answers."}
 _WHERE = "#/components/schemas/"
 
@@ -36,16 +52,22 @@ def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
     bodies = (
         *(ChatBody, CompletionBody, MessagesBody, Conversation),
-        *(TokenizeBody, DetokenizeBody),
+        *(TokenizeBody, DetokenizeBody, ResponsesBody, InputBody),
+        *(OllamaChatBody, GenerateBody, ShowBody),
     )
     answers = (
         *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
         *(MessageAnswer, MessageEvent, MessageErrorBody, TokenCount, Tokenized, Detokenized),
+        *(OllamaAnswer, OllamaError, Shown),
+        *(ResponseAnswer, ResponseEvent, InputTokens, DeletedResponse),
     )
     asked = [(model, "validation") for model in bodies]
     answered = [(model, "serialization") for model in answers]
     _, schemas = models_json_schema([*asked, *answered], ref_template=_WHERE + "{model}")  # type: ignore[list-item]
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    name, id_ = (
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("model", "id")
+    )
     return {
         "openapi": "3.1.0",
         "info": {"title": "mesh", "version": __version__},
@@ -58,6 +80,18 @@ def document() -> dict[str, Any]:
             "/v1/messages/count_tokens": {
                 "post": _in_messages(_posted(Conversation, TokenCount)),
             },
+            "/v1/responses": {"post": _generation(ResponsesBody, ResponseAnswer, ResponseEvent)},
+            "/v1/responses/input_tokens": {"post": _posted(InputBody, InputTokens)},
+            "/v1/responses/{id}": {
+                "get": {**_read("A kept response.", ResponseAnswer, *_KEPT), "parameters": [id_]},
+                "delete": {**_read("Forgets it.", DeletedResponse, *_KEPT), "parameters": [id_]},
+            },
+            "/v1/responses/{id}/cancel": {
+                "post": {
+                    **_read("Says that it has ended.", ResponseAnswer, *_KEPT),
+                    "parameters": [id_],
+                }
+            },
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},
             "/v1/models/{model}": {
                 "get": {
@@ -67,6 +101,12 @@ def document() -> dict[str, Any]:
             },
             "/tokenize": {"post": _posted(TokenizeBody, Tokenized)},
             "/detokenize": {"post": _posted(DetokenizeBody, Detokenized)},
+            "/api/chat": {"post": _in_ollama(_posted(OllamaChatBody, OllamaAnswer))},
+            "/api/generate": {"post": _in_ollama(_posted(GenerateBody, OllamaAnswer))},
+            "/api/show": {"post": _in_ollama(_posted(ShowBody, Shown))},
+            "/api/tags": {"get": _plain("The deployments, as Ollama lists models.")},
+            "/api/ps": {"get": _plain("Those that are loaded.")},
+            "/api/version": {"get": _plain("The version of mesh.")},
             "/ping": {verb: {"responses": {"200": _ALIVE}} for verb in ("get", "post")},
             "/version": {"get": _plain("The version of mesh.")},
             "/healthz": {"get": _plain("The controller answers.")},
@@ -125,6 +165,14 @@ def _in_messages(operation: dict[str, Any]) -> dict[str, Any]:
     for status, said in _REFUSED.items():
         answer = {"description": said, "content": _json(MessageErrorBody)}
         told["529" if status == "503" else status] = answer
+    return {**operation, "responses": told}
+
+
+def _in_ollama(operation: dict[str, Any]) -> dict[str, Any]:
+    """The same with Ollama's errors."""
+    told = {"200": operation["responses"]["200"]}
+    for status, said in _REFUSED.items():
+        told[status] = {"description": said, "content": _json(OllamaError)}
     return {**operation, "responses": told}
 
 

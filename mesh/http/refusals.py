@@ -16,6 +16,7 @@ from mesh.wire.errors import status_for
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 _TYPES = {429: "rate_limit_error"}
 """By status; of the others, those below 500 are the caller's, the rest are ours."""
 
@@ -39,69 +40,81 @@ def status_and_code(error: MeshError) -> tuple[int, str]:
     return status.http, status.openai
 
 
-def body_of(
-    error: MeshError, *, status: int, code: str, context_tokens: int | None = None
-) -> dict[str, Any]:
-    """`context_tokens`: of the deployment that was asked, where that is known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error that ends a call, and what is known of the call."""
+
+    error: MeshError
+    status: int
+    code: str
+    context_tokens: int | None = None
+    """Those of the deployment that was asked."""
+    request_id: str = ""
+
+
+Told = tuple[int, dict[str, Any]]
+"""The status and the body of an answer."""
+
+
+def in_openai(failure: Failure) -> Told:
+    error, status = failure.error, failure.status
     message = error.message
     long = isinstance(error, Refused) and error.reason is RefusalReason.PROMPT_TOO_LONG
-    if long and context_tokens is not None:
-        message = f"This model's maximum context length is {context_tokens} tokens: {message}"
+    if long and failure.context_tokens is not None:
+        longest = f"This model's maximum context length is {failure.context_tokens} tokens"
+        message = f"{longest}: {message}"
     told = {
         "message": message,
         "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
         "param": (error.field if isinstance(error, InvalidInput) else "") or None,
-        "code": code,
+        "code": failure.code,
     }
-    return {"error": {**told, "hint": error.hint} if error.hint else told}
+    return status, {"error": {**told, "hint": error.hint} if error.hint else told}
 
 
-def _openai(
-    error: MeshError,
-    status: int,
-    code: str,
-    *,
-    context_tokens: int | None = None,
-    request_id: str = "",
-) -> tuple[int, dict[str, Any]]:
-    return status, body_of(error, status=status, code=code, context_tokens=context_tokens)
-
-
-def _anthropic(
-    error: MeshError,
-    status: int,
-    code: str,
-    *,
-    context_tokens: int | None = None,
-    request_id: str = "",
-) -> tuple[int, dict[str, Any]]:
+def _in_anthropic(failure: Failure) -> Told:
     """Clients tell a prompt that is too long by the message, which alone has room for a hint."""
-    status = 529 if status == 503 else status
-    long = code == "context_length_exceeded"
+    error = failure.error
+    status = 529 if failure.status == 503 else failure.status
+    long = failure.code == "context_length_exceeded"
     message = f"prompt is too long: {error.message}" if long else error.message
     other = "invalid_request_error" if status < 500 else "api_error"
     told = {
         "type": _MESSAGES_TYPES.get(status, other),
         "message": f"{message} ({error.hint})" if error.hint else message,
     }
-    return status, {"type": "error", "error": told, "request_id": request_id or None}
+    return status, {"type": "error", "error": told, "request_id": failure.request_id or None}
+
+
+def _in_ollama(failure: Failure) -> Told:
+    error = failure.error
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    return failure.status, {"error": message}
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a protocol tells of errors, and the headers in which it tells a request's id."""
 
-    refusal: Callable[..., tuple[int, dict[str, Any]]]
+    refusal: Callable[[Failure], Told]
     id_headers: tuple[bytes, ...]
 
 
-_OPENAI = Dialect(_openai, (b"x-request-id",))
-_ANTHROPIC = Dialect(_anthropic, (b"x-request-id", b"request-id"))
+_OPENAI = Dialect(in_openai, (b"x-request-id",))
+_OLLAMA = Dialect(_in_ollama, (b"x-request-id",))
+_ANTHROPIC = Dialect(_in_anthropic, (b"x-request-id", b"request-id"))
 
 
 def dialect_of(path: str) -> Dialect:
-    """Anthropic's for its own paths, OpenAI's for all others."""
+    """Anthropic's and Ollama's for their own paths, OpenAI's for all others."""
+    if path.startswith("/api/") and not path.startswith("/api/v1/"):
+        return _OLLAMA
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI
+
+
+def error_event(failure: Failure, body: bytes) -> bytes:
+    """How most protocols tell of one amid a stream of events."""
+    return b"event: error\ndata: " + body + b"\n\n"
 
 
 def encoded(value: Any) -> bytes:

@@ -24,7 +24,7 @@ from mesh.http.connections import (
     Listening,
 )
 from mesh.http.exchange import ABORT, WATCH
-from mesh.http.refusals import body_of, encoded
+from mesh.http.refusals import Failure, encoded, in_openai
 from mesh.wire.channel import format_address, listening_socket, parse_address
 from mesh.wire.credentials import Tls
 
@@ -224,8 +224,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._head_came()
-        error = body_of(InvalidInput(message), status=status, code="invalid_request")
-        body = encoded(error)
+        error = InvalidInput(message)
+        _, told = in_openai(Failure(error=error, status=status, code="invalid_request"))
+        body = encoded(told)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)

@@ -14,7 +14,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, Prompt, TextPrompt
 from mesh.http.asking import chat_prompt, check_built, invocations
-from mesh.http.bodies import Message, T, read
+from mesh.http.bodies import ChatBody, Message, T, read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.logprobs import token_name
 from mesh.http.messages import Conversation, chat_of
@@ -80,6 +80,15 @@ class Answered(ABC, Generic[T]):
     async def answer(self, body: T) -> BaseModel:
         """Raises errors of the tree."""
 
+    async def count(self, chat: ChatBody) -> int:
+        """The tokens of a conversation's prompt."""
+        (asked,) = invocations(chat)
+        deployment = self._gateway.deployment(asked.deployment)
+        if offers_tools(chat.tools, chat.tool_choice):
+            form = await self._gateway.tool_format(deployment)
+            asked = with_tools(asked, chat.tools or (), None, form, several=True, by_tokens=False)
+        return len(await self._gateway.tokens(asked))
+
 
 class Tokenize(Answered[TokenizeBody]):
     kind = TokenizeBody
@@ -121,13 +130,7 @@ class CountTokens(Answered[Conversation]):
     kind = Conversation
 
     async def answer(self, body: Conversation) -> TokenCount:
-        chat = chat_of(body)
-        (asked,) = invocations(chat)
-        deployment = self._gateway.deployment(asked.deployment)
-        if offers_tools(chat.tools, chat.tool_choice):
-            form = await self._gateway.tool_format(deployment)
-            asked = with_tools(asked, chat.tools or (), None, form, several=True, by_tokens=False)
-        return TokenCount(input_tokens=len(await self._gateway.tokens(asked)))
+        return TokenCount(input_tokens=await self.count(chat_of(body)))
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

@@ -98,7 +98,12 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     RequestOrder: {"output_tokens": _NUMBER},
     EngineRequest: {"prompt_tokens": _NUMBER, "output_tokens": _NUMBER, "cache_salt": _WHETHER},
     ContinueRequest: {"token_ids": _NUMBER},
-    RequestTokens: {"token_ids": _NUMBER, "text": _NOTHING, "logprobs": _NOTHING},
+    RequestTokens: {
+        "token_ids": _NUMBER,
+        "text": _NOTHING,
+        "logprobs": _NOTHING,
+        "prompt_logprobs": _NOTHING,
+    },
 }
 """Fields that hold what callers said or were answered, and what is written of each; what holds
 another comes after it.

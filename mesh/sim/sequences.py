@@ -87,6 +87,8 @@ class Sequence:
     end: FinishReason
     """Once it is as long as that."""
     logprobs: int | None = None
+    prompt_told: tuple[TokenLogprobs, ...] = ()
+    """The log-probabilities of its prompt's tokens."""
     computed: int = 0
     decoding: bool = False
     held: bool = False
@@ -171,6 +173,9 @@ class Instance:
             held=request.held,
             length_max=prompt_tokens + len(answer),
             logprobs=sampling.logprobs,
+            prompt_told=()
+            if sampling.prompt_logprobs is None
+            else _certain(request.prompt_tokens[1:], sampling.prompt_logprobs),
             end=FinishReason.STOP if stopped or length < most else FinishReason.LENGTH,
         )
         if request.cache_salt is None:
@@ -370,6 +375,7 @@ class Instance:
             finish=finish,
             logprobs=() if sequence.logprobs is None else _certain(token_ids, sequence.logprobs),
             cached_tokens=adopted_tokens,
+            prompt_logprobs=() if index else sequence.prompt_told,
         )
 
 

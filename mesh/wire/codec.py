@@ -211,6 +211,7 @@ def _tokens_to_wire(report: TokensReport) -> pb.TokensReport:
                 finish=output.finish or "",
                 logprobs=map(_logprobs_to_wire, output.logprobs),
                 cached_tokens=output.cached_tokens,
+                prompt_logprobs=map(_logprobs_to_wire, output.prompt_logprobs),
             )
             for output in report.outputs
         ],
@@ -249,6 +250,7 @@ def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTok
             finish=_FINISHES.get(message.finish, FinishReason.FAILED),
             logprobs=tuple(map(_logprobs_from_wire, message.logprobs)),
             cached_tokens=message.cached_tokens,
+            prompt_logprobs=tuple(map(_logprobs_from_wire, message.prompt_logprobs)),
         )
 
 
@@ -315,6 +317,7 @@ _SAME: tuple[str, ...] = (
     *("deployment", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "stop"),
     *("slo_ttft_s", "slo_tpot_s", "cache_salt", "min_tokens", "stop_token_ids"),
+    "prompt_logprobs",
 )
 """Fields of the same name and form in an invocation and its message."""
 

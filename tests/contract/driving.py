@@ -40,6 +40,7 @@ class Running:
     tokens: list[int] = field(default_factory=list)
     """New output, without the output that the request came with."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
 
     @property
@@ -238,6 +239,8 @@ class Driver:
             running.adopted += output.cached_tokens
             running.tokens.append(token_id)
             running.logprobs += output.logprobs
+            assert not output.prompt_logprobs or not output.first_index
+            running.prompt_logprobs += output.prompt_logprobs
             running.finish = output.finish
             if output.finish is not None:
                 self.ended[output.request_id] = self.running.pop(output.request_id)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.domain.request import SamplingParams
 from tests.contract.driving import Driver, greedy
 
@@ -77,6 +79,28 @@ def test_log_probabilities_come_with_each_token_that_was_asked_about(driver: Dri
         assert len(told.top) <= 5
         assert values[0] <= 0
     assert all(told.logprob <= 0 and not told.top for told in drawn.logprobs)
+
+
+def test_a_prompt_is_told_about_as_its_tokens_were_when_they_came(driver: Driver) -> None:
+    """In chunks, beside others, and whatever of it is cached; a request that goes on tells none."""
+    said = driver.submit("said", PROMPT, replace(greedy(20), logprobs=2), salt="s")
+    driver.finish()
+    whole = (*PROMPT, *said.tokens)
+    asking = replace(greedy(3), prompt_logprobs=2)
+    other = driver.submit("other", PROMPT[::-1], greedy(12))
+    asked = driver.submit("asked", whole, asking)
+    alone = driver.submit("alone", whole[:1], replace(asking, prompt_logprobs=0))
+    moved = driver.submit("moved", PROMPT, replace(asking, max_tokens=25), output=said.tokens)
+    for _ in range(4):
+        driver.step(13)
+    driver.finish()
+    assert (other.prompt_logprobs, alone.prompt_logprobs, moved.prompt_logprobs) == ((), (), ())
+    assert len(asked.prompt_logprobs) == len(whole) - 1
+    for before, after in zip(said.logprobs, asked.prompt_logprobs[len(PROMPT) - 1 :], strict=True):
+        assert after.logprob == pytest.approx(before.logprob, abs=0.02)
+        assert len(after.top) == len(before.top)
+        for (_, told), (_, expected) in zip(after.top, before.top, strict=True):
+            assert told == pytest.approx(expected, abs=0.02)
 
 
 def test_a_repetition_penalty_changes_the_output(driver: Driver) -> None:

@@ -171,6 +171,8 @@ class FakeNode:
             end = FinishReason.STOP if self.says else FinishReason.LENGTH
             asked = order.request.sampling.logprobs
             told = TokenLogprobs(logprob=-0.5, top=TOP[: asked or 0])
+            top, before = order.request.sampling.prompt_logprobs, len(order.request.prompt_tokens)
+            prompt = TokenLogprobs(logprob=-0.25, top=TOP[: top or 0])
             output = RequestTokens(
                 request_id=order.request.request_id,
                 attempt=order.attempt,
@@ -179,6 +181,7 @@ class FakeNode:
                 text=self.says[index] if self.says else "a",
                 logprobs=() if asked is None else (told,),
                 finish=end if ends else None,
+                prompt_logprobs=() if top is None or index else (prompt,) * (before - 1),
             )
             await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))
 

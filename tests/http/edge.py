@@ -25,6 +25,9 @@ class Edge:
     async def get(self, path: str) -> requests.Response:
         return await asyncio.to_thread(requests.get, self.url + path, timeout=WAIT_S_MAX)
 
+    async def delete(self, path: str) -> requests.Response:
+        return await asyncio.to_thread(requests.delete, self.url + path, timeout=WAIT_S_MAX)
+
     async def post(self, path: str, body: Any, **how: Any) -> requests.Response:
         """`body`: JSON, or bytes as they are."""
         given = {"data": body} if isinstance(body, bytes) else {"json": body}

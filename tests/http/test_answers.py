@@ -8,21 +8,31 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
+from tokenizers import Tokenizer
 
 from mesh.domain.invocation import Invocation, TextPrompt, Tokens
 from mesh.domain.messages import SubmitRequest
-from mesh.domain.request import SamplingParams, TokenBias, TokenLogprobs
+from mesh.domain.request import Request, SamplingParams, TokenBias, TokenLogprobs
 from mesh.domain.text import SamplingDefaults
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion
 from mesh.http.asking import with_defaults
 from mesh.http.logprobs import Characters, completion_logprobs
 from mesh.http.models import ModelCard, ModelList
-from tests.controller.live import MODEL, SPEC, FakeNode
+from tests.controller.live import ASSETS, MODEL, SPEC, TOP, FakeNode
 from tests.http.edge import Edge, edge, events
 
 
 def asked(node: FakeNode) -> list[SamplingParams]:
     return [c.order.request.sampling for c in node.commands if isinstance(c, SubmitRequest)]
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = Tokenizer.from_str(ASSETS.tokenizer_json.decode()).encode(text).ids
+    return ids
+
+
+def requests_of(node: FakeNode) -> list[Request]:
+    return [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
 
 
 def held_to(schema: type[BaseModel], value: object) -> None:
@@ -347,7 +357,10 @@ async def test_health_readiness_and_schema(http: Edge) -> None:
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             given = path.replace("{model}", "chat")
-            ask = http.get(given) if method == "get" else http.post(given, {})
+            if method == "delete":
+                ask = http.delete(given)
+            else:
+                ask = http.get(given) if method == "get" else http.post(given, {})
             assert str((await ask).status_code) in operation["responses"], path
 
 
@@ -379,3 +392,58 @@ async def test_how_an_answer_has_to_look_reaches_its_node(http: Edge) -> None:
         '{"type": "integer"}',
     ]
     assert [sampling.logprobs for sampling in asked(node)] == [None] * 4 + [3]
+
+
+async def test_a_prompt_comes_back_with_its_log_probabilities_alone(http: Edge) -> None:
+    """As harnesses ask for the likelihood of a continuation: whole, streamed, by tokens."""
+    node = await http.cell.deployed()
+    ids = ids_of("hi!")
+    for prompt, body in (
+        ("hi!", {"max_tokens": 0}),
+        (ids, {"max_tokens": 0}),
+        (ids, {"max_tokens": 1}),
+        ([ids, ids], {"max_tokens": 0}),
+    ):
+        response = await http.complete(prompt, echo=True, logprobs=2, **body)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        held_to(Completion, answer)
+        new = body["max_tokens"]
+        for choice in answer["choices"]:
+            assert choice["text"] == "hi!" + "a" * new
+            assert choice["finish_reason"] == "length"
+            told = choice["logprobs"]
+            assert told["tokens"][:3] == ["h", "i", "!"]
+            assert told["token_logprobs"] == [None, -0.25, -0.25, -0.5][: 3 + new]
+            assert told["top_logprobs"][0] is None
+            assert len(told["top_logprobs"][1]) == 3
+            assert told["text_offset"] == [0, 1, 2, 3][: 3 + new]
+        assert answer["usage"]["completion_tokens"] == new * len(answer["choices"])
+    assert {one.cache_salt for one in requests_of(node)} == {None}
+    assert {one.sampling.prompt_logprobs for one in requests_of(node)} == {2}
+    streamed = await http.complete("hi!", echo=True, logprobs=0, max_tokens=2, stream=True)
+    *chunks, _ = events(streamed)
+    texts = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(texts) == "hi!aa"
+    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == 4
+
+
+async def test_prompt_logprobs_are_told_as_vllm_does(http: Edge) -> None:
+    await http.cell.deployed()
+    response = await http.complete("hi", prompt_logprobs=1, max_tokens=1)
+    answer = response.json()
+    held_to(Completion, answer)
+    (choice,) = answer["choices"]
+    first, second = choice["prompt_logprobs"]
+    (own,) = ids_of("i")
+    assert (first, choice["text"], choice["logprobs"]) == (None, "a", None)
+    assert second[str(own)] == {"logprob": -0.25, "rank": None, "decoded_token": "i"}
+    assert second[str(TOP[0][0])]["rank"] == 1
+    chat = (await http.chat(prompt_logprobs=0, max_tokens=1)).json()
+    held_to(ChatCompletion, chat)
+    assert len(chat["prompt_logprobs"]) == len("<user>hi<assistant>")
+    for wrong in ({"stream": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1}):
+        refused = await http.complete("hi", **{"prompt_logprobs": 1, **wrong})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+    alone = await http.complete("hi", max_tokens=0)
+    assert alone.json()["error"]["param"] == "max_tokens"

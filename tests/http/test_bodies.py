@@ -14,6 +14,7 @@ from mesh.domain.text import ToolFormat
 from mesh.http.asking import NOT_BUILT, invocations, with_tools
 from mesh.http.bodies import CONTAINERS_MAX, Body, ChatBody, CompletionBody, read
 from mesh.http.messages import MessagesBody
+from mesh.http.responses import ResponsesBody
 
 GOOD: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"model": "m", "messages": [{"role": "user", "content": "x"}]},
@@ -49,10 +50,10 @@ def test_any_bytes_are_read_or_refused(kind: type[Body], data: st.DataObject) ->
 @pytest.mark.parametrize("field", sorted(NOT_BUILT))
 def test_what_is_not_built_is_a_member_and_may_ask_for_nothing(field: str) -> None:
     """And what asks for something is refused by its name, wherever it is one. For members of
-    Anthropic's bodies alone see `test_messages`.
+    other bodies alone see `test_messages` and `test_responses`.
     """
     kinds = [kind for kind in GOOD if field in kind.model_fields]
-    assert kinds or field in MessagesBody.model_fields
+    assert kinds or field in MessagesBody.model_fields | ResponsesBody.model_fields
     for kind in kinds:
         for nothing in (None, *NOT_BUILT[field]):
             with suppress(InvalidInput):  # the other protocol's type

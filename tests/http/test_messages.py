@@ -13,6 +13,7 @@ from mesh.domain.grammar import GrammarKind
 from mesh.domain.invocation import Finished, Invocation, TextPrompt, Tokens
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import FinishReason
+from mesh.http.answers import AnswerTo
 from mesh.http.exchange import BODY_BYTES_MAX
 from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageWriter
 from mesh.http.tokens import TokenCount
@@ -220,7 +221,7 @@ async def test_required_calls_and_formats_become_grammars(http: Edge) -> None:
 def stopped(text: str, *, stop: tuple[str, ...], reason: FinishReason, tokens: int) -> Any:
     """How a writer tells the end of an answer whose tokens spell `text`, a token a character."""
     asked = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="x"), max_tokens=9, stop=stop)
-    writer = MessageWriter("r1-1", asked, bytes_of=lambda token: chr(token).encode())
+    writer = MessageWriter(AnswerTo(asked=asked, bytes_of=lambda token: chr(token).encode()))
     part = Tokens(first_index=0, token_ids=tuple(map(ord, text)), text="")
     end = Finished(reason=reason, prompt_tokens=1, output_tokens=tokens, ttft_s=1.0, tpot_s=0.0)
     told = json.loads(writer.whole([[part]], [end]))

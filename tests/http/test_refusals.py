@@ -24,7 +24,7 @@ from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
 from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
-from mesh.http.refusals import body_of, retry_headers, status_and_code
+from mesh.http.refusals import Failure, in_openai, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import QUICK, SPEC, WAIT_S_MAX
 from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
@@ -46,6 +46,10 @@ def error_of(response: requests.Response) -> dict[str, Any]:
     return error
 
 
+def told_of(error: MeshError, *, status: int, code: str) -> Any:
+    return in_openai(Failure(error=error, status=status, code=code))[1]["error"]
+
+
 @pytest.mark.parametrize(
     ("retry_after_s", "headers"),
     [
@@ -59,15 +63,15 @@ def test_a_refusal_says_when_to_come_again_or_not_to(
     refused = Refused("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=retry_after_s)
     assert dict(retry_headers(refused)) == headers
     assert dict(retry_headers(MeshError("a fault"))) == {}
-    body = body_of(refused, status=429, code="queue_full")["error"]
+    body = told_of(refused, status=429, code="queue_full")
     assert (body["type"], body["code"], body["param"]) == ("rate_limit_error", "queue_full", None)
     assert body["hint"] == refused.hint
 
 
 def test_the_field_is_the_param_and_types_follow_the_status() -> None:
-    wrong = body_of(InvalidInput("no", field="top_p"), status=400, code="invalid_request")["error"]
+    wrong = told_of(InvalidInput("no", field="top_p"), status=400, code="invalid_request")
     assert (wrong["type"], wrong["param"]) == ("invalid_request_error", "top_p")
-    assert body_of(MeshError("no"), status=500, code="x")["error"]["type"] == "server_error"
+    assert told_of(MeshError("no"), status=500, code="x")["type"] == "server_error"
     assert status_and_code(MeshError("no")) == (500, "internal_error")
 
 

@@ -32,6 +32,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "prompt_tokens": TOKENS,
     "output_tokens": TOKENS,
     "stop_token_ids": TOKENS,
+    "prompt_token_ids": TOKENS,
     "block_tokens": st.integers(1, 2**32 - 1),
     "batch_max": st.integers(1, 2**32 - 1),
     "kv_block_bytes": st.integers(1, 2**64 - 1),

@@ -54,4 +54,6 @@ def _refusal(request: EngineRequest, context_tokens_max: int, vocabulary_tokens:
         return f"it has all of its {request.sampling.max_tokens} tokens already"
     if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:
         return f"a token id is outside the vocabulary of {vocabulary_tokens}"
+    if request.sampling.prompt_logprobs is not None and request.cache_salt is not None:
+        return "it asks about a prompt that it would share, and what is cached has no logits"
     return ""

@@ -93,14 +93,15 @@ def choose_telling(
     before = {row: logits[row].copy() for row in asking}
     tokens = choose(logits, draws)
     return [
-        (token, (_logprobs(before[row], token, draws[row].sampling.logprobs or 0),))
+        (token, (logprobs_of(before[row], token, draws[row].sampling.logprobs or 0),))
         if row in before
         else (token, ())
         for row, token in enumerate(tokens)
     ]
 
 
-def _logprobs(row: Floats, token: int, top: int) -> TokenLogprobs:
+def logprobs_of(row: Floats, token: int, top: int) -> TokenLogprobs:
+    """The log-probability of a token by logits [vocabulary], and those of the `top` likeliest."""
     largest = row.max()
     total = float(largest) + math.log(np.exp(row - largest).sum(dtype=np.float64))
     top = min(top, row.size)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.steps import Decode, Prefill, PrefillBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import paged_attention as names
@@ -69,6 +70,11 @@ class Work:
         """Whether its last token is its newest, so that a further one comes of it."""
         return self.tokens == self.sequence.left
 
+    @property
+    def prompt_rows(self) -> int:
+        """How many of its tokens, from the first, yield logits that tell of its prompt."""
+        return self.sequence.prompt_rows(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -89,12 +95,21 @@ def plan(
         ):
             _add(result, sequence, 1, pool)
     budget, rows = PrefillBudget(prefill), len(result.work)
+    told_left = max(BATCH_MAX - len(active), 1)
     for sequence in active:
         request_id = sequence.request_id
         most = budget.tokens_of(request_id)
         if most <= 0 or sequence.decoding or not sequence.computable:
             continue
         sequence.adopt(pool)
+        if sequence.tells_prompt:
+            # So many rows of logits are reckoned with, and each sequence may yield one.
+            tokens = min(most, sequence.computable, told_left)
+            if tokens:
+                tokens = _add(result, sequence, tokens, pool)
+            budget.spend(request_id, tokens)
+            rows, told_left = rows + tokens, told_left - tokens
+            continue
         if sequence.computable > most:
             rows += _add(result, sequence, _chunk(rows, most), pool)
             budget.spend(request_id, most)
@@ -131,7 +146,9 @@ class BatchInputs:
         """The request refers to these arrays and does not own them."""
 
     def bind(self, work: SequenceOf[Work]) -> None:
-        """Logits will come first for the rows of `work` that yield a token, in their order."""
+        """Logits will come first for the rows of `work` that yield a token, in their order, then
+        for those that tell of prompts.
+        """
         fill = _fill(sum(item.tokens for item in work))
         counts = np.array([item.tokens for item in work] + fill, np.int32)
         past = np.array([item.sequence.computed for item in work] + [0] * len(fill), np.int32)
@@ -141,6 +158,11 @@ class BatchInputs:
         ids = [item.sequence.tokens(item.tokens) for item in work]
         ids.append(np.zeros(sum(fill), np.int64))
         sampled = [end - 1 for item, end in zip(work, begins[1:], strict=False) if item.yields]
+        sampled += [
+            begin + row
+            for item, begin in zip(work, begins, strict=False)
+            for row in range(item.prompt_rows)
+        ]
         sampled += [0] * (padded(len(sampled)) - len(sampled))
         # Position of each token: its place in the batch, less its sequence's start there, plus
         # what that sequence has in the cache.

@@ -263,9 +263,16 @@ class Instance:
         yielding = [work for work in planned.work if work.yields]
         tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
-        logits = logits.reshape(-1, logits.shape[-1])[: len(yielding), : self._vocabulary_tokens]
-        chosen = choose_telling(logits, [work.sequence.draw() for work in yielding])
-        self.reached.note(tokens, len(yielding))
+        logits = logits.reshape(-1, logits.shape[-1])[:, : self._vocabulary_tokens]
+        rows = len(yielding)
+        for work in planned.work:
+            if told := work.prompt_rows:
+                work.sequence.tell_prompt(logits[rows : rows + told])
+                rows += told
+        chosen = choose_telling(
+            logits[: len(yielding)], [work.sequence.draw() for work in yielding]
+        )
+        self.reached.note(tokens, rows)
         if tokens > LASTING_TOKENS:
             self._graph.release_activations()
             self.reached.note_release()
@@ -292,6 +299,7 @@ class Instance:
             finish=finish,
             logprobs=logprobs,
             cached_tokens=sequence.adopted_tokens if first else 0,
+            prompt_logprobs=() if index else tuple(sequence.prompt_logprobs),
         )
 
     def _sequence(self, request: EngineRequest) -> Sequence:

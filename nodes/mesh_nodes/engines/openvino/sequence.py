@@ -10,14 +10,14 @@ import numpy.typing as npt
 from mesh.domain.ids import RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.prefix_walk import PrefixWalk
 from mesh.runtime.engine import EngineRequest
 from mesh.runtime.measurable import made_up_tokens
 from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.sampling import Draw, past_of, seed_of
+from mesh_nodes.engines.sampling import Draw, Floats, logprobs_of, past_of, seed_of
 
 
 class Sequence:
@@ -57,6 +57,16 @@ class Sequence:
         """It computes all its tokens but the newest, and yields none, nor any more."""
         self._past = past_of(request, vocabulary_tokens)
         self._constraint = constraint
+        told = request.sampling.prompt_logprobs
+        self._prompt_top = None if request.output_tokens else told
+        """So many likeliest tokens are told with each of the prompt; `None` tells of none."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Those of the prompt's tokens so far, but the first."""
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Each token of its prompt that it computes takes a row of logits."""
+        return self._prompt_top is not None and not self.decoding
 
     @property
     def left(self) -> int:
@@ -94,6 +104,20 @@ class Sequence:
     def table(self, context_tokens: int) -> npt.NDArray[np.int32]:
         """The blocks that hold the first `context_tokens` tokens."""
         return self._table[: -(-context_tokens // BLOCK_TOKENS)]
+
+    def prompt_rows(self, count: int) -> int:
+        """How many of the next `count` tokens, from the first, have logits that tell of a token of
+        the prompt.
+        """
+        if not self.tells_prompt:
+            return 0
+        return max(min(self.computed + count, self._prompt_tokens - 1) - self.computed, 0)
+
+    def tell_prompt(self, logits: Floats) -> None:
+        """Logits [rows, vocabulary] of the tokens that it is about to have computed."""
+        tokens = self._tokens[self.computed + 1 :]
+        for row, token in zip(logits, tokens.tolist(), strict=False):
+            self.prompt_logprobs.append(logprobs_of(row, token, self._prompt_top or 0))
 
     def found_tokens(self, pool: KvBlocks) -> int:
         """Tokens that it would not have to compute if it began now."""

@@ -119,7 +119,13 @@ class Instance:
             told=None if draw is None else draw.told,
         )
         given = [*request.prompt_tokens, *request.output_tokens]
-        self._core.add(sequence.key, given, draw, salt=request.cache_salt)
+        self._core.add(
+            sequence.key,
+            given,
+            draw,
+            salt=request.cache_salt,
+            prompt_logprobs=sequence.prompt_top,
+        )
         self._sequences[request.request_id] = sequence
         if request.cache_salt is None:
             return 0
@@ -255,6 +261,7 @@ class Instance:
         outputs = []
         for work in planned.work:
             work.sequence.computed += work.tokens
+            work.sequence.prompt_told = self._core.prompt_told.get(work.sequence.key, ())
             if work.sequence.left == 0:
                 outputs.append(self._advance(work.sequence, drawn[work.sequence.key]))
         return tuple(outputs)
@@ -273,6 +280,7 @@ class Instance:
             finish=finish,
             logprobs=tuple(sequence.told),
             cached_tokens=sequence.adopted if first else 0,
+            prompt_logprobs=sequence.prompt_told,
         )
 
     def _trim(self) -> None:

@@ -25,6 +25,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
+from mesh.domain.request import TokenLogprobs
 from mesh_nodes.engines.vllm.differences import KvSource, installed_shape
 from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
 from mesh_nodes.engines.vllm.loader import FORMAT
@@ -170,6 +171,20 @@ def keep_weights_in_tensors() -> None:
     _custom_ops._supports_onednn = False
 
 
+def _told(tensors: Any) -> tuple[TokenLogprobs, ...]:
+    """vLLM's log-probabilities of a prompt's tokens but the first: a row has the token's own in its
+    first column, then those of the likeliest ones.
+    """
+    ids, logprobs = tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist()
+    return tuple(
+        TokenLogprobs(
+            logprob=min(told[0], 0.0),
+            top=tuple((token, min(one, 0.0)) for token, one in zip(row[1:], told[1:], strict=True)),
+        )
+        for row, told in zip(ids, logprobs, strict=True)
+    )
+
+
 class Core:
     """One engine. `kv_blocks` is the most that it can ever use; requests go by `key`."""
 
@@ -219,6 +234,8 @@ class Core:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
         self._block_tokens = block_tokens
+        self.prompt_told: dict[str, tuple[TokenLogprobs, ...]] = {}
+        """What was asked about the prompts that the last iteration has completed, by request."""
         self.pool = KvPool(self._scheduler)
 
     @property
@@ -233,15 +250,18 @@ class Core:
         *,
         salt: str | None = None,
         computed: int = 0,
+        prompt_logprobs: int | None = None,
     ) -> None:
         """A request whose first `computed` tokens count as being in the cache. What it computes is
-        found by others with its salt; without one, by nobody.
+        found by others with its salt; without one, by nobody. `prompt_logprobs`: `prompt_told` will
+        have those of its tokens, with so many likeliest ones.
         """
         params = SamplingParams(
             temperature=0.0,
             max_tokens=self._tokens_max,
             ignore_eos=True,
             detokenize=False,
+            prompt_logprobs=prompt_logprobs,
             extra_args=None if draw is None else {EXTRA: draw},
         )
         name = hasher(salt, self._block_tokens)
@@ -256,12 +276,15 @@ class Core:
     def iterate(self, work: Mapping[str, int]) -> dict[str, int]:
         """Compute so many tokens of each; the next token of those that have no more to compute."""
         self._scheduler.work = work
-        outputs, _ = self._core.step()
+        answered, _ = self._core.step()
+        outputs = [output for answers in answered.values() for output in answers.outputs]
+        self.prompt_told = {
+            output.request_id: _told(output.new_prompt_logprobs_tensors)
+            for output in outputs
+            if output.new_prompt_logprobs_tensors is not None
+        }
         return {
-            output.request_id: output.new_token_ids[0]
-            for answers in outputs.values()
-            for output in answers.outputs
-            if output.new_token_ids
+            output.request_id: output.new_token_ids[0] for output in outputs if output.new_token_ids
         }
 
     def reserve(self, work: Mapping[str, int]) -> list[int]:

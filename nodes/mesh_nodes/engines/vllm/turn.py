@@ -14,6 +14,9 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import Decode, EngineRequest, Prefill, PrefillBudget
 
+PROMPT_ROWS_MAX = 256
+"""The most tokens of a prompt that an iteration computes where each takes a row of logits."""
+
 
 @dataclass(slots=True)
 class Sequence:
@@ -29,8 +32,16 @@ class Sequence:
     computed: int = 0
     adopted: int = 0
     """How many of the computed tokens other requests have computed."""
+    prompt_told: tuple[TokenLogprobs, ...] = ()
+    """Those of the prompt's tokens, once it is computed, where they were asked for."""
     decoding: bool = False
     """Past its prefill: one token an iteration."""
+
+    @property
+    def prompt_top(self) -> int | None:
+        """So many likeliest tokens are told with each of the prompt; `None` tells of none."""
+        request = self.request
+        return None if request.output_tokens else request.sampling.prompt_logprobs
 
     @property
     def left(self) -> int:
@@ -105,6 +116,8 @@ def plan(
         if not sequence.decoding and most > 0:
             blocks_free -= adopt(sequence, blocks_free)
             wanted = min(most, sequence.left)
+            if sequence.prompt_top is not None:
+                wanted = min(wanted, PROMPT_ROWS_MAX)
             blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
             if result.work and result.work[-1].sequence is sequence:
                 budget.spend(request_id, result.work[-1].tokens)

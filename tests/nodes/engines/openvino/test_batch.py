@@ -1,9 +1,13 @@
 """Plans keep the budget, the order of submission and the sizes that the plugin likes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.limits import BATCH_MAX
+from mesh.domain.request import SamplingParams
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino.batch import padded, plan
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
@@ -69,3 +73,21 @@ def test_a_chunk_is_not_cut_to_next_to_nothing() -> None:
     prompts = [waiting(f"p{n}", 100) for n in range(41)]
     planned = plan([*prompts, waiting("long", 2000)], 4100 + 150, pool)
     assert planned.work[-1].tokens == 150
+
+
+def test_prompts_that_are_asked_about_take_no_more_rows_of_logits_than_a_batch() -> None:
+    pool = pool_of(1000)
+    running = [decoding(f"d{n}", pool) for n in range(20)]
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    asked = [
+        Sequence(
+            replace(request(name, [1] * 200), sampling=sampling),
+            context_tokens_max=4096,
+            vocabulary_tokens=97,
+        )
+        for name in ("p", "q")
+    ]
+    planned = plan([*running, *asked], 1000, pool)
+    assert [work.tokens for work in planned.work[20:]] == [200, BATCH_MAX - 22 - 200]
+    rows = sum(work.prompt_rows + work.yields for work in planned.work)
+    assert rows <= BATCH_MAX

@@ -1,0 +1,480 @@
+"""What clients of OpenAI's Responses send, read as a conversation of its Chat Completions.
+
+A call may continue an earlier one: the items of that are put before its own. Before: `generation`,
+which has the bytes. After: `asking`, as for a chat, and `response_answers`, which is told what the
+call said. Tools of the hosted service are refused by their names.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mesh.domain.errors import InvalidInput
+from mesh.http.asking import check_built
+from mesh.http.bodies import (
+    ChatBody,
+    JsonSchema,
+    Message,
+    RefusalPart,
+    ResponseFormat,
+    StreamOptions,
+    assistant_message,
+    check_containers,
+    read,
+    validated,
+)
+from mesh.http.exchange import Bodies
+from mesh.http.generation import NewWriter
+from mesh.http.kept_responses import KeptResponses
+from mesh.http.refusals import encoded
+from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseWriter
+from mesh.http.together import Gateway
+from mesh.http.tokens import Answered
+from mesh.http.tools import (
+    NAME,
+    TOOLS_MAX,
+    CalledFunction,
+    Function,
+    FunctionName,
+    NamedTool,
+    Strict,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class SaidText(Strict):
+    """Text of a client, or of an answer that it sends back."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Any = Field(default=None, description="Ignored, as are the next ones.")
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class ReasoningText(Strict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+def _content_shape(value: Any) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+def _type(value: Any) -> Any:
+    """The `type` of a member, whether it is as a client has sent it or was read already."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _part(value: Any) -> str:
+    return "refusal_part" if _type(value) == "refusal" else "text_part"
+
+
+Parts = list[
+    Annotated[
+        Annotated[SaidText, Tag("text_part")] | Annotated[RefusalPart, Tag("refusal_part")],
+        Discriminator(_part),
+    ]
+]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Parts, Tag("parts")], Discriminator(_content_shape)
+]
+
+
+class Item(Strict):
+    id: str | None = Field(default=None, description="Ignored, as are the next ones.")
+    status: Any = None
+
+
+class MessageItem(Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Any = None
+
+
+class CallItem(Item):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    caller: Any = None
+    namespace: None = None
+
+
+class CallOutputItem(Item):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    name: Any = None
+    caller: Any = None
+
+
+class ReasoningItem(Item):
+    """What an assistant thought: its content, or else its summary."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: Any = Field(default=None, description="Ignored: there is none here.")
+
+
+class ReferenceItem(Strict):
+    """An item of an answer that is kept."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _kind(value: Any) -> str:
+    kind = _type(value)
+    if kind is not None or not isinstance(value, dict):
+        return str(kind)
+    return "item_reference" if "role" not in value and "id" in value else "message"
+
+
+AnyItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ReferenceItem, Tag("item_reference")],
+    Discriminator(
+        _kind,
+        custom_error_type="unknown_item",
+        custom_error_message=f"the items that there are here are {', '.join(_ITEMS)}",
+    ),
+]
+
+
+class Items(Strict):
+    input: list[AnyItem]
+
+
+class OfferedFunction(Strict):
+    type: Literal["function"]
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(default=None, description="Required calls keep to it all the same.")
+    output_schema: Any = Field(default=None, description="Ignored, as are the next ones.")
+    allowed_callers: Any = None
+    defer_loading: Any = None
+
+
+class NamedFunction(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Strict):
+    """The tools that an answer may call, of those that are offered."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+def _choice_shape(value: Any) -> str:
+    if isinstance(value, str):
+        return "word"
+    return "allowed" if _type(value) == "allowed_tools" else "named"
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedFunction, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")],
+    Discriminator(_choice_shape),
+]
+
+
+class TextFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Ignored.")
+
+
+class ReasoningConfig(Strict):
+    """Whether a model that can be told so thinks aloud; how much it thinks is its own affair."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="none: it does not think; others: it does."
+    )
+    summary: Any = Field(default=None, description="Ignored: thoughts are told whole.")
+    generate_summary: Any = None
+    context: Any = None
+    mode: Any = None
+
+
+class InputBody(Strict):
+    """Counts the tokens of what a response would be asked for."""
+
+    model: str = Field(min_length=1, description="A deployment's name.")
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[AnyItem], Tag("parts")],
+        Discriminator(_content_shape),
+    ]
+    instructions: str | None = None
+    previous_response_id: str | None = Field(
+        default=None, description="Its items, and its answer's, come before those of the input."
+    )
+    tools: Annotated[list[OfferedFunction], Field(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    truncation: Any = None
+    conversation: Any = None
+
+
+class ResponsesBody(InputBody):
+    """Answers a conversation of items, which it may keep for an hour."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(default=None, description="Ignored.")
+    store: bool | None = Field(default=None, description="Keep the answer, unless false.")
+    max_output_tokens: int | None = Field(
+        default=None, description="Absent: what the context leaves; never more than that."
+    )
+    temperature: float | None = None
+    top_p: float | None = None
+    include: list[str] | None = Field(
+        default=None, description=f"{LOGPROBS}; what is not there is left out."
+    )
+    top_logprobs: int | None = Field(default=None, ge=0, le=20, description="With that.")
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    background: Any = None
+    prompt: None = None
+    moderation: Any = None
+    max_tool_calls: Any = Field(default=None, description="Ignored: of tools of the service.")
+    context_management: Any = Field(default=None, description="Ignored, as are the next ones.")
+    user: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    client_metadata: Any = None
+
+
+class Responses:
+    """Reads calls, with what they continue."""
+
+    def __init__(self, kept: KeptResponses) -> None:
+        self._kept = kept
+
+    def read(self, raw: bytes) -> tuple[ChatBody, NewWriter]:
+        """Raises InvalidInput."""
+        body = read(ResponsesBody, raw)
+        own = _own_items(body)
+        chat = self.chat_of(body, own).model_copy(
+            update={
+                "max_tokens": body.max_output_tokens,
+                "stream": body.stream,
+                "temperature": body.temperature,
+                "top_p": body.top_p,
+                "logprobs": LOGPROBS in (body.include or ()),
+                "top_logprobs": body.top_logprobs,
+            }
+        )
+        keep = None
+        if body.store is not False:
+            said = [item.model_dump(exclude_none=True) for item in own]
+            keep = partial(self._kept.keep, said=encoded(said), previous=body.previous_response_id)
+        return chat, lambda to: ResponseWriter(to, _told(body), keep)
+
+    def chat_of(self, body: InputBody, own: Sequence[AnyItem] | None = None) -> ChatBody:
+        """The same in the words of Chat Completions. Raises InvalidInput."""
+        check_built(body)
+        items = [*self._earlier(body), *(_own_items(body) if own is None else own)]
+        said = _messages([self._referred(item) for item in items])
+        instructions = [] if body.instructions is None else [_message("system", body.instructions)]
+        tools, choice = _tools(body)
+        effort = body.reasoning and body.reasoning.effort
+        return ChatBody.model_construct(
+            model=body.model,
+            messages=[*instructions, *said],
+            chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
+            tools=tools or None,
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+            response_format=_format(body.text),
+        )
+
+    def _earlier(self, body: InputBody) -> Sequence[AnyItem]:
+        """Raises InvalidInput."""
+        if body.previous_response_id is None:
+            return ()
+        given = {"input": self._kept.conversation(body.previous_response_id)}
+        check_containers(given)
+        return validated(Items, given).input
+
+    def _referred(self, item: AnyItem) -> AnyItem:
+        """Raises InvalidInput."""
+        if not isinstance(item, ReferenceItem):
+            return item
+        return validated(Items, {"input": [self._kept.item(item.id)]}).input[0]
+
+    async def one(self, request: Request) -> Response:
+        """GET of an answer that is kept, DELETE of it."""
+        id_ = request.path_params["id"]
+        if request.query_params.get("stream") == "true":
+            raise InvalidInput("stream is not supported here", hint="leave it out", field="stream")
+        found = self._kept.get(id_)
+        if found is None:
+            raise HTTPException(404)
+        if request.method == "DELETE":
+            self._kept.delete(id_)
+            found = DeletedResponse(id=id_).model_dump_json().encode()
+        return Response(found, media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        """POST; what is kept has ended."""
+        if self._kept.get(request.path_params["id"]) is None:
+            raise HTTPException(404)
+        raise InvalidInput(
+            "Cannot cancel a synchronous response.", hint="close its connection: that frees it"
+        )
+
+
+class CountInput(Answered[InputBody]):
+    kind = InputBody
+
+    def __init__(self, gateway: Gateway, responses: Responses, bodies: Bodies) -> None:
+        super().__init__(gateway, bodies)
+        self._responses = responses
+
+    async def answer(self, body: InputBody) -> InputTokens:
+        return InputTokens(input_tokens=await self.count(self._responses.chat_of(body)))
+
+
+def _own_items(body: InputBody) -> Sequence[AnyItem]:
+    if isinstance(body.input, str):
+        return [MessageItem.model_construct(role="user", content=body.input)]
+    return body.input
+
+
+def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
+    """What an assistant thought, said and called in a row is one message."""
+    for is_assistant, together in groupby(items, key=_is_assistant):
+        if is_assistant:
+            yield _assistant(list(together))
+            continue
+        for item in together:
+            match item:
+                case CallOutputItem():
+                    yield _message("tool", _text(item.output), tool_call_id=item.call_id)
+                case MessageItem():
+                    yield _message(item.role, _text(item.content))
+
+
+def _is_assistant(item: AnyItem) -> bool:
+    return isinstance(item, (ReasoningItem, CallItem)) or (
+        isinstance(item, MessageItem) and item.role == "assistant"
+    )
+
+
+def _assistant(items: Sequence[AnyItem]) -> Message:
+    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
+    for item in items:
+        match item:
+            case MessageItem():
+                texts.append(_text(item.content))
+            case ReasoningItem():
+                thoughts += [part.text for part in item.content or item.summary or ()]
+            case CallItem():
+                called = CalledFunction.model_construct(name=item.name, arguments=item.arguments)
+                calls.append(ToolCall.model_construct(id=item.call_id, function=called))
+    return assistant_message(texts, thoughts, calls)
+
+
+def _message(role: str, content: str, **further: str) -> Message:
+    return Message.model_construct(role=role, content=content, **further)  # type: ignore[arg-type]
+
+
+def _text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    parts = (part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "".join(parts)
+
+
+def _tools(body: InputBody) -> tuple[list[Tool], ToolChoice | None]:
+    """Those that an answer may call. Raises InvalidInput."""
+    tools, choice = list(body.tools or ()), body.tool_choice
+    given: ToolChoice | None = None
+    match choice:
+        case AllowedTools():
+            allowed = [tool.name for tool in choice.tools]
+            missing = set(allowed) - {tool.name for tool in tools}
+            if missing:
+                raise InvalidInput(
+                    f"tool_choice allows {min(missing)!r}, which is none of the tools",
+                    field="tool_choice",
+                )
+            tools, given = [tool for tool in tools if tool.name in allowed], choice.mode
+        case NamedFunction():
+            named = FunctionName.model_construct(name=choice.name)
+            given = NamedTool.model_construct(type="function", function=named)
+        case _:
+            given = choice
+    return [_tool(tool) for tool in tools], given
+
+
+def _tool(tool: OfferedFunction) -> Tool:
+    function = Function.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.parameters
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _format(text: TextConfig | None) -> ResponseFormat | None:
+    """Raises InvalidInput."""
+    if text is None or text.format is None:
+        return None
+    form = text.format
+    schema = None
+    if form.type == "json_schema":
+        if form.schema_ is None:
+            raise InvalidInput("text.format lacks schema", field="text.format.schema")
+        schema = JsonSchema.model_construct(schema_=form.schema_)
+    return ResponseFormat.model_construct(type=form.type, json_schema=schema)
+
+
+def _told(body: ResponsesBody) -> dict[str, Any]:
+    """What an answer repeats of its call."""
+    said = body.model_dump(by_alias=True, exclude_none=True)
+    reasoning = body.reasoning
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
+        "text": {"format": {"type": "text"}, **said.get("text", {})},
+        "tool_choice": said.get("tool_choice", "auto"),
+        "tools": said.get("tools", []),
+        "top_logprobs": body.top_logprobs or 0,
+    }
