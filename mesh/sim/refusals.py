@@ -9,6 +9,7 @@ whether every token would be in time there were the request to come at that mome
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import request_blocks
@@ -241,10 +242,11 @@ def _places(
         room = _room(cell, node, entry, request)
         _, kind = node.source_of(entry.deployment, room or ())
         planned = PlannedLoad(kind=kind, load_s=load_s)
+        slot = slot_for(node, planned, inf if late else request.due_s, now_s)
         forecast = forecast_on_start(
             node,
             profile,
-            slot_for(node, planned, inf if late else request.due_s, now_s).ready_s,
+            partial(getattr, slot, "ready_s"),
             request,
             share=decodes_share(node, now_s),
             now_s=now_s,

@@ -6,7 +6,7 @@ node began it when it reported the one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -115,7 +115,7 @@ def forecast_on_loading(
 def forecast_on_start(
     node: NodeEntry,
     profile: Profile,
-    ready_s: float,
+    ready_s: Callable[[], float],
     request: RequestEntry,
     *,
     share: float,
@@ -124,17 +124,20 @@ def forecast_on_start(
     late: bool = False,
     moves: bool = False,
 ) -> Forecast:
-    """What becomes of a request on a new instance of the node, whose load is over at `ready_s`.
-    `share` is the node's `decodes_share`. `late` and `moves` as above.
+    """What becomes of a request on a new instance of the node, whose load is over at `ready_s`. A
+    full node says TPOT_EXCEEDED nearly always, so that its loads are not looked at before. `share`
+    is the node's `decodes_share`. `late` and `moves` as above.
     """
-    if _tries_out(node, profile, moves=moves):
-        return _tried_out(node, profile, request, ready_s, limits, late=late)
-    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
-        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
-    schedule, _ = _schedule(node, now_s, limits)
+    if not profile.measured and not moves and node.is_idle():
+        return _tried_out(node, profile, request, ready_s(), limits, late=late)
     times = Times(profile, node.rule.overestimate)
+    decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    if share + decode_s / request.pace_s > 1.0:
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
+    at_s = ready_s()
+    schedule, _ = _schedule(node, now_s, limits)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
-    return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
+    return _forecast(schedule, queue, request, at_s, loads=True, late=late)
 
 
 def without_time_on(
@@ -188,22 +191,6 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
         return others + times.decode_s(batch + more, context) / request.pace_s
 
     return bisect_right(range(1, instance.batch_max - batch + 1), 1.0, key=share)
-
-
-def start_exceeds_pace(
-    node: NodeEntry, profile: Profile, request: RequestEntry, *, share: float, moves: bool = False
-) -> bool:
-    """Whether `forecast_on_start` says TPOT_EXCEEDED whenever the load would be over: what a full
-    node says nearly always, so that it must not cost a look at its loads.
-    """
-    if _tries_out(node, profile, moves=moves):
-        return False
-    decode_s = Times(profile, node.rule.overestimate).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    return share + decode_s / request.pace_s > 1.0
-
-
-def _tries_out(node: NodeEntry, profile: Profile, *, moves: bool) -> bool:
-    return not profile.measured and not moves and node.is_idle()
 
 
 def _forecast(

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from math import inf, log
 
-from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load, may_start
-from mesh.core.controller.instances.loading_lane import Slot, plan_load
-from mesh.core.controller.instances.placement import Placed, Site
+from mesh.core.controller.instances.loading_lane import plan_load
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -136,12 +135,10 @@ def _load(
     planned = plan_load(ctx, deployment, node, victims)
     if planned.load_s > ctx.limits.prefetch_load_s_max:
         return False
-    start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
-    # Needed by nobody: all other loads go before it.
-    slot = Slot(load=planned, ready_s=ctx.now_s + planned.load_s)
-    placed = Placed(start=start, slot=slot, needed_s=inf, first_token_s=slot.ready_s)
     ctx.cell.prefetches.note_begun()
-    load(ctx, entry, placed, ahead=True)
+    # Needed by nobody: all other loads go before it.
+    room = Room(kv_blocks=PARKED_BLOCKS, reclaim=victims)
+    load(ctx, entry, node, room, planned, inf, ahead=True)
     return True
 
 

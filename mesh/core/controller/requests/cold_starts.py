@@ -9,7 +9,6 @@ place. After: `submitting`, which promises, and the end of the load, when they a
 
 from collections.abc import Iterator
 from itertools import chain
-from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import (
@@ -18,17 +17,9 @@ from mesh.core.controller.instances.lifecycle import (
     start_found,
     start_instance,
 )
-from mesh.core.controller.instances.loading_lane import loads_end_s
-from mesh.core.controller.instances.node_schedule import Forecast, forecast_on_loading
 from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.placement import (
-    MARGIN_SHARE,
-    NoRoom,
-    Site,
-    StartSearch,
-    Wanted,
-)
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.placement import MARGIN_SHARE, NoRoom, StartSearch, Wanted
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import note_overtaken
@@ -93,7 +84,7 @@ def _look(
         if isinstance(plan, Start):
             found = search.take(plan) if search else None
             if search and found:
-                return _start(ctx, entry, request, search, found, late=late)
+                return _start(ctx, entry, request, found, late=late)
             if search and search.stopped:
                 break
         elif _join(ctx, entry, plan, request, offer, late=late):
@@ -101,8 +92,8 @@ def _look(
     if search is None or request.state is not RequestState.QUEUED:
         return False
     rest = search.rest()
-    if isinstance(rest, Site):
-        return _start(ctx, entry, request, search, rest, late=late)
+    if isinstance(rest, Price):
+        return _start(ctx, entry, request, rest, late=late)
     if isinstance(rest, NoRoom) and not late:
         _refuse_in_vain(ctx, entry, rest)
     return False
@@ -130,14 +121,12 @@ def _start(
     ctx: EventContext,
     entry: DeploymentEntry,
     request: RequestEntry,
-    search: StartSearch,
-    found: Site,
+    found: Price,
     *,
     late: bool,
 ) -> bool:
-    started = start_found(ctx, entry, search, found)
-    grace_s = _late_s(ctx, request, started.first_token_s) if late else 0.0
-    wait_for(ctx, entry, request, started.instance, grace_s=grace_s)
+    grace_s = _late_s(ctx, request, found.first_token_s) if late else 0.0
+    wait_for(ctx, entry, request, start_found(ctx, found), grace_s=grace_s)
     return True
 
 
@@ -165,13 +154,13 @@ def _join(
         submit(ctx, entry, request, instance, room)
         entry.dequeue(request)
         return True
-    first_token_s = _first_token_s(ctx, entry, plan, instance, request, late=late)
-    if first_token_s is None:
+    price = Price(ctx, plan, entry, instance, request, room, late=late or request.accepted)
+    verdict = price.verdict()
+    if verdict is not Verdict.PASSES:
+        request.refusals.note(verdict)
         return False
-    grace_s = _late_s(ctx, request, first_token_s) if late else 0.0
-    spare_s = max(request.due_s + grace_s - first_token_s, 0.0)
-    needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
-    wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
+    grace_s = _late_s(ctx, request, price.first_token_s) if late else 0.0
+    wait_for(ctx, entry, request, instance, room, grace_s, price.needed_s(grace_s))
     return True
 
 
@@ -184,37 +173,6 @@ def _loading(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntr
         loads = instance.state is InstanceState.LOADING and instance.takes_requests
         if loads and not instance.is_full and ctx.validations_left:
             yield instance
-
-
-def _first_token_s(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    plan: Plan,
-    instance: InstanceEntry,
-    request: RequestEntry,
-    *,
-    late: bool,
-) -> float | None:
-    """When the request would have its first token from an instance that loads, if the policy lets
-    it wait for that; as soon as that has loaded, where nothing forecasts it.
-    """
-    forecast = Forecast(verdict=Verdict.PASSES)
-
-    def shadow() -> Verdict:
-        nonlocal forecast
-        ctx.note_validation(instance.node)
-        forecast = forecast_on_loading(
-            instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late or request.accepted
-        )
-        return forecast.verdict
-
-    tests = PlanTests(ctx, plan, entry, instance, request, shadow)
-    verdict = ctx.policy.passes(plan, tests)
-    if verdict is Verdict.PASSES:
-        first_token_s = forecast.first_token_s
-        return first_token_s if first_token_s < inf else tests.arrives_s(plan)
-    request.refusals.note(verdict)
-    return None
 
 
 def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:

@@ -221,8 +221,8 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> 
             looks -= 1
             # Weights that the host has may go with those who make room.
             in_host = node.tier_of(deployment) is LoadTier.HOST
-            site = demand.site(node) if in_host else None
-            without = site.reclaim if site is not None else ()
+            room = demand.room(node) if in_host else None
+            without = room.reclaim if room is not None else ()
             planned = plan_load(ctx, deployment, node, without)
             begins_s = max(lanes.at_s(node, planned.kind), entry.paused_until_s)
             yield begins_s + planned.load_s

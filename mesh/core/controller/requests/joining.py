@@ -4,9 +4,9 @@ What an instance has refused is remembered and not validated again. Before: `que
 `cold_starts` where the policy would rather start an instance. After: `submitting`.
 """
 
-from mesh.core.controller.instances.node_schedule import forecast_on
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.node_schedule import Forecast
 from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.fairness import must_give_way
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -31,32 +31,32 @@ def in_time(
     if promised and instance.profile and instance.profile.measured:
         return True
 
-    def shadow() -> Verdict:
-        return _shadow(ctx, instance, request)
-
-    tests = PlanTests(ctx, plan, entry, instance, request, shadow)
-    verdict = ctx.policy.passes(plan, tests)
+    price = _Remembered(ctx, plan, entry, instance, request, late=request.accepted)
+    verdict = price.verdict()
     if verdict is Verdict.PASSES:
         return True
     request.refusals.note(verdict)
     return False
 
 
-def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> Verdict:
-    """Whether every SLO would be kept with the request there."""
-    verdict = _known_refusal(ctx, instance, request)
-    if verdict is not None:
-        return verdict
-    ctx.note_validation(instance.node)
-    forecast = forecast_on(
-        instance, request, now_s=ctx.now_s, limits=ctx.limits, late=request.accepted
-    )
-    if forecast.verdict is not Verdict.PASSES:
-        left = request.tokens - cached_tokens(instance, request)
-        ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
-        if forecast.in_time_as_predicted(request.due_s, ctx.now_s, instance.node.rule.overestimate):
-            request.refusals.note_in_time_as_predicted()
-    return forecast.verdict
+class _Remembered(Price):
+    """What has refused the request, or one that was no longer, is not validated again."""
+
+    def validate(self) -> Forecast:
+        ctx, instance, request = self.ctx, self.place, self.request
+        assert isinstance(instance, InstanceEntry)
+        assert request is not None
+        known = _known_refusal(ctx, instance, request)
+        if known is not None:
+            return Forecast(verdict=known)
+        forecast = super().validate()
+        if forecast.verdict is not Verdict.PASSES:
+            left = request.tokens - cached_tokens(instance, request)
+            ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
+            care = instance.node.rule.overestimate
+            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
+                request.refusals.note_in_time_as_predicted()
+        return forecast
 
 
 def _known_refusal(

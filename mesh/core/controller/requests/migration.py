@@ -10,10 +10,10 @@ After: the request runs in the place of its copy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.kv_cache import note_longer, room_for, room_for_all
+from mesh.core.controller.instances.kv_cache import note_longer, room_for
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.node_schedule import continues_s, forecast_on, round_s
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.node_schedule import continues_s, round_s
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
@@ -150,7 +150,7 @@ def _look(
         if _under_way(ctx, instance.node) + len(beside) >= limits.migrations_max:
             continue
         copy = request.copy(ctx.now_s)
-        if room_for_all(ctx, owner, instance, [*beside, copy]) is None:
+        if room_for(ctx, owner, instance, copy, beside) is None:
             continue
         if _in_time(ctx, owner, instance, copy, beside):
             return _Target(owner=owner, request=request, copy=copy, instance=instance)
@@ -192,17 +192,9 @@ def _in_time(
     if ctx.policy.promises and ctx.validations_left <= 0:
         return False
 
-    def shadow() -> Verdict:
-        ctx.note_validation(instance.node)
-        now_s, limits = ctx.now_s, ctx.limits
-        forecast = forecast_on(
-            instance, copy, now_s=now_s, limits=limits, beside=beside, moves=True
-        )
-        return forecast.verdict
-
     plan = Move(requests=(copy,), to=instance)
-    tests = PlanTests(ctx, plan, owner, instance, copy, shadow, beside=beside)
-    return ctx.policy.passes(plan, tests) is Verdict.PASSES
+    price = Price(ctx, plan, owner, instance, copy, beside=beside, moves=True)
+    return price.verdict() is Verdict.PASSES
 
 
 def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:

@@ -13,20 +13,19 @@ how long this one has waited. Nearest is, in this order, a place that
 Before: `deadlines`, which has found that the request waits in vain. After: its client.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.lifecycle import may_start
-from mesh.core.controller.instances.node_schedule import forecast_on, forecast_on_loading
-from mesh.core.controller.instances.placement import Demand, Site, forecast_on_node
+from mesh.core.controller.instances.placement import Demand
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.fairness import must_give_way
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import ColdStart
 
@@ -64,23 +63,23 @@ def lack_of_nearest(
     )
     loaded = any(instance.is_loaded for instance in entry.instances.values())
     may_be_late = request.slo.cold_start is ColdStart.LATE and not loaded
-    roomy: list[tuple[Place, Collection[InstanceId]]] = []
+    roomy: list[tuple[Place, Room]] = []
     full: list[Place] = []
     for place in _places(ctx, entry):
         room = _room(ctx, entry, place, as_new)
         if room is None:
             full.append(place)
         else:
-            roomy.append((place, room.reclaim))
+            roomy.append((place, room))
     said: list[Verdict] = []
-    for place, reclaim in roomy:
+    for place, room in roomy:
         if not ctx.looks_left:
             break
-        verdict = _verdict(ctx, entry, place, as_new, late=may_be_late, without=reclaim)
+        verdict = _verdict(ctx, entry, place, as_new, late=may_be_late, room=room)
         if verdict is Verdict.PASSES and must_give_way(ctx, _node(place), request):
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
-            late = _verdict(ctx, entry, place, request, without=reclaim)
+            late = _verdict(ctx, entry, place, request, room=room)
             return _by_last_try(request) if late is Verdict.PASSES else _of_time(late)
         said.append(verdict)
     for place in full:
@@ -129,10 +128,10 @@ def _node(place: Place) -> NodeEntry:
 
 def _room(
     ctx: EventContext, entry: DeploymentEntry, place: Place, request: RequestEntry
-) -> Room | Site | None:
+) -> Room | None:
     if isinstance(place, InstanceEntry):
         return room_for(ctx, entry, place, request)
-    return Demand(ctx, entry, (request,)).site(place)
+    return Demand(ctx, entry, (request,)).room(place)
 
 
 def _verdict(
@@ -142,17 +141,10 @@ def _verdict(
     request: RequestEntry,
     *,
     late: bool = False,
-    without: Collection[InstanceId] = (),
+    room: Room | None = None,
 ) -> Verdict:
-    """What validation says; `late`: the request may wait for a load though it will be late;
-    `without` the instances that go for a load.
-    """
+    """What validation says; `late`: the request may wait for a load though it will be late."""
     if not ctx.policy.promises:
         return Verdict.PASSES
     ctx.note_look()
-    if isinstance(place, NodeEntry):
-        return forecast_on_node(ctx, entry, place, request, late=late, without=without)[1].verdict
-    now_s, limits = ctx.now_s, ctx.limits
-    if place.is_loaded:
-        return forecast_on(place, request, now_s=now_s, limits=limits).verdict
-    return forecast_on_loading(place, request, now_s=now_s, limits=limits, late=late).verdict
+    return Price(ctx, None, entry, place, request, room, late=late).forecast().verdict

@@ -8,14 +8,12 @@ instance, for which there is no memory. After: it has it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from mesh.core.controller.instances.kv_cache import room_for, room_for_all
-from mesh.core.controller.instances.lifecycle import load
-from mesh.core.controller.instances.node_schedule import forecast_on
+from mesh.core.controller.instances.kv_cache import room_for
+from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import Placed, Site, StartSearch, Wanted
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.placement import StartSearch, Wanted
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
 from mesh.core.controller.requests.submitting import submit, wait_for
@@ -39,7 +37,7 @@ class _Moves:
     """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
-    started: list[tuple[RequestEntry, Placed]] = field(default_factory=list)
+    started: list[tuple[RequestEntry, Price]] = field(default_factory=list)
     """Those for whom an instance is to be loaded."""
 
     def to(self, instance: InstanceEntry) -> list[RequestEntry]:
@@ -49,7 +47,7 @@ class _Moves:
         """Only one instance of a node grows for them, and none does where one is to be loaded."""
         node = instance.node
         others = [target.node for _, target in self.placed if target is not instance]
-        loading = [placed.start.node.node_id for _, placed in self.started]
+        loading = [price.node.node_id for _, price in self.started]
         return node not in others and node.node_id not in loading
 
 
@@ -82,8 +80,8 @@ def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
         return False
     for request, target in moves.placed:
         _move(ctx, request, target)
-    for request, placed in moves.started:
-        _move_to_new(ctx, request, placed)
+    for request, price in moves.started:
+        _move_to_new(ctx, request, price)
     for victim in taken:
         let_go(ctx, victim)
     return True
@@ -135,14 +133,6 @@ def _place(
     away_from: NodeId,
 ) -> bool:
     """Plan the move to a loaded instance on another node, as the policy has it."""
-
-    def shadow(instance: InstanceEntry, others: Sequence[RequestEntry]) -> Verdict:
-        ctx.note_validation(instance.node)
-        now_s, limits = ctx.now_s, ctx.limits
-        return forecast_on(
-            instance, request, now_s=now_s, limits=limits, beside=others, moves=True
-        ).verdict
-
     joins = enumerate(_open(ctx, owner, moves, away_from))
     offer = Offer(ctx=ctx, entry=owner, joins=joins)
     for plan in ctx.policy.places(request, offer):
@@ -150,11 +140,10 @@ def _place(
         if not isinstance(plan, Join) or instance is None or plan.instance is not instance:
             continue
         others = moves.to(instance)
-        if room_for_all(ctx, owner, instance, [*others, request]) is None:
+        if room_for(ctx, owner, instance, request, others) is None:
             continue
-        looked = partial(shadow, instance, others)
-        tests = PlanTests(ctx, plan, owner, instance, request, looked, beside=others)
-        if ctx.policy.passes(plan, tests) is Verdict.PASSES:
+        price = Price(ctx, plan, owner, instance, request, beside=others, moves=True)
+        if price.verdict() is Verdict.PASSES:
             moves.placed.append((request, instance))
             return True
     return False
@@ -185,14 +174,13 @@ def _start(
     if ctx.now_s < owner.paused_until_s:
         return False
     taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
-    taken += [placed.start.node.node_id for _, placed in moves.started]
+    taken += [price.node.node_id for _, price in moves.started]
     nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
     wanted = Wanted(by=request, moves=True)
-    search = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes)
-    found = search.run()
-    if not isinstance(found, Site):
+    found = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes).run()
+    if not isinstance(found, Price):
         return False
-    moves.started.append((request, search.placed(found)))
+    moves.started.append((request, found))
     return True
 
 
@@ -205,12 +193,11 @@ def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> No
         submit(ctx, owner, request, target, room)
 
 
-def _move_to_new(ctx: EventContext, request: RequestEntry, placed: Placed) -> None:
-    owner = _leave(ctx, request)
+def _move_to_new(ctx: EventContext, request: RequestEntry, price: Price) -> None:
+    owner, node, room = _leave(ctx, request), price.node, price.room
     ctx.enqueue(owner, request)
-    node = placed.start.node
-    if all(node.may_go(node.instances[instance_id]) for instance_id in placed.start.reclaim):
-        wait_for(ctx, owner, request, load(ctx, owner, placed))
+    if room and all(node.may_go(node.instances[instance_id]) for instance_id in room.reclaim):
+        wait_for(ctx, owner, request, start(ctx, price))
 
 
 def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
