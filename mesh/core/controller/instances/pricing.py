@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.kv_cache import Room
+from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, next_slot
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
@@ -94,7 +94,7 @@ class Price:
     def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
         if self.utilisation(plan) > 1.0:
             return Verdict.TPOT_EXCEEDED
-        now_s, place, request = self.ctx.now_s, self.place, self._wanted_by
+        now_s, place, request = self.ctx.now_s, self.place, self.wanted_by
         cached = cached_tokens(place, request) if isinstance(place, InstanceEntry) else 0
         times = self._times()
         seconds = times.prefill_s(request.tokens - cached, cached)
@@ -107,7 +107,7 @@ class Price:
 
     def utilisation(self, plan: Plan) -> float:
         self._check(plan)
-        place, request, now_s = self.place, self._wanted_by, self.ctx.now_s
+        place, request, now_s = self.place, self.wanted_by, self.ctx.now_s
         if isinstance(place, InstanceEntry):
             return decode_share_with(place, now_s, request, *self.beside)
         decode_s = self._times().decode_s(1, request.tokens)
@@ -135,7 +135,7 @@ class Price:
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
-        ctx, place, request, late = self.ctx, self.place, self._wanted_by, self.late
+        ctx, place, request, late = self.ctx, self.place, self.wanted_by, self.late
         now_s, limits = ctx.now_s, ctx.limits
         if isinstance(place, NodeEntry):
             return forecast_on_start(
@@ -173,7 +173,7 @@ class Price:
         """
         if self._slot is None:
             by_none = self.late or self.request is None
-            self._slot = self._slot_by(inf if by_none else self._wanted_by.due_s)
+            self._slot = self._slot_by(inf if by_none else self.wanted_by.due_s)
         return self._slot
 
     @property
@@ -205,7 +205,8 @@ class Price:
         return self.ready_s + max(self.request.due_s + grace_s - self.first_token_s, 0.0)
 
     @property
-    def _wanted_by(self) -> RequestEntry:
+    def wanted_by(self) -> RequestEntry:
+        """The request; there is one."""
         assert self.request is not None, "the policy is asked for somebody's sake"
         return self.request
 
@@ -232,3 +233,26 @@ class Price:
             return place.profile
         footprint = place.footprint_of(deployment)
         return self.ctx.cell.expectations.profile(deployment.model, footprint, place.hello)
+
+
+def price_move(
+    ctx: EventContext,
+    plan: Plan,
+    entry: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    beside: Sequence[RequestEntry],
+) -> Price | None:
+    """The move of a request that runs to a loaded instance, with those `beside` it that are to go
+    there as well; `None` where there is no room, or the policy does not let it be.
+    """
+    room = room_for(ctx, entry, instance, request, beside)
+    if room is None:
+        return None
+    price = Price(ctx, plan, entry, instance, request, room, beside=beside, moves=True)
+    return price if price.verdict() is Verdict.PASSES else None
+
+
+def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:
+    """The requests that are to move to the instance."""
+    return [move.wanted_by for move in moves if move.place is instance]
