@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
 from mesh.memory.shares import Share
-from tests.memory.stations import RESIZE, UNLOAD, CheckedStation
+from tests.memory.stations import RESIZE, UNLOAD, CheckedStation, sized
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 150))
 STEPS = 50
@@ -83,14 +83,14 @@ class Walk(RuleBasedStateMachine):
     def shrink(self, pick: int, less: int) -> None:
         names = self.shrinkable()
         name = names[pick % len(names)]
-        self.issue(name, max(self.checked.station.size_bytes(name) - less, 1), 0)
+        self.issue(name, max(self.checked.station.size(name).bytes - less, 1), 0)
 
     @precondition(lambda self: self.checked.station.free_bytes > 0)
     @rule(name=NAME, more=st.integers(1, 8), by=st.integers(0, 3), at_once=st.booleans())
     def grow(self, name: InstanceId, more: int, by: int, at_once: bool) -> None:
         """As far as the promise goes."""
         more = min(more, self.checked.station.free_bytes)
-        self.issue(name, self.checked.station.size_bytes(name) + more, by)
+        self.issue(name, self.checked.station.size(name).bytes + more, by)
         if at_once and name in self.checked.running():
             self.checked.done(name)
             self.count()
@@ -137,6 +137,8 @@ class Walk(RuleBasedStateMachine):
     def record(self, name: InstanceId, size: int) -> None:
         """An honest node only reports instances that are new, and that fit."""
         if self.honest:
+            share = self.checked.shares.get(name)
+            size = sized(size, share).bytes
             free = CAPACITY - max(self.checked.tracked_bytes, self.checked.promised_bytes)
             if name in self.checked.known or size > free:
                 return
@@ -144,7 +146,7 @@ class Walk(RuleBasedStateMachine):
         self.count()
 
     def shrinkable(self) -> list[InstanceId]:
-        return [name for name in self.checked.known if self.checked.station.size_bytes(name) > 1]
+        return [name for name in self.checked.known if self.checked.station.size(name).bytes > 1]
 
     def issue(self, name: InstanceId, size: int, by: int) -> None:
         known = name in self.checked.known

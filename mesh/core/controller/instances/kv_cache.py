@@ -168,7 +168,7 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
     if ctx.now_s < instance.grow_again_s:
         return None
     for kv_blocks in (size.wanted_blocks, size.required_blocks):
-        if station.fits(instance.instance_id, instance.footprint.instance_bytes(kv_blocks)):
+        if station.fits(instance.instance_id, instance.footprint.size(kv_blocks)):
             return Room(kv_blocks=kv_blocks)
     required = size.required_blocks
     owner = ctx.cell.deployments.get(instance.deployment)
@@ -272,10 +272,9 @@ def park_cache(ctx: EventContext, instance: InstanceEntry) -> None:
 
 def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
-    size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
         instance.node.touch()
-    issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
+    issue(ctx, instance, ReservationKind.RESIZE, instance.footprint.size(kv_blocks), needed_s)
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:

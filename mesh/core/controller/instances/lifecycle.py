@@ -139,8 +139,7 @@ def load(
         phase="load",
     )
     ctx.cell.add_instance(instance)
-    size_bytes = footprint.instance_bytes(room.kv_blocks)
-    issue(ctx, instance, planned.kind, size_bytes, needed_s)
+    issue(ctx, instance, planned.kind, footprint.size(room.kv_blocks), needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,
@@ -199,8 +198,8 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
     if owner is not None and instance.profile is not None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)
-    size_bytes = report.footprint.instance_bytes(report.kv_blocks)
-    started = node.station.record(instance.instance_id, size_bytes, instance.shares)
+    size = report.footprint.size(report.kv_blocks)
+    started = node.station.record(instance.instance_id, size, instance.shares)
     send_started(ctx, node, started)
     if instance.profile is None:
         let_go(ctx, instance)
