@@ -17,7 +17,6 @@ from mesh.core.controller.instances.loading_lane import PlannedLoad, loads_end_s
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
-    forecast_on_loading,
     forecast_on_start,
 )
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -229,10 +228,7 @@ def _places(
     for instance in entry.instances.values():
         if not instance.takes_requests or instance.is_full:
             continue
-        if instance.is_loaded:
-            forecast = forecast_on(instance, request, now_s=now_s, limits=limits)
-        else:
-            forecast = forecast_on_loading(instance, request, now_s=now_s, limits=limits, late=late)
+        forecast = forecast_on(instance, request, now_s=now_s, limits=limits, late=late)
         yield _can_grow(instance, entry, request), forecast.verdict
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return

@@ -17,6 +17,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
@@ -64,15 +65,20 @@ def forecast_on(
     late: bool = False,
     moves: bool = False,
 ) -> Forecast:
-    """What becomes of a request on a loaded instance, with those beside it that have been promised
-    it already; `late`: its first token may come after its deadline. One that `moves` runs well
-    where it is: it does not try out an estimate.
+    """What becomes of a request on an instance, loaded or loading, with those that wait for its
+    load and those beside it that have been promised it already; `late`: its first token may come
+    after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
     """
-    node = instance.node
-    if instance.correction.trial_left and (instance.requests or beside):
+    node, profile, at_s = instance.node, instance.profile, now_s
+    trial, estimated = instance.correction.trial_left, not (profile and profile.measured)
+    if instance.state is InstanceState.LOADING:
+        assert profile is not None, "loaded for its deployment"
+        at_s = loads_end_s(node, now_s)[instance.instance_id]
+        if trial and not instance.coming and node.is_idle():
+            return _tried_out(node, profile, request, at_s, limits, late=late)
+    elif trial and (instance.requests or beside):
         return Forecast(verdict=Verdict.DELAYS_RUNNING)
-    estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
+    elif estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
     if decode_share_with(instance, now_s, request, *beside) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
@@ -86,30 +92,7 @@ def forecast_on(
     coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     prompt = _prompt_on(instance, request)
-    return _forecast(schedule, run_queue, request, now_s, prompt=prompt, late=late)
-
-
-def forecast_on_loading(
-    instance: InstanceEntry,
-    request: RequestEntry,
-    *,
-    now_s: float,
-    limits: CellLimits,
-    late: bool = False,
-) -> Forecast:
-    """What becomes of a request that waits for the load of an instance, with those that wait for it
-    already. `late` as above.
-    """
-    node, profile = instance.node, instance.profile
-    assert profile is not None, "loaded for its deployment"
-    ready_s = loads_end_s(node, now_s)[instance.instance_id]
-    if instance.correction.trial_left and not instance.coming and node.is_idle():
-        return _tried_out(node, profile, request, ready_s, limits, late=late)
-    if decode_share_with(instance, now_s, request) > 1.0:
-        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
-    schedule, run_queues = _schedule(node, now_s, limits)
-    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.pace_s, now_s)
-    return _forecast(schedule, queue, request, ready_s, late=late)
+    return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late)
 
 
 def forecast_on_start(

@@ -180,13 +180,13 @@ class StartSearch:
             return None
         ctx, entry, wanted = self._ctx, self._entry, self._wanted
         if wanted is None:
-            return Price(ctx, plan, entry, node, None, room)
+            return Price(ctx, plan, entry, node, None, None, room)
         if ctx.policy.promises and not ctx.validations_left:
             ctx.cell.refusals.note_not_all_tried(entry.spec.name, wanted.by)
             self.stopped = True
         else:
             by, late = wanted.by, wanted.late or (wanted.by.accepted and not wanted.moves)
-            price = Price(ctx, plan, entry, node, by, room, late=late, moves=wanted.moves)
+            price = Price(ctx, plan, entry, node, None, by, room, late=late, moves=wanted.moves)
             if self._takes(price, wanted):
                 return price
         self._busy = True
@@ -320,7 +320,7 @@ def priced_on(
 ) -> Price | None:
     """A start on this node of an instance that nobody waits for; `None` where it has no room."""
     room = Demand(ctx, entry, ()).room(node)
-    return None if room is None else Price(ctx, plan, entry, node, None, room)
+    return None if room is None else Price(ctx, plan, entry, node, None, None, room)
 
 
 def _is_tight(price: Price) -> bool:

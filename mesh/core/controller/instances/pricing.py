@@ -8,6 +8,7 @@ searches, which know what the books allow (`queueing`, `cold_starts`, `placement
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
@@ -18,7 +19,6 @@ from mesh.core.controller.instances.node_schedule import (
     decode_share_with,
     decodes_share,
     forecast_on,
-    forecast_on_loading,
     forecast_on_start,
     time_left_s,
 )
@@ -33,50 +33,33 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan, Shortage
 
+NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
+
+@dataclass(slots=True, eq=False)
 class Price:
-    """The price of a plan for `request` at `place`, where those `beside` it are to go as well.
-
-    `request` is `None` where an instance starts that nobody waits for. `room` is the memory that
-    was found, which is all that is known of an instance that starts. The first token of a request
-    may be `late`; one that `moves` runs well where it is.
+    """The price of a plan: `request`, and those `beside` it, join `instance` on `node`; where that
+    is `None`, one starts there.
     """
 
-    __slots__ = (
-        "_slot",
-        "beside",
-        "ctx",
-        "entry",
-        "late",
-        "moves",
-        "node",
-        "place",
-        "plan",
-        "request",
-        "room",
-        "seen",
-    )
-
-    def __init__(
-        self,
-        ctx: EventContext,
-        plan: Plan | None,
-        entry: DeploymentEntry,
-        place: InstanceEntry | NodeEntry,
-        request: RequestEntry | None,
-        room: Room | None = None,
-        *,
-        beside: Sequence[RequestEntry] = (),
-        late: bool = False,
-        moves: bool = False,
-    ) -> None:
-        self.ctx, self.plan, self.entry, self.place = ctx, plan, entry, place
-        self.node = place if isinstance(place, NodeEntry) else place.node
-        self.request, self.room = request, room
-        self.beside, self.late, self.moves = beside, late, moves
-        self.seen: Forecast | None = None
-        """What validation has said; `None` where nobody has asked for it."""
-        self._slot: Slot | None = None
+    ctx: EventContext
+    plan: Plan | None
+    """`None` where no policy is asked."""
+    entry: DeploymentEntry
+    node: NodeEntry
+    instance: InstanceEntry | None
+    request: RequestEntry | None
+    """`None` where an instance starts that nobody waits for."""
+    room: Room | None = None
+    """The memory that was found for it."""
+    beside: Sequence[RequestEntry] = ()
+    late: bool = False
+    """Whether the first token may be late."""
+    moves: bool = False
+    """Whether the request runs elsewhere, and well."""
+    seen: Forecast | None = field(default=None, init=False)
+    """What validation has said; `None` where nobody has asked for it."""
+    _slot: Slot | None = field(default=None, init=False)
 
     def verdict(self) -> Verdict | Shortage:
         """What the policy says of the plan at this price."""
@@ -86,7 +69,8 @@ class Price:
     # What the policy reads: `mesh.policy.interface.Tests`.
 
     def shadow(self, plan: Plan) -> Verdict:
-        self._check(plan)
+        if plan is not self.plan:
+            raise ValueError(NOT_ASKED)
         if self.seen is None:
             self.seen = self.validate()
         return self.seen.verdict
@@ -94,8 +78,8 @@ class Price:
     def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
         if self.utilisation(plan) > 1.0:
             return Verdict.TPOT_EXCEEDED
-        now_s, place, request = self.ctx.now_s, self.place, self.wanted_by
-        cached = cached_tokens(place, request) if isinstance(place, InstanceEntry) else 0
+        now_s, instance, request = self.ctx.now_s, self.instance, self.wanted_by
+        cached = cached_tokens(instance, request) if instance is not None else 0
         times = self._times()
         seconds = times.prefill_s(request.tokens - cached, cached)
         seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
@@ -107,24 +91,23 @@ class Price:
 
     def utilisation(self, plan: Plan) -> float:
         self._check(plan)
-        place, request, now_s = self.place, self.wanted_by, self.ctx.now_s
-        if isinstance(place, InstanceEntry):
-            return decode_share_with(place, now_s, request, *self.beside)
+        request, now_s = self.wanted_by, self.ctx.now_s
+        if self.instance is not None:
+            return decode_share_with(self.instance, now_s, request, *self.beside)
         decode_s = self._times().decode_s(1, request.tokens)
-        return decodes_share(place, now_s) + decode_s / request.pace_s
+        return decodes_share(self.node, now_s) + decode_s / request.pace_s
 
     def spare_bytes(self, plan: Plan) -> int:
         self._check(plan)
         node, room = self.node, self.room
-        if isinstance(self.place, InstanceEntry) or room is None:
+        if self.instance is not None or room is None:
             return node.free_bytes
         needed_bytes = node.footprint_of(self._deployment).instance_bytes(room.least_blocks)
         return node.free_bytes_for(self._deployment) - needed_bytes
 
     def arrives_s(self, plan: Plan) -> float:
         self._check(plan)
-        starts = isinstance(self.place, NodeEntry)
-        return self._slot_by(inf).ready_s if starts else self.ready_s
+        return self._slot_by(inf).ready_s if self.instance is None else self.ready_s
 
     # What the search and the books read.
 
@@ -135,24 +118,23 @@ class Price:
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
-        ctx, place, request, late = self.ctx, self.place, self.wanted_by, self.late
+        ctx, instance, request, late = self.ctx, self.instance, self.request, self.late
+        assert request is not None, "somebody is to be in time"
         now_s, limits = ctx.now_s, ctx.limits
-        if isinstance(place, NodeEntry):
+        if instance is None:
             return forecast_on_start(
-                place,
+                self.node,
                 self._profile(),
                 lambda: self.slot.ready_s,
                 request,
-                share=ctx.share_of(place, decodes_share),
+                share=ctx.share_of(self.node, decodes_share),
                 now_s=now_s,
                 limits=limits,
                 late=late,
                 moves=self.moves,
             )
-        if not place.is_loaded:
-            return forecast_on_loading(place, request, now_s=now_s, limits=limits, late=late)
         return forecast_on(
-            place,
+            instance,
             request,
             now_s=now_s,
             limits=limits,
@@ -179,10 +161,10 @@ class Price:
     @property
     def ready_s(self) -> float:
         """When the instance is loaded."""
-        place, now_s = self.place, self.ctx.now_s
-        if isinstance(place, NodeEntry):
+        if self.instance is None:
             return self.slot.ready_s
-        return loads_end_s(place.node, now_s).get(place.instance_id, now_s)
+        now_s = self.ctx.now_s
+        return loads_end_s(self.node, now_s).get(self.instance.instance_id, now_s)
 
     @property
     def first_token_s(self) -> float:
@@ -200,9 +182,19 @@ class Price:
         """
         if self.request is None:
             return self.ready_s
-        if not self.validated and isinstance(self.place, NodeEntry):
+        if not self.validated and self.instance is None:
             return self.request.due_s
         return self.ready_s + max(self.request.due_s + grace_s - self.first_token_s, 0.0)
+
+    def room_now(self) -> Room | None:
+        """The room that there still is, once others of the same search have got theirs: `None`
+        where an idle instance that was to go for it has to stay by now.
+        """
+        if self.instance is not None:
+            return room_for(self.ctx, self.entry, self.instance, self.wanted_by)
+        room, there = self.room, self.node.instances
+        goes = room is not None and all(self.node.may_go(there[name]) for name in room.reclaim)
+        return room if goes else None
 
     @property
     def wanted_by(self) -> RequestEntry:
@@ -217,7 +209,7 @@ class Price:
 
     def _check(self, plan: Plan) -> None:
         if plan is not self.plan:
-            raise ValueError("tests are of the plan that is asked about, and of no other")
+            raise ValueError(NOT_ASKED)
 
     def _slot_by(self, needed_s: float) -> Slot:
         without = () if self.room is None else self.room.reclaim
@@ -227,12 +219,12 @@ class Price:
         return Times(self._profile(), self.node.rule.overestimate)
 
     def _profile(self) -> Profile:
-        place, deployment = self.place, self._deployment
-        if isinstance(place, InstanceEntry):
-            assert place.profile is not None, "it serves"
-            return place.profile
-        footprint = place.footprint_of(deployment)
-        return self.ctx.cell.expectations.profile(deployment.model, footprint, place.hello)
+        if self.instance is not None:
+            assert self.instance.profile is not None, "it serves"
+            return self.instance.profile
+        node, deployment = self.node, self._deployment
+        footprint = node.footprint_of(deployment)
+        return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
 
 
 def price_move(
@@ -249,10 +241,12 @@ def price_move(
     room = room_for(ctx, entry, instance, request, beside)
     if room is None:
         return None
-    price = Price(ctx, plan, entry, instance, request, room, beside=beside, moves=True)
+    price = Price(
+        ctx, plan, entry, instance.node, instance, request, room, beside=beside, moves=True
+    )
     return price if price.verdict() is Verdict.PASSES else None
 
 
 def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:
     """The requests that are to move to the instance."""
-    return [move.wanted_by for move in moves if move.place is instance]
+    return [move.wanted_by for move in moves if move.instance is instance]

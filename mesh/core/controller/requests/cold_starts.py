@@ -154,7 +154,8 @@ def _join(
         submit(ctx, entry, request, instance, room)
         entry.dequeue(request)
         return True
-    price = Price(ctx, plan, entry, instance, request, room, late=late or request.accepted)
+    late_too = late or request.accepted
+    price = Price(ctx, plan, entry, instance.node, instance, request, room, late=late_too)
     verdict = price.verdict()
     if verdict is not Verdict.PASSES:
         request.refusals.note(verdict)

@@ -31,7 +31,8 @@ def in_time(
     if promised and instance.profile and instance.profile.measured:
         return True
 
-    price = _Remembered(ctx, plan, entry, instance, request, late=request.accepted)
+    late, node = request.accepted, instance.node
+    price = _Remembered(ctx, plan, entry, node, instance, request, late=late)
     verdict = price.verdict()
     if verdict is Verdict.PASSES:
         return True
@@ -43,13 +44,14 @@ class _Remembered(Price):
     """What has refused the request, or one that was no longer, is not validated again."""
 
     def validate(self) -> Forecast:
-        ctx, instance, request = self.ctx, self.place, self.request
-        assert isinstance(instance, InstanceEntry)
+        ctx, instance, request = self.ctx, self.instance, self.request
+        assert instance is not None
         assert request is not None
         known = _known_refusal(ctx, instance, request)
         if known is not None:
             return Forecast(verdict=known)
-        forecast = super().validate()
+        ctx.note_validation(self.node)
+        forecast = self.forecast()
         if forecast.verdict is not Verdict.PASSES:
             left = request.tokens - cached_tokens(instance, request)
             ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)

@@ -9,7 +9,7 @@ After: the request runs in the place of its copy.
 
 from collections.abc import Sequence
 
-from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.kv_cache import note_longer
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, round_s
 from mesh.core.controller.instances.pricing import Price, going_to, price_move
@@ -150,9 +150,9 @@ def _begin_at(ctx: EventContext, move: Price) -> bool:
     """Have it compute the request ahead. False, and it is looked for again, where two moves counted
     on unloading idle instances of the same deployment, of which its minimum keeps one.
     """
-    copy, instance = move.wanted_by, move.place
-    assert isinstance(instance, InstanceEntry)
-    room = room_for(ctx, move.entry, instance, copy)
+    copy, instance = move.wanted_by, move.instance
+    assert instance is not None, "it does not wait for a load"
+    room = move.room_now()
     if room is None:
         return False
     request = ctx.cell.requests[copy.original.request_id]

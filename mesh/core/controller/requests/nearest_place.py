@@ -147,4 +147,6 @@ def _verdict(
     if not ctx.policy.promises:
         return Verdict.PASSES
     ctx.note_look()
-    return Price(ctx, None, entry, place, request, room, late=late).forecast().verdict
+    instance = place if isinstance(place, InstanceEntry) else None
+    price = Price(ctx, None, entry, _node(place), instance, request, room, late=late)
+    return price.forecast().verdict

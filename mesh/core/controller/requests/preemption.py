@@ -8,7 +8,6 @@ instance, for which there is no memory. After: it has it.
 
 from collections.abc import Iterator, Sequence
 
-from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.placement import StartSearch, Wanted
@@ -54,7 +53,7 @@ def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
     moves = _plan(ctx, taken)
     if moves is None:
         return False
-    for move in sorted(moves, key=lambda move: move.place is move.node):
+    for move in sorted(moves, key=lambda move: move.instance is None):
         _move(ctx, move)
     for victim in taken:
         let_go(ctx, victim)
@@ -133,7 +132,7 @@ def _open(
         full = instance.free_places <= len(going_to(instance, moves))
         if full or not instance.takes_now or instance.node is away_from:
             continue
-        others = any(m.node is instance.node and m.place is not instance for m in moves)
+        others = any(m.node is instance.node and m.instance is not instance for m in moves)
         if not others and ctx.validations_left:
             yield instance
 
@@ -159,15 +158,13 @@ def _start(
 
 def _move(ctx: EventContext, move: Price) -> None:
     """A request goes to its place, or is queued for the instance that is loaded for it."""
-    owner, place, request, room = move.entry, move.place, move.wanted_by, move.room
+    owner, instance, request = move.entry, move.instance, move.wanted_by
     abort_on_node(ctx, request)
     request.note_evicted()
-    if isinstance(place, InstanceEntry):
-        room = room_for(ctx, owner, place, request)
-        if room is not None:
-            submit(ctx, owner, request, place, room)
-            return
+    room = move.room_now()
+    if instance is not None and room is not None:
+        submit(ctx, owner, request, instance, room)
+        return
     ctx.enqueue(owner, request)
-    # An idle instance that was to go may have to stay now; see `_plan`.
-    if room and all(move.node.may_go(move.node.instances[name]) for name in room.reclaim):
+    if room is not None:
         wait_for(ctx, owner, request, start(ctx, move))
