@@ -418,17 +418,15 @@ class ReservationStation:
                 continue
             size = reservation.size.most(holding.size)
             grows = self._more(holding, _tracked, holding.size, size)
-            grows_bytes = grows.bytes
-            held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
-            fits = self.tracked_bytes + grows_bytes <= self.capacity_bytes
-            if grows_bytes and (held_up or not fits):
-                passed.append(holding)
-                continue
-            if grows_bytes:
+            if any(grows):
+                held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
+                if held_up or self.tracked_bytes + grows.bytes > self.capacity_bytes:
+                    passed.append(holding)
+                    continue
                 for earlier in passed:
                     earlier.overtaken += 1
+                self.tracked = self.tracked.plus(grows)
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
-            self.tracked = self.tracked.plus(grows)
             started.append(reservation)
             if reservation.kind in LOADS:
                 loading.add(reservation.kind)

@@ -177,7 +177,8 @@ class InstanceEntry:
     @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        return self.kv_bytes // self.footprint.kv_block_bytes
+        kv_bytes = self.node.station.size(self.instance_id).kv_bytes
+        return kv_bytes // self.footprint.kv_block_bytes
 
     @property
     def coming(self) -> dict[RequestId, RequestEntry]:
