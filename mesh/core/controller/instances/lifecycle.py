@@ -54,12 +54,6 @@ def search_start(
     return StartSearch(ctx, entry, wanted, waiting=waiting, among=among, worth=True)
 
 
-def start_found(ctx: EventContext, found: Price) -> InstanceEntry:
-    """Start loading an instance where a search has found room and time for it."""
-    ctx.cell.refusals.note_started(found.entry.spec.name)
-    return start(ctx, found)
-
-
 def start_instance(
     ctx: EventContext,
     entry: DeploymentEntry,
@@ -76,12 +70,16 @@ def start_instance(
     """
     nodes = None if among is None else lambda: among
     found = search_start(ctx, entry, among=nodes, wanted=wanted).run()
-    return start_found(ctx, found) if isinstance(found, Price) else found
+    return start(ctx, found) if isinstance(found, Price) else found
 
 
 def start(ctx: EventContext, price: Price) -> InstanceEntry:
-    """Load an instance at this price."""
+    """Load an instance at this price. Requests that wait are tried everywhere again then; one for a
+    request that moves is not for them.
+    """
     assert price.room is not None
+    if not price.moves:
+        ctx.cell.refusals.note_started(price.entry.spec.name)
     needed_s, load_planned = price.needed_s(), price.slot.load
     instance = load(ctx, price.entry, price.node, price.room, load_planned, needed_s)
     instance.note_label(price.plan.label if isinstance(price.plan, Start) else "")

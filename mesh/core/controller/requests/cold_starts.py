@@ -14,7 +14,6 @@ from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import (
     may_start,
     search_start,
-    start_found,
     start_instance,
 )
 from mesh.core.controller.instances.offer import Offer
@@ -25,7 +24,7 @@ from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import note_overtaken
 from mesh.core.controller.requests.joining import in_time
 from mesh.core.controller.requests.plan_books import joined
-from mesh.core.controller.requests.submitting import submit, wait_for
+from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -84,7 +83,7 @@ def _look(
         if isinstance(plan, Start):
             found = search.take(plan) if search else None
             if search and found:
-                return _start(ctx, entry, request, found, late=late)
+                return _promise(ctx, found, late=late)
             if search and search.stopped:
                 break
         elif _join(ctx, entry, plan, request, offer, late=late):
@@ -93,7 +92,7 @@ def _look(
         return False
     rest = search.rest()
     if isinstance(rest, Price):
-        return _start(ctx, entry, request, rest, late=late)
+        return _promise(ctx, rest, late=late)
     if isinstance(rest, NoRoom) and not late:
         _refuse_in_vain(ctx, entry, rest)
     return False
@@ -117,16 +116,9 @@ def _search(
     return search_start(ctx, entry, among=free if late else None, wanted=wanted)
 
 
-def _start(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    request: RequestEntry,
-    found: Price,
-    *,
-    late: bool,
-) -> bool:
-    grace_s = _late_s(ctx, request, found.first_token_s) if late else 0.0
-    wait_for(ctx, entry, request, start_found(ctx, found), grace_s=grace_s)
+def _promise(ctx: EventContext, price: Price, *, late: bool) -> bool:
+    grace_s = _late_s(ctx, price.wanted_by, price.first_token_s) if late else 0.0
+    promise(ctx, price, grace_s)
     return True
 
 
@@ -160,9 +152,7 @@ def _join(
     if verdict is not Verdict.PASSES:
         request.refusals.note(verdict)
         return False
-    grace_s = _late_s(ctx, request, price.first_token_s) if late else 0.0
-    wait_for(ctx, entry, request, instance, room, grace_s, price.needed_s(grace_s))
-    return True
+    return _promise(ctx, price, late=late)
 
 
 def _loaded(entry: DeploymentEntry) -> Iterator[InstanceEntry]:

@@ -8,13 +8,12 @@ instance, for which there is no memory. After: it has it.
 
 from collections.abc import Iterator, Sequence
 
-from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.placement import StartSearch, Wanted
 from mesh.core.controller.instances.pricing import Price, going_to, price_move
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
-from mesh.core.controller.requests.submitting import submit, wait_for
+from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -167,4 +166,4 @@ def _move(ctx: EventContext, move: Price) -> None:
         return
     ctx.enqueue(owner, request)
     if room is not None:
-        wait_for(ctx, owner, request, start(ctx, move))
+        promise(ctx, move)
