@@ -74,14 +74,14 @@ def start_instance(
 
 
 def start(ctx: EventContext, price: Price) -> InstanceEntry:
-    """Load an instance at this price. Requests that wait are tried everywhere again then; one for a
-    request that moves is not for them.
+    """Load an instance at this price. Those who wait are tried everywhere again then, unless it is
+    for a request that moves.
     """
     assert price.room is not None
     if not price.moves:
         ctx.cell.refusals.note_started(price.entry.spec.name)
-    needed_s, load_planned = price.needed_s(), price.slot.load
-    instance = load(ctx, price.entry, price.node, price.room, load_planned, needed_s)
+    planned, needed_s = price.slot.load, price.needed_s()
+    instance = load(ctx, price.entry, price.node, price.room, planned, needed_s)
     instance.note_label(price.plan.label if isinstance(price.plan, Start) else "")
     return instance
 
