@@ -13,7 +13,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import Room, room_for
-from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, next_slot
+from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decode_share_with,
@@ -213,7 +213,8 @@ class Price:
 
     def _slot_by(self, needed_s: float) -> Slot:
         without = () if self.room is None else self.room.reclaim
-        return next_slot(self.ctx, self._deployment, self.node, needed_s, without)
+        planned = plan_load(self.ctx, self._deployment, self.node, without)
+        return slot_for(self.node, planned, needed_s, self.ctx.now_s)
 
     def _times(self) -> Times:
         return Times(self._profile(), self.node.rule.overestimate)
