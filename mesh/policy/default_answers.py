@@ -15,10 +15,17 @@ from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Plan, Release, Shortage
 from mesh.policy.ranks import any_instance, fullest_node
-from mesh.policy.room import enough, joins_first, longest_headroom
+from mesh.policy.room import (
+    enough,
+    joins_first,
+    late_by_load_alone,
+    likeliest_nearer,
+    longest_headroom,
+    may_be_in_time,
+)
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +37,9 @@ class DefaultAnswers:
     instances_per_node: int = 1
     promises: bool = True
     refuses_late: bool = True
+    """Whether a request goes once its first token would be late wherever it went."""
     prefetches: bool = True
+    """Whether nodes that rest load what may be called next."""
 
     def instance_rank(self, instance: InstanceView) -> Rank:
         return any_instance(instance)
@@ -43,6 +52,12 @@ class DefaultAnswers:
 
     def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
         return tests.shadow(plan) if self.promises else Verdict.PASSES
+
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        return not self.refuses_late or may_be_in_time(request, outlook, validated=self.promises)
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        return late_by_load_alone(request, outlook)
 
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
@@ -57,6 +72,9 @@ class DefaultAnswers:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return iter(())
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        return likeliest_nearer(cell) if self.prefetches else iter(())
 
     def kv(self, demand: KvDemand) -> KvSize:
         return by_demand(demand)

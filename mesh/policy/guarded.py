@@ -24,6 +24,7 @@ from mesh.policy.plans import (
     Label,
     Move,
     Plan,
+    Prefetch,
     Refuse,
     Release,
     Shortage,
@@ -31,7 +32,7 @@ from mesh.policy.plans import (
 )
 from mesh.policy.room import longest_headroom
 from mesh.policy.rules.turns import name_of
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 FAULTS_MAX = 8
 """The most faults that are noted for one event."""
@@ -42,7 +43,7 @@ SIZES_MAX = 4096
 WAIT_S_LEAST, WAIT_S_MOST = 0.1, 3600.0
 """Until a policy is asked again what becomes of an idle instance."""
 
-_PLANS = frozenset((Join, Start, Move, Release, Refuse, Label))
+_PLANS = frozenset((Join, Start, Move, Release, Refuse, Label, Prefetch))
 T = TypeVar("T")
 
 
@@ -53,8 +54,7 @@ class Guarded:
         self.rule = policy.rule
         self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
         self.instances_per_node = max(policy.instances_per_node, 1)
-        self.promises, self.refuses_late = policy.promises, policy.refuses_late
-        self.prefetches = policy.prefetches
+        self.promises = policy.promises
         self._faults: list[NotePolicyFault] = []
         self._sizes: dict[tuple[int, int, int], KvSize] = {}
 
@@ -94,6 +94,23 @@ class Guarded:
             self._raised("passes", error)
             return Verdict.DELAYS_RUNNING
 
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        try:
+            said: object = self._policy.waits(request, outlook)
+            if isinstance(said, bool | Shortage):
+                return said
+            self.fault(PolicyFaultKind.NO_ANSWER, "waits", f"{said!r} is neither bool nor Shortage")
+        except Exception as error:
+            self._raised("waits", error)
+        return True
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        try:
+            return bool(self._policy.may_be_late(request, outlook))
+        except Exception as error:
+            self._raised("may_be_late", error)
+            return False
+
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
     ) -> Iterator[tuple[Release, ...]]:
@@ -124,6 +141,9 @@ class Guarded:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return self._bounded("upkeep", lambda: self._policy.upkeep(cell), cell)
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        return self._bounded("prefetch", lambda: self._policy.prefetch(cell), cell)
 
     def kv_of(self, required_blocks: int, block_tokens: int, context_tokens: int) -> KvSize:
         """`kv` of an instance that is there. Asked for at every candidate: what was said is kept,

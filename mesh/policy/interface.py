@@ -18,7 +18,7 @@ from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
 from mesh.policy.plans import Plan, Release, Shortage
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 Rank = tuple[float, ...]
 """Smaller comes first; ids break ties."""
@@ -128,16 +128,6 @@ class Policy(Protocol):
         """
         ...
 
-    @property
-    def refuses_late(self) -> bool:
-        """Whether a request goes once its first token would be late wherever it went."""
-        ...
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether nodes that rest load what may be called next."""
-        ...
-
     def instance_rank(self, instance: InstanceView) -> Rank:
         """In this order instances are candidates. The core keeps it, and ranks an instance anew
         when its batch changes: it may depend on that and on what never changes.
@@ -158,6 +148,19 @@ class Policy(Protocol):
         """Whether a join, a start or a move for which there is room is to be; if not, why."""
         ...
 
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        """Whether a request without a promise waits on; if not, it is refused for what the nearest
+        place lacks, or for a shortage of the policy's own. Nobody waits for longer than the cell's
+        settings allow.
+        """
+        ...
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        """Whether a request that is in time nowhere may take a place or a load where it is late,
+        and nobody else for its sake; its client is told by how much.
+        """
+        ...
+
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
     ) -> Iterator[tuple[Release, ...]]:
@@ -176,6 +179,10 @@ class Policy(Protocol):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         """Every second: what would make the cell better (moves, releases, starts, labels)."""
+        ...
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        """Every second: what may be called next, and is brought nearer until then (`Prefetch`)."""
         ...
 
     def kv(self, demand: KvDemand) -> KvSize: ...

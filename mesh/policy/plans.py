@@ -55,6 +55,18 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """Bring a deployment's model nearer on a node before anybody calls it: import it if no node has
+    it, else load it for nobody, in the place of idle instances. All other loads go before it, and
+    it goes when anybody wants its memory. The node has to have a budget for that.
+    """
+
+    deployment: DeploymentName
+    node: NodeView
+    instead_of: tuple[InstanceView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """Remember something of an instance, as the role that it has: at most LABEL_CHARS_MAX
     characters, kept with the instance in the cell's books until it goes or the controller ends.
@@ -103,4 +115,4 @@ class Shortage:
     message: str
 
 
-Plan = Join | Start | Move | Release | Refuse | Label
+Plan = Join | Start | Move | Release | Refuse | Label | Prefetch

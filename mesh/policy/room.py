@@ -1,4 +1,5 @@
-"""Where requests go, who gives way for whom, and which nodes have room: what policies share of it.
+"""Where requests go, who waits or is late, who gives way for whom, which nodes have room, and what
+is loaded ahead: what policies share of it.
 
 Idle instances go first, as few as do, in the order in which the cell offers them. After LLM-Mesh
 §7.1 an instance that cannot grow takes the memory of instances with a smaller batch on its node,
@@ -7,9 +8,28 @@ other in turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
+from math import log
 
-from mesh.policy.plans import Join, Plan, Start
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.domain.slo import ColdStart
+from mesh.domain.steps import LoadTier
+from mesh.policy.plans import Join, Plan, Prefetch, Start
+from mesh.policy.views import (
+    AheadView,
+    CellView,
+    DeploymentView,
+    InstanceView,
+    NodeView,
+    Outlook,
+    RequestView,
+)
+
+LIKELIER = log(2.0)
+"""An instance gives way only to a model that is called twice as often: the two would else go on
+taking each other's place.
+"""
+LIKELY_MAX = 32
+"""Deployments that one look tries to bring nearer."""
 
 
 def joins_first(request: RequestView | None, cell: CellView) -> Iterator[Plan]:
@@ -19,6 +39,36 @@ def joins_first(request: RequestView | None, cell: CellView) -> Iterator[Plan]:
             yield Join(request=request, instance=instance)
     for node in roomy_first(cell):
         yield Start(request=request, node=node)
+
+
+def may_be_in_time(request: RequestView, outlook: Outlook, *, validated: bool) -> bool:
+    """Whether a way is open for its first token to be in time: a load, or a place. Where places are
+    not `validated`, it is served late by the load that it waits for.
+    """
+    latest_s = outlook.latest_start_s
+    if latest_s < request.arrival_s:
+        return False
+    if not validated:
+        return outlook.now_s < latest_s or outlook.is_loading()
+    return outlook.now_s < latest_s and (
+        not outlook.has_node()
+        or outlook.may_load_by(latest_s)
+        or outlook.may_change()
+        or outlook.place_s() <= latest_s
+    )
+
+
+def late_by_load_alone(request: RequestView, outlook: Outlook) -> bool:
+    """Whether nothing but a load keeps the request from being in time, and its deployment wants it
+    late then: none is loaded, alone it would be in time, and it has just come. One that has waited
+    for room first would take it from those who need not be late.
+    """
+    return (
+        request.slo.cold_start is ColdStart.LATE
+        and outlook.has_just_come()
+        and not outlook.is_loaded()
+        and outlook.latest_start_s >= request.arrival_s
+    )
 
 
 def longest_headroom(requests: Iterable[RequestView]) -> RequestView:
@@ -77,3 +127,53 @@ def victims(
         if freed_bytes(others) >= missing_bytes:
             taken = others
     return taken
+
+
+def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
+    """What was called of late and is loaded nowhere, the most called first, where its model is
+    nearest among the nodes that rest; nothing while a request waits. What nobody has called for as
+    long as a parked instance stays would not be there in any case.
+    """
+    if any(made.queued for made in cell.deployments()):
+        return
+    nodes = [node for node in cell.nodes() if node.prefetch_bytes and cell.rests(node)]
+    likely = [
+        (made, about)
+        for made in (cell.deployments() if nodes else ())
+        if not made.instances and cell.now_s - made.called_s <= cell.parked_s_max
+        if (about := cell.about(made.name)) is not None
+    ]
+    for made, about in nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0].calls_log, of[0].name)):
+        for node in sorted(about.starts(), key=lambda n: (-about.tier(n).nearness, n.node_id)):
+            given = _given_ahead(made, node, about) if cell.rests(node) else None
+            if given is not None:
+                yield Prefetch(deployment=made.name, node=node, instead_of=given)
+                if not cell.rests(node):
+                    break
+
+
+def _given_ahead(
+    made: DeploymentView, node: NodeView, cell: AheadView
+) -> tuple[InstanceView, ...] | None:
+    """Which idle instances give way to one that is loaded ahead: those of models that are called
+    far less. None where it has no room. What was loaded ahead, too, goes before the others: the
+    node's budget is for both.
+    """
+    if cell.tier(node) is LoadTier.REMOTE:
+        return ()  # It is imported, which takes no memory.
+
+    def gives_way(instance: InstanceView) -> bool:
+        owner = cell.deployment(instance.deployment)
+        rarer = owner is None or owner.calls_log + LIKELIER < made.calls_log
+        return rarer and (instance.ahead or instance.is_parked)
+
+    missing_bytes = cell.lacks_bytes(node)
+    over_bytes = freed_bytes([i for i in cell.instances(node) if i.ahead]) - node.prefetch_bytes
+    over_bytes += missing_bytes + node.free_bytes
+    lesser = [instance for instance in cell.idle(node) if gives_way(instance)]
+    within = enough([instance for instance in lesser if instance.ahead], over_bytes)
+    if over_bytes > 0 and not within:
+        return None
+    others = [instance for instance in lesser if instance not in within]
+    given = (*within, *enough(others, missing_bytes - freed_bytes(within)))
+    return given if freed_bytes(given) >= missing_bytes else None

@@ -6,12 +6,13 @@ queues are tried, loaded instances; once all have been, those that load and node
 loaded instances again for whom the policy would rather start one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 
 
 class RequestView(Protocol):
@@ -51,6 +52,11 @@ class NodeView(Protocol):
     @property
     def free_bytes(self) -> int:
         """Memory that no instance has reserved."""
+        ...
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """The memory that its operator allows for instances that nobody has called yet."""
         ...
 
     @property
@@ -116,6 +122,11 @@ class InstanceView(Protocol):
         ...
 
     @property
+    def ahead(self) -> bool:
+        """Whether it was loaded before anybody called, and still waits for the first call."""
+        ...
+
+    @property
     def idle_since_s(self) -> float: ...
     @property
     def next_due_s(self) -> float:
@@ -138,6 +149,21 @@ class DeploymentView(Protocol):
     @property
     def answer_tokens(self) -> float:
         """Mean length of its answers."""
+        ...
+
+    @property
+    def instances(self) -> Mapping[InstanceId, InstanceView]:
+        """Its instances, those that are being unloaded included."""
+        ...
+
+    @property
+    def called_s(self) -> float:
+        """When it was called last, unless an operator has had it unloaded since."""
+        ...
+
+    @property
+    def calls_log(self) -> float:
+        """The logarithm of how often it is called: whose is higher stays so until the next call."""
         ...
 
     @property
@@ -229,4 +255,73 @@ class CellView(Protocol):
 
     def load_s(self, node: NodeView) -> float:
         """Seconds that a load of the deployment asked about takes there, its link to itself."""
+        ...
+
+
+class AheadView(CellView, Protocol):
+    """The cell, as a policy sees it that brings models nearer before they are called."""
+
+    @property
+    def parked_s_max(self) -> float:
+        """How long an idle instance stays that keeps its weights alone."""
+        ...
+
+    def rests(self, node: NodeView) -> bool:
+        """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
+        ...
+
+    def about(self, name: DeploymentName) -> "AheadView | None":
+        """The same, asked about a deployment: `starts` has the nodes that have a budget for it and
+        may take it, and it would have the least KV cache. None where it may have no instance more.
+        """
+        ...
+
+    def tier(self, node: NodeView) -> LoadTier:
+        """From where the node would load it."""
+        ...
+
+
+class Outlook(Protocol):
+    """What a request that waits may hope for, worked out as it is asked for."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def latest_start_s(self) -> float:
+        """When it has to begin on the quickest node for its first token to be in time: before its
+        arrival if it could not have been in time alone.
+        """
+        ...
+
+    def has_just_come(self) -> bool:
+        """Whether no queue has been tried again since it came."""
+        ...
+
+    def has_node(self) -> bool:
+        """Whether any node may hold an instance for it; one that is lost may come back."""
+        ...
+
+    def is_loaded(self) -> bool:
+        """Whether an instance of its deployment is loaded."""
+        ...
+
+    def is_loading(self) -> bool: ...
+    def may_change(self) -> bool:
+        """Whether a loaded instance may take it soon though no request ends: those that run get
+        ahead of their deadlines and leave time for its prompt, or memory comes free.
+        """
+        ...
+
+    def place_s(self) -> float:
+        """When a place on a loaded instance is expected for it, behind those who wait before it:
+        requests end, or a KV cache may be tried to grow; infinite if none is.
+        """
+        ...
+
+    def may_load_by(self, at_s: float) -> bool:
+        """Whether one more load could be over by then."""
+        ...
+
+    def load_s(self) -> float:
+        """When that could be at the earliest; infinite if there may be none."""
         ...

@@ -24,6 +24,7 @@ class Node:
     free_bytes: int
     node_id: NodeId = NODE
     device: DeviceKind = DeviceKind.CPU
+    prefetch_bytes: int = 0
     running: int = 0
 
 

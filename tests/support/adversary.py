@@ -5,6 +5,7 @@ Deterministic in the time and the views, so that its runs replay. A file as `--p
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from mesh.domain.reasons import RefusalReason, Verdict
@@ -19,16 +20,17 @@ from mesh.policy.plans import (
     Label,
     Move,
     Plan,
+    Prefetch,
     Refuse,
     Release,
     Shortage,
     Start,
 )
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 
 
 def _turn(at: float, of: int) -> int:
-    return int(at * 1000.0) % of
+    return int(at * 1000.0) % of if at < inf else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,19 @@ class Adversary(DefaultAnswers):
             return Verdict.PASSES
         return tests.shadow(plan)
 
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        turn: int = _turn(outlook.load_s() + outlook.place_s(), 6) if outlook.has_node() else 0
+        if turn == 1:
+            raise KeyError("one")
+        said: Any = (True, None, False, Shortage(message="no"), outlook.may_change(), "late")
+        return said[turn] or super().waits(request, outlook)
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        turn = _turn(outlook.now_s, 3)
+        if turn == 1:
+            raise KeyError("one")
+        return turn == 2 or outlook.is_loading()
+
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
     ) -> Iterator[tuple[Release, ...]]:
@@ -115,6 +130,16 @@ class Adversary(DefaultAnswers):
                 yield Move(requests=requests, to=instance, carry=Carry.KV)
                 for request in requests:
                     yield Refuse(request=request, why=RefusalReason.QUEUE_FULL)
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        turn, instances = _turn(cell.now_s, 4), tuple(cell.instances())
+        if turn == 1:
+            yield Label(instance=instances[0], label="not here")
+        for deployment in cell.deployments() if turn == 2 else ():
+            for node in cell.nodes():
+                yield Prefetch(deployment=deployment.name, node=node, instead_of=instances)
+                yield Prefetch(deployment=deployment.name, node=node)
+        yield from LLM_MESH.prefetch(cell)
 
     def kv(self, demand: KvDemand) -> KvSize:
         if demand.required_blocks % 11 == 10:

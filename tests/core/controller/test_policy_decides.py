@@ -1,24 +1,36 @@
-"""What only a policy decides: the order of joins and starts, reasons of its own, labels, loads that
-nobody asked for, and whose KV cache goes.
+"""What only a policy decides: the order of joins and starts, reasons of its own, who waits and who
+may be late, labels, loads that nobody asked for, and whose KV cache goes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
-from mesh.domain.actions import RefuseRequest
+from mesh.domain.actions import ControllerAction, RefuseRequest, TellAccepted
 from mesh.domain.events import LeaseCheckDue
 from mesh.domain.ids import DeploymentName
+from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance, SubmitRequest
-from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.reasons import FinishReason, RefusalReason, Verdict
+from mesh.domain.slo import Slo
 from mesh.policy import interface
 from mesh.policy.interface import Rank
 from mesh.policy.llm_mesh import LlmMesh
 from mesh.policy.plans import LABEL_CHARS_MAX, Join, Label, Plan, Refuse, Shortage, Start
-from mesh.policy.views import CellView, NodeView, RequestView
-from tests.core.admission import instance, node, submitted
-from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+from mesh.policy.views import CellView, NodeView, Outlook, RequestView
+from tests.core.admission import SLOW, instance, node, submitted
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
 
 A = DeploymentName("a")
 
@@ -41,16 +53,49 @@ class StartsFirst(LlmMesh):
 @pytest.mark.parametrize(
     ("beside", "joins", "starts"), [((), 1, 0), (("n2",), 0, 1)], ids=["nowhere else", "n2"]
 )
+@pytest.mark.parametrize("promises", [True, False])
 def test_a_policy_may_start_an_instance_rather_than_join_one(
-    beside: tuple[str, ...], joins: int, starts: int
+    beside: tuple[str, ...], joins: int, starts: int, promises: bool
 ) -> None:
-    cell = CellUnderTest(deployment("a"), rule=StartsFirst())
+    cell = CellUnderTest(deployment("a"), rule=StartsFirst(promises=promises))
     cell.join(node("n1", instance("i1", "a")))
     for name in beside:
         cell.join(node(name))
     said = cell.invoke(request(of="a"))
     assert len(commands(said, SubmitRequest)) == joins
     assert len(commands(said, LoadInstance)) == starts
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_whoever_waits_for_a_load_rather_than_join_has_its_place_when_that_is_over(
+    promises: bool,
+) -> None:
+    cell = CellUnderTest(deployment("a"), rule=StartsFirst(promises=promises))
+    cell.join(node("n1", instance("i1", "a")))
+    link, _ = cell.join(node("n2"))
+    said = cell.invoke(request(of="a"))
+    load = only(commands(said, LoadInstance), LoadInstance)
+    assert not submitted(said)
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartsFirstPairs(StartsFirst):
+    """Two requests to an instance."""
+
+    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict | Shortage:
+        full = isinstance(plan, Join) and plan.instance.batch >= 2
+        return Shortage(message="two are enough") if full else tests.shadow(plan)
+
+
+def test_whoever_would_rather_have_a_start_has_the_place_that_comes_free_at_once() -> None:
+    """An instance that serves others still has lost a request: it alone is looked at first."""
+    cell = CellUnderTest(deployment("a"), rule=StartsFirstPairs())
+    cell.join(node("n1", instance("i1", "a")))
+    told = [submitted(cell.invoke(request(name, of="a"))) for name in ("r1", "r2", "r3")]
+    assert told == [[("r1", "i1")], [("r2", "i1")], []]
+    ended = cell.tokens(1, "r1", (7,), finish=FinishReason.STOP)
+    assert submitted(ended) == [("r3", "i1")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,3 +245,83 @@ def test_a_policy_sees_the_queues() -> None:
         ("r2", "one of 2 that wait"),
         ("r3", "one of 1 that wait"),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient(Quota):
+    """Whoever waits does so, for no reason or for this one."""
+
+    until_s: float = inf
+    message: str = ""
+
+    def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
+        waits = outlook.now_s - request.arrival_s < self.until_s
+        return waits or (Shortage(message=self.message) if self.message else False)
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        return True
+
+
+def waits_in_vain(rule: Patient) -> tuple[CellUnderTest, list[ControllerAction]]:
+    """A request behind one that has the only place, and what it was told at once."""
+    cell = CellUnderTest(deployment("a"), rule=rule)
+    cell.join(node("n1", instance("i1", "a")))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "i1")]
+    return cell, cell.invoke(request("r2", of="a"))
+
+
+def test_a_policy_keeps_a_request_waiting_that_is_late_already() -> None:
+    cell, told = waits_in_vain(Patient())
+    cell.now_s += 10.0
+    assert not of_kind([*told, *cell.retry()], RefuseRequest)
+    served = cell.tokens(1, "r1", (7,), finish=FinishReason.STOP)
+    assert submitted(served) == [("r2", "i1")]
+
+
+def test_nobody_waits_for_longer_than_the_cell_allows() -> None:
+    cell, _ = waits_in_vain(Patient())
+    cell.now_s += CellLimits().queue_wait_s_max
+    assert only(cell.retry(), RefuseRequest).request_id == "r2"
+
+
+@pytest.mark.parametrize("message", ["", "it will not be in time"])
+def test_a_policy_refuses_before_it_is_too_late_and_may_say_why(message: str) -> None:
+    _, told = waits_in_vain(Patient(until_s=0.0, message=message))
+    refused = only(told, RefuseRequest)
+    assert refused.request_id == "r2"
+    assert refused.reason is RefusalReason.POLICY
+    assert refused.message == (message or "the quota is one request at a time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(LlmMesh):
+    """Everybody may be late, or nobody."""
+
+    late: bool
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        return self.late
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_policy_has_a_request_join_an_instance_that_serves_it_late(late: bool) -> None:
+    """A prompt of 200 tokens takes 0.8 s, behind one that takes a second."""
+    slo = Slo(ttft_s=1.5, ttft_tokens_per_s=1e6, tpot_s=10.0)
+    cell = CellUnderTest(deployment("a", slo=slo), profiles=(SLOW,), rule=Late(late=late))
+    cell.join(node("n1", instance("i1", "a")))
+    cell.invoke(request("r1", of="a", prompt=(1,) * 256))
+    told = cell.invoke(request("r2", of="a", prompt=(1,) * 200))
+    assert submitted(told) == [("r2", "i1")] * late
+    assert [1.0 > accepted.grace_s > 0.2 for accepted in of_kind(told, TellAccepted)] == (
+        [True] * late
+    )
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_policy_says_whether_the_first_caller_waits_for_a_load_that_is_late(late: bool) -> None:
+    cell = CellUnderTest(deployment("a"), rule=Late(late=late))
+    cell.core.cell.expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 10.0)
+    cell.join(node("n1"))
+    told = cell.invoke(request(of="a"))
+    assert len(commands(told, LoadInstance)) == late
+    assert len(of_kind(told, RefuseRequest)) == (not late)

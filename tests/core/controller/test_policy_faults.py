@@ -85,6 +85,17 @@ def test_one_that_raises_while_nodes_rank_and_instances_idle_does_no_harm_either
     assert submitted(cell.invoke(request("second"))) == ["second"]
 
 
+@pytest.mark.parametrize("answer", [raises, lambda *_: None])
+def test_one_that_does_not_say_who_waits_has_all_wait_as_long_as_any_may(answer: Any) -> None:
+    passes = {"passes": lambda plan, tests: Verdict.FIRST_TOKEN_LATE}
+    cell = Cell(Other(waits=answer, may_be_late=raises, **passes))
+    said = cell.invoke(request("second"))
+    assert "waits" in [call for _, call in faults(said)]
+    assert not [a for a in said if isinstance(a, RefuseRequest)]
+    cell.now_s += 1.0
+    assert [a for a in cell.retry() if isinstance(a, RefuseRequest)]
+
+
 def test_one_that_yields_for_ever_is_cut_off() -> None:
     looked = []
 

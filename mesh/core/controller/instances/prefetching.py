@@ -1,97 +1,112 @@
-"""Models that come nearer before they are called: what is fetched ahead, where, and when it yields.
+"""Models that come nearer before they are called: what the policy has fetched ahead, and when that
+yields.
 
-Looked at with every lease check, on nodes that compute nothing and load nothing, for deployments
-called of late and loaded nowhere, the most called first. A model that no store has is imported; one
-that a short load brings up is loaded for nobody and waits, idle, as a parked instance does: it is
-in the books, and goes when anybody wants its memory. Before: `nodes.check_leases`. After: the
-lanes of loads and imports, and `lifecycle`, for whose loads all of this gives way.
+Asked with every lease check. A model that no store has is imported; one that a short load brings up
+is loaded for nobody and waits, idle, as a parked instance does: it is in the books, and goes when
+anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of loads and imports, and
+`lifecycle`, for whose loads all of this gives way.
 """
 
-from collections.abc import Sequence
-from heapq import nsmallest
-from math import inf, log
+from dataclasses import dataclass
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load, may_start
 from mesh.core.controller.instances.loading_lane import plan_load
+from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.prefetches import ImportAhead
 from mesh.domain.actions import SendCommand
 from mesh.domain.deployment import Deployment
-from mesh.domain.ids import InstanceId, OperationId
-from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
-from mesh.domain.model import Footprint, imported_id
+from mesh.domain.model import imported_id
+from mesh.domain.reasons import PolicyFaultKind
 from mesh.domain.steps import LoadTier
-from mesh.policy.room import enough, freed_bytes
+from mesh.policy.plans import Plan, Prefetch, Release
+from mesh.policy.room import freed_bytes
+from mesh.policy.views import NodeView
 
-LOOKS_MAX = 32
-"""Deployments that one look tries to bring nearer."""
 
-LIKELIER = log(2.0)
-"""An instance gives way only to a model that is called twice as often: the two would else go on
-taking each other's place.
-"""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Ahead(Offer):
+    """See `mesh.policy.views.AheadView`."""
+
+    @property
+    def parked_s_max(self) -> float:
+        return self.ctx.limits.parked_s_max
+
+    def rests(self, node: NodeView) -> bool:
+        there = self._node(node)
+        instances, station = there.instances.values(), there.station
+        return (
+            there.state is NodeState.READY
+            and there.is_idle()
+            and there.prefetches.importing is None
+            and all(i.is_loaded and not i.expected and not i.profiling for i in instances)
+            and not station.running_reservations()
+            and not station.waiting()
+            and all(operation.node is not there for operation in self.ctx.cell.operations.values())
+        )
+
+    def tier(self, node: NodeView) -> LoadTier:
+        return self._node(node).tier_of(self._deployment())
+
+    def about(self, name: DeploymentName) -> "_Ahead | None":
+        ctx, entry = self.ctx, self.ctx.cell.deployments[name]
+        deployment = entry.deployment
+        if deployment is None or entry.state is not DeploymentState.READY:
+            return None
+        if not may_start(ctx, entry):
+            return None
+        nodes = ctx.cell.nodes.values()
+        return _Ahead(
+            ctx=ctx,
+            entry=entry,
+            on=lambda: [node for node in nodes if _may_fetch(ctx, entry, deployment, node)],
+            needed_bytes=lambda node: _size_bytes(node, deployment),
+        )
 
 
 def prefetch(ctx: EventContext) -> None:
-    """At most one step on each node that has nothing else to do."""
+    """Carry out what the policy has brought nearer, as far as nodes allow it."""
     for node in ctx.cell.nodes.values():
         _check_time(ctx, node)
-    if ctx.limits.parked_s_max <= 0.0 or not ctx.policy.prefetches or ctx.cell.queued():
+    if ctx.limits.parked_s_max > 0.0:
+        for plan in ctx.policy.prefetch(_Ahead(ctx=ctx)):
+            _carry_out(ctx, plan)
+
+
+def _carry_out(ctx: EventContext, plan: Plan) -> None:
+    """Begin a prefetch, if that may be: its node has to have a budget for it, and to be quick."""
+    if not isinstance(plan, Prefetch):
+        ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, type(plan).__name__, "it is no prefetch")
         return
-    nodes = [n for n in ctx.cell.nodes.values() if n.hello.prefetch_bytes and _rests(ctx, n)]
-    for entry in _likely(ctx) if nodes else ():
-        taken = _fetch(ctx, entry, [n for n in nodes if ctx.takes(n, entry.spec)])
-        nodes = [node for node in nodes if node is not taken]
+    entry = ctx.cell.deployments.get(plan.deployment)
+    node = ctx.cell.nodes.get(plan.node.node_id)
+    if entry is None or entry.deployment is None or node is None or node is not plan.node:
+        message = f"no {plan.deployment} to fetch to {plan.node.node_id}"
+        ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Prefetch", message)
+    elif may_start(ctx, entry) and _may_fetch(ctx, entry, entry.deployment, node):
+        if node.tier_of(entry.deployment) is not LoadTier.REMOTE:
+            _load(ctx, entry, entry.deployment, node, plan)
+        elif _nowhere(ctx, entry.deployment):
+            _import(ctx, entry.deployment, node)
 
 
-def _rests(ctx: EventContext, node: NodeEntry) -> bool:
-    """Whether nothing is computed, loaded, imported or moved on it, nor about to be."""
-    instances, station = node.instances.values(), node.station
-    return (
-        node.state is NodeState.READY
-        and node.is_idle()
-        and node.prefetches.importing is None
-        and all(i.is_loaded and not i.expected and not i.profiling for i in instances)
-        and not station.running_reservations()
-        and not station.waiting()
-        and all(operation.node is not node for operation in ctx.cell.operations.values())
-    )
+def _may_fetch(
+    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> bool:
+    budget = node.hello.prefetch_bytes > 0 and node.prefetches.importing is None
+    tries = budget and node.prefetches.may_try(deployment.model.model_id)
+    return tries and ctx.takes_another(node, entry)
 
 
-def _likely(ctx: EventContext) -> list[DeploymentEntry]:
-    """Deployments called of late and loaded nowhere, the most called first. Those that nobody has
-    called for as long as an idle instance stays would not be there in any case.
-    """
-    likely = [
-        entry
-        for entry in ctx.cell.deployments.values()
-        if entry.state is DeploymentState.READY
-        and not entry.instances
-        and ctx.now_s - entry.called_s <= ctx.limits.parked_s_max
-        and may_start(ctx, entry)
-    ]
-    return nsmallest(LOOKS_MAX, likely, key=lambda entry: (-entry.calls_log, entry.spec.name))
-
-
-def _fetch(
-    ctx: EventContext, entry: DeploymentEntry, nodes: Sequence[NodeEntry]
-) -> NodeEntry | None:
-    """Bring the deployment's model nearer on one of these nodes; which, None if on none."""
-    deployment = entry.deployment
-    assert deployment is not None
-    nodes = [n for n in nodes if n.prefetches.may_try(deployment.model.model_id)]
-    nearest = sorted(nodes, key=lambda n: (-n.tier_of(deployment).nearness, n.node_id))
-    for node in nearest:
-        if node.tier_of(deployment) is LoadTier.REMOTE:
-            return _import(ctx, deployment, node) if _nowhere(ctx, deployment) else None
-        if _load(ctx, entry, deployment, node):
-            return node
-    return None
+def _size_bytes(node: NodeEntry, deployment: Deployment) -> int:
+    return node.footprint_of(deployment).instance_bytes(PARKED_BLOCKS)
 
 
 def _nowhere(ctx: EventContext, deployment: Deployment) -> bool:
@@ -104,7 +119,7 @@ def _nowhere(ctx: EventContext, deployment: Deployment) -> bool:
     )
 
 
-def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> NodeEntry:
+def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> None:
     ctx.cell.prefetches.note_begun()
     number = ctx.cell.prefetches.said.begun
     ahead = ImportAhead(
@@ -119,53 +134,36 @@ def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> NodeE
         weights=deployment.spec.weights,
     )
     ctx.act(SendCommand(link_id=node.link_id, command=command))
-    return node
 
 
 def _load(
-    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
-) -> bool:
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    deployment: Deployment,
+    node: NodeEntry,
+    plan: Prefetch,
+) -> None:
     """Load the model for nobody, if whoever calls another meanwhile would not wait for long, and
     there is room within the node's budget.
     """
-    footprint = node.footprint_of(deployment)
-    victims = _room(entry, deployment, node, footprint)
-    if victims is None:
-        return False
+    gone = released(ctx, node, [Release(instance=instance) for instance in plan.instead_of])
+    if len(gone) < len(plan.instead_of):
+        return
+    victims = tuple([instance.instance_id for instance in gone])
+    size_bytes = _size_bytes(node, deployment) - node.spared_bytes(deployment)
+    missing_bytes = size_bytes - node.free_bytes
+    freed = node.station.freed_bytes(victims, node.share_of(deployment))
+    ahead = [instance for instance in node.instances.values() if instance.ahead]
+    ahead_bytes = freed_bytes(ahead) - freed_bytes([i for i in gone if i.ahead])
+    if freed < missing_bytes or ahead_bytes + size_bytes > node.hello.prefetch_bytes:
+        return
     planned = plan_load(ctx, deployment, node, victims)
     if planned.load_s > ctx.limits.prefetch_load_s_max:
-        return False
+        return
     ctx.cell.prefetches.note_begun()
     # Needed by nobody: all other loads go before it.
     room = Room(kv_blocks=PARKED_BLOCKS, reclaim=victims)
     load(ctx, entry, node, room, planned, inf, ahead=True)
-    return True
-
-
-def _room(
-    entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, footprint: Footprint
-) -> tuple[InstanceId, ...] | None:
-    """Which idle instances give way to one more that is loaded ahead; None where it has no room.
-    What was loaded ahead, too, goes before the others: the budget is for both.
-    """
-    size_bytes = footprint.instance_bytes(PARKED_BLOCKS) - node.spared_bytes(deployment)
-    ahead = [i for i in node.instances.values() if i.ahead]
-    over_bytes = freed_bytes(ahead) + size_bytes - node.hello.prefetch_bytes
-    lesser = [i for i in node.reclaimable_instances(deployment) if _is_lesser(i, entry)]
-    within = enough([i for i in lesser if i.ahead], over_bytes)
-    if over_bytes > 0 and not within:
-        return None
-    missing_bytes = size_bytes - node.free_bytes
-    more = enough([i for i in lesser if i not in within], missing_bytes - freed_bytes(within))
-    victims = tuple([instance.instance_id for instance in (*within, *more)])
-    share = node.share_of(deployment)
-    return victims if node.station.freed_bytes(victims, share) >= missing_bytes else None
-
-
-def _is_lesser(instance: InstanceEntry, than: DeploymentEntry) -> bool:
-    """Whether it may go, is past its keep-alive, and far less likely to be called."""
-    rests = instance.ahead or instance.state is InstanceState.PARKED
-    return rests and instance.node.calls_log(instance) + LIKELIER < than.calls_log
 
 
 def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:

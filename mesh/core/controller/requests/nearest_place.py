@@ -16,20 +16,17 @@ Before: `deadlines`, which has found that the request waits in vain. After: its 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.kv_cache import Room, room_for
+from mesh.core.controller.instances.kv_cache import Room
 from mesh.core.controller.instances.lifecycle import may_start
-from mesh.core.controller.instances.placement import Demand
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.fairness import must_give_way
+from mesh.core.controller.requests.joining import Place, node_of, room_at
+from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
-from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.reasons import RefusalReason, Verdict
-from mesh.domain.slo import ColdStart
-
-Place = InstanceEntry | NodeEntry
 
 _NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
 """The order of the verdicts about time: the first is the nearest to a place."""
@@ -46,12 +43,11 @@ NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full and no further one may start, or none was tried."""
 
 
-def lack_of_nearest(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
-) -> Lack | None:
+def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) -> Lack | None:
     """What the nearest place lacks, or `None` when every place is full. Only some of many places
     are looked at (see `EventContext.looks_left`): without a look, what the last try found holds.
     """
+    entry = outlook.entry
     as_new = RequestEntry(
         original=request.original,
         slo=request.slo,
@@ -61,37 +57,28 @@ def lack_of_nearest(
         output_tokens=list(request.output_tokens),
         slack_s=request.slack_s,
     )
-    loaded = any(instance.is_loaded for instance in entry.instances.values())
-    may_be_late = request.slo.cold_start is ColdStart.LATE and not loaded
-    roomy: list[tuple[Place, Room]] = []
-    full: list[Place] = []
-    for place in _places(ctx, entry):
-        room = _room(ctx, entry, place, as_new)
-        if room is None:
-            full.append(place)
-        else:
-            roomy.append((place, room))
-    said: list[Verdict] = []
-    for place, room in roomy:
+    may_be_late = ctx.policy.may_be_late(as_new, outlook.of(as_new, as_new.due_s - request.due_s))
+    found = [(place, room_at(ctx, entry, place, as_new)) for place in _places(ctx, entry)]
+    nearest: Verdict | None = None
+    for place, room in sorted(found, key=lambda of: of[1] is None):
         if not ctx.looks_left:
             break
-        verdict = _verdict(ctx, entry, place, as_new, late=may_be_late, room=room)
-        if verdict is Verdict.PASSES and must_give_way(ctx, _node(place), request):
+        verdict = _verdict(ctx, entry, place, as_new, room, late=may_be_late)
+        if room is None:
+            if verdict is Verdict.PASSES:
+                return _memory_of(place)
+            continue
+        if verdict is Verdict.PASSES and must_give_way(ctx, node_of(place), request):
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
-            late = _verdict(ctx, entry, place, request, room=room)
+            late = _verdict(ctx, entry, place, request, room)
             return _by_last_try(request) if late is Verdict.PASSES else _of_time(late)
-        said.append(verdict)
-    for place in full:
-        if not ctx.looks_left:
-            break
-        if _verdict(ctx, entry, place, as_new, late=may_be_late) is Verdict.PASSES:
-            return _memory_of(place)
-    if said:
-        return _of_time(min(said, key=_NEAREST_FIRST.index))
-    if roomy:
+        nearest = min(nearest or verdict, verdict, key=_NEAREST_FIRST.index)
+    if nearest is not None:
+        return _of_time(nearest)
+    if any(room is not None for _, room in found):
         return _by_last_try(request)
-    return _memory_of(full[0]) if full else None
+    return _memory_of(found[0][0]) if found else None
 
 
 def _of_time(verdict: Verdict) -> Lack:
@@ -122,31 +109,19 @@ def _places(ctx: EventContext, entry: DeploymentEntry) -> Iterator[Place]:
             yield node
 
 
-def _node(place: Place) -> NodeEntry:
-    return place.node if isinstance(place, InstanceEntry) else place
-
-
-def _room(
-    ctx: EventContext, entry: DeploymentEntry, place: Place, request: RequestEntry
-) -> Room | None:
-    if isinstance(place, InstanceEntry):
-        return room_for(ctx, entry, place, request)
-    return Demand(ctx, entry, (request,)).room(place)
-
-
 def _verdict(
     ctx: EventContext,
     entry: DeploymentEntry,
     place: Place,
     request: RequestEntry,
+    room: Room | None,
     *,
     late: bool = False,
-    room: Room | None = None,
 ) -> Verdict:
-    """What validation says; `late`: the request may wait for a load though it will be late."""
+    """What validation says; `late`: the request may be late."""
     if not ctx.policy.promises:
         return Verdict.PASSES
     ctx.note_look()
     instance = place if isinstance(place, InstanceEntry) else None
-    price = Price(ctx, None, entry, _node(place), instance, request, room, late=late)
+    price = Price(ctx, None, entry, node_of(place), instance, request, room, late=late)
     return price.forecast().verdict

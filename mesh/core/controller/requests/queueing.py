@@ -19,20 +19,20 @@ from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
-from mesh.core.controller.requests.fairness import note_overtaken
-from mesh.core.controller.requests.joining import in_time
-from mesh.core.controller.requests.plan_books import joined
+from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
+from mesh.core.controller.requests.joining import join, priced, take
+from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.preemption import preempt
-from mesh.core.controller.requests.submitting import submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
+from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Join
 
 RETRY_SHARE_LEAST = 0.2
@@ -84,10 +84,12 @@ def _see_to(
         if entry.queue:
             find_loads(ctx, entry)
     # Only then is it known what is left for whom.
-    lanes = LaneEnds(ctx.now_s)
+    lanes: dict[tuple[NodeId, ReservationKind], float] = {}
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry, lanes, whole_queue=whole_queues)
+            # Only a look at the whole queue tells it of those who were not tried.
+            without = without_time(ctx, entry) if whole_queues else frozenset()
+            refuse_hopeless(Outlook(ctx=ctx, entry=entry, lanes=lanes, without_time=without))
     if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
         at_s = _retry_at_s(ctx, waiting)
         ctx.cell.set_retry(at_s)
@@ -152,10 +154,10 @@ def _place_promised(
     loaded = [r for r in entry.queue if r.waits_for is not None and r.waits_for.takes_now]
     tries = TRIES_MAX
     for request in loaded:
-        if _place(ctx, entry, request, only):
-            entry.dequeue(request)
-        elif (tries := tries - 1) == 0:
-            return
+        if not _place(ctx, entry, request, only):
+            tries -= 1
+            if not tries:
+                return
 
 
 def _place_waiting(
@@ -176,7 +178,6 @@ def _place_waiting(
             return
         tries += 1
         if _place(ctx, entry, request, only):
-            entry.dequeue(request)
             tries -= 1
         elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
             return
@@ -189,26 +190,20 @@ def _place(
     before = said.try_again()
     offer = Offer(ctx=ctx, entry=entry, joins=_open(ctx, entry, request, only))
     for plan in ctx.policy.places(request, offer):
-        if offer.starts_asked and isinstance(plan, Join) and ctx.policy.promises:
+        if offer.starts_asked and isinstance(plan, Join) and request.waits_for is None:
             # The policy would rather start an instance, which is looked at after all queues.
             ctx.defer(request)
+            if only is not None:
+                ctx.wake(entry.spec.name)
             stopped = True
             break
-        instance = joined(ctx, plan, request, offer, loaded=True)
-        if instance is None:
-            continue
-        room = room_for(ctx, entry, instance, request)
-        if room is None:
-            said.note_no_room()
-            continue
-        if ctx.policy.promises and not ctx.validations_left:
+        joins = join(ctx, entry, plan, request, offer, loaded=True)
+        if joins:
+            return True
+        if joins is None:
             ctx.cell.refusals.note_stopped(entry.spec.name, offer.place)
             stopped = True
             break
-        if in_time(ctx, entry, plan, instance, request):
-            note_overtaken(ctx, instance.node, request)
-            submit(ctx, entry, request, instance, room)
-            return True
     if request.state is RequestState.ENDED:
         return False
     if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
@@ -225,21 +220,17 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
         if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
-        if not lacking or not in_time(ctx, entry, _join(request, instance), instance, request):
+        plan = Join(request=request, instance=instance)
+        if not lacking or priced(ctx, entry, plan, instance, request) is None:
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
             if room is None:
                 # An idle instance beside it has to stay now; see `requests.preemption`.
                 return False
-            note_overtaken(ctx, instance.node, request)
-            submit(ctx, entry, request, instance, room)
+            take(ctx, entry, request, instance, room)
             return True
     return False
-
-
-def _join(request: RequestEntry, instance: InstanceEntry) -> Join:
-    return Join(request=request, instance=instance)
 
 
 def _open(

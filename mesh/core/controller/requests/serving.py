@@ -6,7 +6,6 @@ from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_lo
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
-from mesh.core.controller.requests.deadlines import has_node
 from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, give_up, refuse
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
@@ -59,7 +58,7 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
         refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
-    elif not has_node(ctx, entry):
+    elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
     elif _cannot_load(ctx, entry):

@@ -24,9 +24,12 @@ def submit(
     request: RequestEntry,
     instance: InstanceEntry,
     room: Room,
+    grace_s: float = 0.0,
 ) -> None:
-    """Submit a queued request to a loaded instance that has this room for it."""
-    _accept(ctx, request, cached=cached_tokens(instance, request))
+    """Submit a queued request to a loaded instance that has this room for it; its first token comes
+    so much after its limit.
+    """
+    _accept(ctx, request, grace_s, cached=cached_tokens(instance, request))
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request)

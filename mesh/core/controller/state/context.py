@@ -59,6 +59,11 @@ class EventContext:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
         return node.device in self.policy.devices and node.takes(spec)
 
+    def has_node(self, spec: DeploymentSpec) -> bool:
+        """Whether any node takes new instances of a deployment."""
+        nodes, devices = self.cell.nodes.values(), self.policy.devices
+        return any(node.device in devices and node.takes(spec) for node in nodes)
+
     def takes_another(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
         """Whether the node takes one more instance of this deployment."""
         there = sum(instance.node is node for instance in entry.instances.values())

@@ -87,6 +87,10 @@ class NodeEntry:
     def capacity_bytes(self) -> int:
         return self.station.capacity_bytes
 
+    @property
+    def prefetch_bytes(self) -> int:
+        return self.hello.prefetch_bytes
+
     def is_idle(self) -> bool:
         """Whether no request is on it."""
         return self.running == 0

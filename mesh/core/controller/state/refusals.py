@@ -11,7 +11,7 @@ A refusal is remembered together with its cause, and is forgotten as soon as the
 - An instance has refused a request for another reason (`queueing`). This holds until the event is
   over.
 - The validations of an event ran out amid the candidates (`queueing`). The next try goes on there.
-- A request has to begin by some time (`deadlines`). This holds until the nodes change, or what is
+- A request has to begin by some time (`outlook`). This holds until the nodes change, or what is
   known of them.
 - A request waits for a reason (`RequestRefusals`). This holds until the request is tried again.
 

@@ -1,13 +1,13 @@
 """What is fetched before anybody calls: which models, where, and what it gives way to."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
 
 from mesh.core.controller.state.instance import InstanceEntry
-from mesh.domain.actions import ControllerAction
+from mesh.domain.actions import ControllerAction, NotePolicyFault
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LeaseCheckDue, UnloadRequested
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
@@ -32,6 +32,10 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.domain.text import TextAssets
 from mesh.domain.views import PrefetchView
+from mesh.policy.interface import Policy
+from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
+from mesh.policy.plans import Plan, Prefetch
+from mesh.policy.views import AheadView
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
@@ -40,6 +44,7 @@ from tests.core.cells import (
     commands,
     deployment,
     hello,
+    of_kind,
     only,
     request,
 )
@@ -66,8 +71,9 @@ class PrefetchCell(CellUnderTest):
         budget: int = 1,
         load_s: float = 0.5,
         held: Sequence[HeldModel] | None = None,
+        rule: Policy = LLM_MESH,
     ) -> None:
-        super().__init__(*map(model_of, names), limits=LIMITS)
+        super().__init__(*map(model_of, names), limits=LIMITS, rule=rule)
         said = replace(
             hello(memory_bytes=room * PARKED_BYTES + 40 * MIB),
             prefetch_bytes=budget * PARKED_BYTES,
@@ -372,6 +378,50 @@ def test_so_is_one_that_fails_or_brings_another_model() -> None:
     cell.report(cell.link, imported(second, "other"))
     assert not commands(cell.look(), ImportModel)
     assert cell.counts == PrefetchView(begun=2, wasted=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetching(LlmMesh):
+    """It fetches `a`, whoever calls or computes, in the place of those that it names."""
+
+    gone: str = ""
+
+    def prefetch(self, cell: AheadView) -> Iterator[Plan]:
+        gone = tuple(i for i in cell.instances() if i.deployment == self.gone)
+        for node in cell.nodes():
+            yield Prefetch(deployment=DeploymentName("a"), node=node, instead_of=gone)
+
+
+def test_a_policy_fetches_what_nobody_has_called_while_its_node_computes() -> None:
+    cell = PrefetchCell("a", "b", rule=Fetching())
+    called = only(commands(cell.invoke(request("b1", of="b")), LoadInstance), LoadInstance)
+    cell.loaded(cell.link, called.instance_id)
+    assert only(commands(cell.look(), LoadInstance), LoadInstance).deployment == "a"
+    assert cell.instance("a").ahead
+
+
+@pytest.mark.parametrize(
+    "change", [{"budget": 0}, {"load_s": 2.1}], ids=["no budget", "a load that takes long"]
+)
+def test_what_a_node_does_not_allow_no_policy_fetches(change: dict[str, float]) -> None:
+    cell = PrefetchCell("a", rule=Fetching(), **change)  # type: ignore[arg-type]
+    assert not commands(cell.look(), LoadInstance)
+
+
+def test_a_policy_says_whose_place_it_takes_if_that_may_go() -> None:
+    cell = PrefetchCell("a", "b", room=1, rule=Fetching(gone="b"))
+    cell.serve("b1", "b")
+    there = cell.instance("b").instance_id
+    cell.invoke(request("b2", of="b"))
+    cell.settle(cell.instance("b"))
+    told = cell.look()
+    assert not commands(told, UnloadInstance)
+    assert [fault.call for fault in of_kind(told, NotePolicyFault)] == ["Release"]
+    cell.tokens(cell.link, "b2", [7], finish=FinishReason.STOP)
+    cell.park(cell.instance("b"))
+    told = cell.look()
+    assert only(commands(told, UnloadInstance), UnloadInstance).instance_id == there
+    assert only(commands(cell.gone(there), LoadInstance), LoadInstance).deployment == "a"
 
 
 def test_calls_count_for_less_as_time_goes_by() -> None:

@@ -1,6 +1,7 @@
 """Preemption (LLM-Mesh §7.1): a smaller neighbour makes room, if its requests keep their SLOs."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
@@ -21,6 +22,10 @@ from mesh.domain.messages import (
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
+from mesh.policy.interface import Policy
+from mesh.policy.llm_mesh import LlmMesh
+from mesh.policy.plans import Plan, Start
+from mesh.policy.views import CellView, RequestView
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
@@ -34,6 +39,17 @@ from tests.core.cells import (
 from tests.support.profiles import FINGERPRINT, PREFILL, PROFILE, profile
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming(LlmMesh):
+    """Each instance that it starts has the name of its node for a label."""
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        for plan in super().places(request, cell):
+            yield replace(plan, label=plan.node.node_id) if isinstance(plan, Start) else plan
+
+
 TOO_SLOW = profile(
     fingerprint="slow", decode=Grid(rows=(1,), columns=(0,), seconds=((0.3,),)), prefill=PREFILL
 )
@@ -51,7 +67,9 @@ class FullNode(CellUnderTest):
     context and `a` the rest: a third request of `a` finds no room. A small `c` idles, and stays.
     """
 
-    def __init__(self, *, rule: str = "llm-mesh", b_minimum: int = 0, moves_max: int = 2) -> None:
+    def __init__(
+        self, *, rule: str | Policy = "llm-mesh", b_minimum: int = 0, moves_max: int = 2
+    ) -> None:
         super().__init__(
             deployment("a"),
             deployment("b", replicas_min=b_minimum),
@@ -101,12 +119,13 @@ def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewher
 
 
 def test_where_no_instance_of_its_deployment_is_a_new_one_is_loaded_for_it() -> None:
-    cell = FullNode()
+    cell = FullNode(rule=Naming())
     cell.second_node()
     cell.learn_load(0.2)
     decided = cell.ask("a3", "a")
     load = only(commands(decided, LoadInstance), LoadInstance)
     assert load.deployment == "b"
+    assert cell.core.cell.instances[load.instance_id].label == "n2"
     assert submitted(decided) == [("a3", "a")]
     cell.now_s += 0.2
     assert submitted(cell.loaded(2, load.instance_id)) == [("b1", load.instance_id)]

@@ -1,0 +1,245 @@
+"""What a request that waits may hope for: a place on an instance, or one more load, and when.
+
+An answer is expected to become as long as those of its deployment have been, and a token of it to
+take as long as one decode of every instance of its node; a place comes free when it ends. A policy
+reads this (`mesh.policy.views.Outlook`) to decide who waits and who may be late. Before: the books
+of instances and nodes. After: `deadlines`, `cold_starts`.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Self
+
+from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
+from mesh.core.controller.instances.node_schedule import alone_s, round_s
+from mesh.core.controller.instances.placement import Demand
+from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.reasons import Verdict
+from mesh.domain.steps import LoadTier
+from mesh.memory.station import ReservationKind
+
+GUESSED_SHARE_MOST = 0.5
+"""An estimated profile may say that a request takes this share of the time until its first token is
+due, and no more: an estimate may be off by a multiple, and a request that was never tried is not
+refused by one alone.
+"""
+LEFT_SHARE_LEAST = 0.25
+"""A request is expected to have at least this share of a mean answer left: it may be longer than
+the mean.
+"""
+APART_SHARE = 1.25
+"""Clients that are told to come again are spread out by this much of the mean time between two
+ends.
+"""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Outlook:
+    """The outlook of one request of a deployment after the other, in the order of its queue."""
+
+    ctx: EventContext
+    entry: DeploymentEntry
+    lanes: dict[tuple[NodeId, ReservationKind], float] = field(default_factory=dict)
+    """When all loads of a kind on a node are over, worked out once while none begins."""
+    without_time: Collection[RequestId] = ()
+    """Those for whom no loaded instance will have time unless another request ends."""
+    _request: RequestEntry | None = None
+    _later_s: float = 0.0
+    _no_time: bool = False
+    _ahead: int = 0
+    _ahead_without_time: int = 0
+    """Those who wait on before the request; how many of them are `without_time`."""
+    _departures_s: list[float] | None = None
+    _loads_s: Iterator[float] | None = None
+    """When loads could be over on the nodes that were not looked at yet: in a large cell the first
+    ones most often say enough.
+    """
+    _load_s: float = inf
+    """The earliest of those that were."""
+
+    def of(self, request: RequestEntry, later_s: float = 0.0) -> Self:
+        """The same, for a request, or for one that has its id and is due by so much later."""
+        self._request, self._later_s = request, later_s
+        self._no_time = request.request_id in self.without_time
+        return self
+
+    def note_waits(self) -> None:
+        """The request waits on, ahead of those after it."""
+        self._ahead += 1
+        self._ahead_without_time += self._no_time
+
+    @property
+    def now_s(self) -> float:
+        return self.ctx.now_s
+
+    @property
+    def latest_start_s(self) -> float:
+        request, refusals = self._known, self.ctx.cell.refusals
+        latest_start_s = refusals.latest_start_s(request)
+        if latest_start_s is None:
+            latest_start_s = request.due_s - self._later_s - self._quickest_s(request)
+            refusals.note_latest_start(request, latest_start_s)
+        return latest_start_s + self._later_s
+
+    def has_just_come(self) -> bool:
+        return self.ctx.now_s - self._known.arrival_s <= self.ctx.limits.place_retry_s
+
+    def is_loaded(self) -> bool:
+        return any(instance.is_loaded for instance in self.entry.instances.values())
+
+    def is_loading(self) -> bool:
+        instances = self.entry.instances.values()
+        return any(instance.state is InstanceState.LOADING for instance in instances)
+
+    def has_node(self) -> bool:
+        return self.ctx.has_node(self.entry.spec)
+
+    def may_load_by(self, at_s: float) -> bool:
+        if self._loads_s is None:
+            self._loads_s = self._loads_end_s()
+            self._load_s = next(self._loads_s, inf)
+        return self._load_s <= at_s or self.load_s() <= at_s
+
+    def load_s(self) -> float:
+        """When one more load of the deployment could be over; infinite if there may be none."""
+        if self._loads_s is None:
+            self._loads_s = self._loads_end_s()
+        self._load_s = min((self._load_s, *self._loads_s))
+        return self._load_s
+
+    def may_change(self) -> bool:
+        if self._no_time:
+            return False
+        said = self._known.refusals
+        passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
+        may_pass = said.in_time_as_predicted or said.verdict in passing
+        for instance in self.entry.instances.values():
+            station = instance.node.station
+            if not instance.takes_now:
+                continue
+            if not said.short_of_memory:
+                if may_pass:
+                    return True
+            elif station.waiting() or station.running_reservations():
+                return True
+        return False
+
+    def place_s(self) -> float:
+        grow_s = [i.grow_again_s for i in self.entry.instances.values()]
+        grows_s = min([at_s for at_s in grow_s if at_s > self.ctx.now_s], default=inf)
+        ahead = self._ahead_without_time if self._no_time else self._ahead
+        return min(self._departs_s(ahead), grows_s)
+
+    def place_or_load_s(self) -> float:
+        """When a place or a load is expected for one more than those who wait."""
+        return min(self._departs_s(self._ahead), self.load_s())
+
+    @property
+    def apart_s(self) -> float:
+        """Seconds from one end to the next, over those that run."""
+        ends_s = self._departures()
+        if not ends_s:
+            return 0.0
+        return APART_SHARE * max(ends_s[-1] - self.ctx.now_s, 0.0) / len(ends_s)
+
+    @property
+    def _known(self) -> RequestEntry:
+        assert self._request is not None, "an outlook is that of a request"
+        return self._request
+
+    def _loads_end_s(self) -> Iterator[float]:
+        ctx, entry, looks = self.ctx, self.entry, self.ctx.limits.validations_max
+        if entry.replicas() >= entry.spec.scaling.replicas_max:
+            return
+        assert entry.deployment is not None
+        demand = Demand(ctx, entry, entry.queue)
+        unloading, most = InstanceState.UNLOADING, ctx.policy.instances_per_node
+        taken = [i.node for i in entry.instances.values() if i.state is not unloading]
+        for node in ctx.cell.nodes.values():
+            if not looks:
+                return
+            if ctx.takes(node, entry.spec) and taken.count(node) < most:
+                looks -= 1
+                # Weights that the host has may go with those who make room.
+                in_host = node.tier_of(entry.deployment) is LoadTier.HOST
+                room = demand.room(node) if in_host else None
+                without = room.reclaim if room is not None else ()
+                planned = plan_load(ctx, entry.deployment, node, without)
+                lane = node.node_id, planned.kind
+                if lane not in self.lanes:
+                    self.lanes[lane] = lane_ends_s(node, ctx.now_s, planned.kind)
+                yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s
+
+    def _departs_s(self, ahead: int) -> float:
+        """When one more place has come free than so many who wait will have taken; infinite if
+        fewer run.
+        """
+        ends_s = self._departures()
+        return ends_s[ahead] if ahead < len(ends_s) else inf
+
+    def _departures(self) -> list[float]:
+        """When those end that run on the nodes of the deployment's instances."""
+        if self._departures_s is None:
+            nodes = {i.node.node_id: i.node for i in self.entry.instances.values()}
+            self._departures_s = sorted(s for node in nodes.values() for s in self._ends_on(node))
+        return self._departures_s
+
+    def _ends_on(self, node: NodeEntry) -> Iterator[float]:
+        token_s, ready_s = round_s(node, self.ctx.now_s), loads_end_s(node, self.ctx.now_s)
+        for instance in node.instances.values():
+            begun_s = ready_s.get(instance.instance_id, self.ctx.now_s)
+            owner = self.ctx.cell.deployments.get(instance.deployment)
+            for request in (instance.coming or instance.requests).values():
+                most = request.original.sampling.max_tokens
+                mean = min(owner.history.mean_tokens, most) if owner is not None else most
+                left = max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
+                yield begun_s + left * token_s
+
+    def _quickest_s(self, request: RequestEntry) -> float:
+        """Seconds to its first token on the quickest node. Measured profiles count alone: a
+        correction is of one instance, and passes. An estimate counts as iterations have corrected
+        it, the quickest instance first, and for a part of the time that there is; where none has
+        been tried it says nothing. It never takes less than the way to the client, so that a
+        refusal is there before the first token was due.
+        """
+        ctx, entry, seen = self.ctx, self.entry, dict[str, float]()
+        assert entry.deployment is not None
+        cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
+        most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
+        for node in ctx.cell.nodes.values():
+            fingerprint = node.hello.fingerprint
+            if fingerprint in seen or not ctx.takes(node, entry.spec):
+                continue
+            footprint = node.footprint_of(entry.deployment)
+            model = entry.deployment.model
+            profile = ctx.cell.expectations.profile(model, footprint, node.hello)
+            if profile.measured:
+                seen[fingerprint] = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
+            else:
+                seen[fingerprint] = min(self._tried_s(request, fingerprint, cached), most_s)
+        return min(seen.values(), default=min(ctx.limits.delivery_s_max, most_s))
+
+    def _tried_s(self, request: RequestEntry, fingerprint: str, cached: int) -> float:
+        """The same by estimates that iterations on such nodes have corrected; the way to the client
+        where there are none.
+        """
+        limits = self.ctx.limits
+        seconds = (
+            alone_s(i.profile, request, i.node.rule, limits, i.correction.latest, cached)
+            for i in self.entry.instances.values()
+            if i.profile and i.node.hello.fingerprint == fingerprint and not i.correction.trial_left
+        )
+        return min(seconds, default=limits.delivery_s_max)
+
+
+def too_long(ctx: EventContext, request: RequestEntry) -> bool:
+    """Whether it would have been late even if it had computed at once, and alone."""
+    latest_start_s = ctx.cell.refusals.latest_start_s(request)
+    return latest_start_s is not None and latest_start_s < request.arrival_s
