@@ -97,7 +97,7 @@ class Guarded:
     def waits(self, request: RequestView, outlook: Outlook) -> bool | Shortage:
         try:
             said: object = self._policy.waits(request, outlook)
-            if isinstance(said, bool | Shortage):
+            if said is True or said is False or isinstance(said, Shortage):
                 return said
             self.fault(PolicyFaultKind.NO_ANSWER, "waits", f"{said!r} is neither bool nor Shortage")
         except Exception as error:

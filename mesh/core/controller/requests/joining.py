@@ -22,10 +22,14 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan
 
 Place = InstanceEntry | NodeEntry
+
+_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
+"""What is said of a place without a forecast."""
 
 
 def join(
@@ -54,7 +58,7 @@ def join(
     price = priced(ctx, entry, plan, instance, request, room, late=late)
     if price is None:
         return False
-    if not instance.is_loaded:
+    if instance.state is InstanceState.LOADING:
         promise(ctx, price, late_s(ctx, request, price.first_token_s) if late else 0.0)
         return True
     first_token_s = inf if price.seen is None else price.seen.first_token_s
@@ -114,42 +118,34 @@ def priced(
 
 
 class _Remembered(Price):
-    """What has refused the request, or one that was no longer, is not validated again; that is kept
-    of loaded instances.
+    """A refusal of a loaded instance is known without a validation if an earlier request has to be
+    let through, or it has refused one that was no longer; see `state.refusals`.
     """
 
     def validate(self) -> Forecast:
         ctx, instance, request = self.ctx, self.instance, self.request
         assert instance is not None
         assert request is not None
-        known = _known_refusal(ctx, instance, request) if instance.is_loaded else None
+        if instance.state is InstanceState.LOADING:
+            ctx.note_validation(self.node)
+            return self.forecast()
+        if must_give_way(ctx, self.node, request):
+            return _UNSEEN[Verdict.DELAYS_RUNNING]
+        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
+        known = refusals.why_refuses(instance, request, left)
         if known is not None:
-            return Forecast(verdict=known)
+            if known is Verdict.TPOT_EXCEEDED:
+                # Counts as one all the same: an event must not go through every full instance.
+                ctx.note_validation()
+            return _UNSEEN[known]
         ctx.note_validation(self.node)
         forecast = self.forecast()
-        if forecast.verdict is not Verdict.PASSES and instance.is_loaded:
-            left = request.tokens - cached_tokens(instance, request)
-            ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
-            care = instance.node.rule.overestimate
+        if forecast.verdict is not Verdict.PASSES:
+            refusals.note_refused(instance, request, left, forecast.verdict)
+            care = self.node.rule.overestimate
             if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
                 request.refusals.note_in_time_as_predicted()
         return forecast
-
-
-def _known_refusal(
-    ctx: EventContext, instance: InstanceEntry, request: RequestEntry
-) -> Verdict | None:
-    """A refusal that is known without a validation: an earlier request has to be let through, or
-    the instance has refused one that was no longer; see `state.refusals`.
-    """
-    if must_give_way(ctx, instance.node, request):
-        return Verdict.DELAYS_RUNNING
-    left = request.tokens - cached_tokens(instance, request)
-    verdict = ctx.cell.refusals.why_refuses(instance, request, left)
-    if verdict is Verdict.TPOT_EXCEEDED:
-        # Counts as one all the same: an event must not go through every full instance of a cell.
-        ctx.note_validation()
-    return verdict
 
 
 def room_at(

@@ -50,7 +50,8 @@ class Outlook:
     """When all loads of a kind on a node are over, worked out once while none begins."""
     without_time: Collection[RequestId] = ()
     """Those for whom no loaded instance will have time unless another request ends."""
-    _request: RequestEntry | None = None
+    now_s: float = field(init=False)
+    _request: RequestEntry = field(init=False)
     _later_s: float = 0.0
     _no_time: bool = False
     _ahead: int = 0
@@ -66,8 +67,8 @@ class Outlook:
 
     def of(self, request: RequestEntry, later_s: float = 0.0) -> Self:
         """The same, for a request, or for one that has its id and is due by so much later."""
-        self._request, self._later_s = request, later_s
-        self._no_time = request.request_id in self.without_time
+        self._request, self._later_s, self.now_s = request, later_s, self.ctx.now_s
+        self._no_time = request.original.request_id in self.without_time
         return self
 
     def note_waits(self) -> None:
@@ -76,12 +77,8 @@ class Outlook:
         self._ahead_without_time += self._no_time
 
     @property
-    def now_s(self) -> float:
-        return self.ctx.now_s
-
-    @property
     def latest_start_s(self) -> float:
-        request, refusals = self._known, self.ctx.cell.refusals
+        request, refusals = self._request, self.ctx.cell.refusals
         latest_start_s = refusals.latest_start_s(request)
         if latest_start_s is None:
             latest_start_s = request.due_s - self._later_s - self._quickest_s(request)
@@ -89,7 +86,7 @@ class Outlook:
         return latest_start_s + self._later_s
 
     def has_just_come(self) -> bool:
-        return self.ctx.now_s - self._known.arrival_s <= self.ctx.limits.place_retry_s
+        return self.ctx.now_s - self._request.arrival_s <= self.ctx.limits.place_retry_s
 
     def is_loaded(self) -> bool:
         return any(instance.is_loaded for instance in self.entry.instances.values())
@@ -117,7 +114,7 @@ class Outlook:
     def may_change(self) -> bool:
         if self._no_time:
             return False
-        said = self._known.refusals
+        said = self._request.refusals
         passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
         may_pass = said.in_time_as_predicted or said.verdict in passing
         for instance in self.entry.instances.values():
@@ -148,11 +145,6 @@ class Outlook:
         if not ends_s:
             return 0.0
         return APART_SHARE * max(ends_s[-1] - self.ctx.now_s, 0.0) / len(ends_s)
-
-    @property
-    def _known(self) -> RequestEntry:
-        assert self._request is not None, "an outlook is that of a request"
-        return self._request
 
     def _loads_end_s(self) -> Iterator[float]:
         ctx, entry, looks = self.ctx, self.entry, self.ctx.limits.validations_max
