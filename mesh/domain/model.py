@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from mesh.domain.ids import ModelId
 from mesh.domain.ranges import Count
@@ -162,6 +163,32 @@ class ModelInfo:
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes
 
 
+class Size(NamedTuple):
+    """What an instance holds, in two books: its weights, those that it shares included, and its KV
+    cache.
+    """
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes
+
+    def most(self, other: "Size") -> "Size":
+        """The larger one of each book."""
+        weights_bytes = max(self.weights_bytes, other.weights_bytes)
+        return Size(weights_bytes, max(self.kv_bytes, other.kv_bytes))
+
+    def plus(self, other: "Size", sign: int = 1) -> "Size":
+        """Both together, or what is left without the other where the sign is -1."""
+        weights_bytes = self.weights_bytes + sign * other.weights_bytes
+        return Size(weights_bytes, self.kv_bytes + sign * other.kv_bytes)
+
+
+NOTHING = Size()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """What an instance of a model takes on a kind of node, as that node's engine states it."""
@@ -196,6 +223,9 @@ class Footprint:
     def blocks_for(self, tokens: int) -> int:
         """KV blocks that hold this many tokens."""
         return -(-tokens // self.block_tokens)
+
+    def size(self, kv_blocks: int) -> Size:
+        return Size(self.weights_bytes, kv_blocks * self.kv_block_bytes)
 
     def instance_bytes(self, kv_blocks: int) -> int:
         return self.weights_bytes + kv_blocks * self.kv_block_bytes

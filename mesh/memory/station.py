@@ -8,8 +8,8 @@ then it waits here. The reservations of one instance follow each other. Those of
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
 forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake, a load of
 weights that are in the host's memory, and one import, a load whose model has to be brought first.
-What instances share (`shares`) counts once: the first that is promised it takes it, the last that
-leaves gives it back.
+Weights and KV caches are booked apart. What instances share of their weights (`shares`) counts
+once: the first that is promised it takes it, the last that leaves gives it back.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -20,6 +20,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import NOTHING, Size
 from mesh.memory.shares import Share
 
 OVERTAKEN_MAX = 8
@@ -50,18 +51,22 @@ class Reservation:
     sequence: int
     kind: ReservationKind
     instance_id: InstanceId
-    size_bytes: int
+    size: Size
     deadline_s: float
     """When it is needed."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.size.bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Holding:
     """One instance: what it holds, what is under way, and what is to follow."""
 
-    size_bytes: int = 0
+    size: Size = NOTHING
     share: Share | None = None
-    """What the instance shares of that, and of what it is promised."""
+    """What the instance shares of its weights, and of those that it is promised."""
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
@@ -70,25 +75,25 @@ class _Holding:
     """
 
     @property
-    def tracked_bytes(self) -> int:
-        return max(self.size_bytes, self.running.size_bytes if self.running else 0)
+    def tracked(self) -> Size:
+        return self.size.most(self.running.size) if self.running else self.size
 
     @property
-    def promised_bytes(self) -> int:
+    def promised(self) -> Size:
         last = self.waiting or self.running
-        return last.size_bytes if last else self.size_bytes
+        return last.size if last else self.size
 
-    def shared_bytes(self, size_bytes: int) -> int:
+    def shared_bytes(self, size: Size) -> int:
         """How much would be shared if the instance held this much."""
-        return min(self.share.size_bytes, size_bytes) if self.share is not None else 0
+        return min(self.share.size_bytes, size.weights_bytes) if self.share is not None else 0
 
 
-def _promised(holding: _Holding) -> int:
-    return holding.promised_bytes
+def _promised(holding: _Holding) -> Size:
+    return holding.promised
 
 
-def _tracked(holding: _Holding) -> int:
-    return holding.tracked_bytes
+def _tracked(holding: _Holding) -> Size:
+    return holding.tracked
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,15 +106,24 @@ class ReservationStation:
     """
 
     capacity_bytes: int
-    promised_bytes: int = 0
-    tracked_bytes: int = 0
+    promised: Size = NOTHING
+    tracked: Size = NOTHING
     _holdings: dict[InstanceId, _Holding] = field(default_factory=dict)
     _sequence: int = 0
 
     @property
+    def promised_bytes(self) -> int:
+        return self.promised.bytes
+
+    @property
+    def tracked_bytes(self) -> int:
+        return self.tracked.bytes
+
+    @property
     def free_bytes(self) -> int:
         """What can be promised."""
-        return self.capacity_bytes - self.promised_bytes
+        weights_bytes, kv_bytes = self.promised
+        return self.capacity_bytes - weights_bytes - kv_bytes
 
     def limit(self, capacity_bytes: int) -> None:
         """The node has less for instances than was thought, perhaps less than is promised."""
@@ -126,27 +140,27 @@ class ReservationStation:
         share: what instances share stays with the last of them.
         """
         going = [h for i in instance_ids if (h := self._holdings.get(i)) is not None]
-        freed_bytes = sum(h.promised_bytes - h.shared_bytes(h.promised_bytes) for h in going)
+        freed_bytes = sum(h.promised.bytes - h.shared_bytes(h.promised) for h in going)
         for key in {h.share.key: None for h in going if h.share is not None}:
             comes_bytes = beside.size_bytes if beside is not None and beside.key == key else 0
             all_bytes, left_bytes = [comes_bytes], [comes_bytes]
             for holding in self._sharers(key):
-                shared_bytes = holding.shared_bytes(holding.promised_bytes)
+                shared_bytes = holding.shared_bytes(holding.promised)
                 all_bytes.append(shared_bytes)
                 if holding not in going:
                     left_bytes.append(shared_bytes)
             freed_bytes += max(all_bytes) - max(left_bytes)
         return freed_bytes
 
-    def size_bytes(self, instance_id: InstanceId) -> int:
-        """What an instance will hold when all is done, shared or not; 0 for an unknown one."""
+    def size(self, instance_id: InstanceId) -> Size:
+        """What an instance will hold when all is done. An unknown one has nothing."""
         holding = self._holdings.get(instance_id)
-        return holding.promised_bytes if holding else 0
+        return holding.promised if holding else NOTHING
 
-    def held_bytes(self, instance_id: InstanceId) -> int:
-        """What an instance may hold at this moment; 0 for an unknown one."""
+    def held(self, instance_id: InstanceId) -> Size:
+        """What an instance may hold at this moment. An unknown one has nothing."""
         holding = self._holdings.get(instance_id)
-        return holding.tracked_bytes if holding else 0
+        return holding.tracked if holding else NOTHING
 
     def holders(self) -> tuple[InstanceId, ...]:
         """Every instance that holds memory, or is promised some."""
@@ -177,20 +191,20 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         return holding is not None and bool(holding.running or holding.waiting)
 
-    def fits(self, instance_id: InstanceId, size_bytes: int, share: Share | None = None) -> bool:
+    def fits(self, instance_id: InstanceId, size: Size, share: Share | None = None) -> bool:
         """Whether a reservation that leaves the instance with so much could be issued. No more than
         it has been promised always fits, even on a node that has more than its capacity. `share`:
         as with `issue`.
         """
         holding = self._holdings.get(instance_id) or _Holding(share=share)
-        more_bytes = self._more(holding, _promised, holding.promised_bytes, size_bytes)
-        return more_bytes <= max(self.free_bytes, 0)
+        more = self._more(holding, _promised, holding.promised, size)
+        return more.bytes <= max(self.free_bytes, 0)
 
     def issue(
         self,
         kind: ReservationKind,
         instance_id: InstanceId,
-        size_bytes: int,
+        size: Size,
         deadline_s: float,
         share: Share | None = None,
     ) -> tuple[Reservation, ...] | None:
@@ -198,7 +212,7 @@ class ReservationStation:
         fit. It takes the place of one that waits for the same instance; a load that has not begun
         stays a load when it is resized. `share`: that a new instance comes with.
         """
-        if not self.fits(instance_id, size_bytes, share):
+        if not self.fits(instance_id, size, share):
             return None
         holding = self._holdings.setdefault(instance_id, _Holding(share=share))
         replaced = holding.waiting.kind if holding.waiting is not None else None
@@ -209,7 +223,7 @@ class ReservationStation:
             sequence=self._sequence,
             kind=kind,
             instance_id=instance_id,
-            size_bytes=size_bytes,
+            size=size,
             deadline_s=deadline_s,
         )
         self._count(holding, -1)
@@ -220,8 +234,8 @@ class ReservationStation:
     def takes_memory(self, waiting: Reservation) -> bool:
         """Whether the promise would be less without a reservation that waits."""
         holding = self._holdings[waiting.instance_id]
-        before = holding.running.size_bytes if holding.running else holding.size_bytes
-        return waiting.size_bytes > before
+        before = holding.running.size if holding.running else holding.size
+        return waiting.size_bytes > before.bytes
 
     def cancel(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
         """Take back the reservation of an instance that waits for memory. None is no error; one
@@ -230,9 +244,7 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         if holding is None or holding.waiting is None:
             return ()
-        given_up_bytes = holding.waiting.size_bytes
-        kept_bytes = holding.running.size_bytes if holding.running else holding.size_bytes
-        if given_up_bytes <= kept_bytes:
+        if not self.takes_memory(holding.waiting):
             return ()
         self._count(holding, -1)
         holding.waiting, holding.overtaken = None, 0
@@ -240,26 +252,26 @@ class ReservationStation:
         return self._wake()
 
     def done(
-        self, instance_id: InstanceId, size_bytes: int, share: Share | None = None
+        self, instance_id: InstanceId, size: Size, share: Share | None = None
     ) -> tuple[Reservation, ...]:
         """The reservation that runs on an instance has ended, done or failed, and left it with so
-        much. 0 bytes: it is gone, and so is what was to follow. `share`: what a load has shown that
+        much. Nothing: it is gone, and so is what was to follow. `share`: what a load has shown that
         it shares; None: what is known of that holds.
         """
         holding = self._holdings.get(instance_id)
         if holding is None:
             return ()
-        self._set(holding, size_bytes, share, ended=True)
-        return self._wake() if size_bytes else self.forget(instance_id)
+        self._set(holding, size, share, ended=True)
+        return self._wake() if size.bytes else self.forget(instance_id)
 
     def record(
-        self, instance_id: InstanceId, size_bytes: int, share: Share | None = None
+        self, instance_id: InstanceId, size: Size, share: Share | None = None
     ) -> tuple[Reservation, ...]:
         """Take over what a node says that an instance holds, fitting or not. Starts something only
         where a known instance turns out to hold another size. `share`: as with `done`.
         """
         holding = self._holdings.setdefault(instance_id, _Holding())
-        self._set(holding, size_bytes, share, ended=False)
+        self._set(holding, size, share, ended=False)
         return self._wake()
 
     def forget(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
@@ -298,7 +310,7 @@ class ReservationStation:
                 sequence=self._sequence + 1,
                 kind=kind,
                 instance_id=NEWCOMER,
-                size_bytes=0,
+                size=NOTHING,
                 deadline_s=needed_s,
             )
             waiting = tuple(sorted((*waiting, added), key=_urgency))
@@ -315,14 +327,14 @@ class ReservationStation:
 
         start(now_s, running)
         if newcomer is not None:
-            start(now_s, ahead.issue(kind, NEWCOMER, 0, needed_s) or ())
+            start(now_s, ahead.issue(kind, NEWCOMER, NOTHING, needed_s) or ())
         while under_way:
             at_s, _, _, reservation = heappop(under_way)
             name = reservation.instance_id
             if reservation.kind in LOADS:
                 found[name] = at_s
             gone = reservation.kind in LOADS and cancelled(name)
-            start(at_s, ahead.done(name, 0 if gone else reservation.size_bytes))
+            start(at_s, ahead.done(name, NOTHING if gone else reservation.size))
         last_s = max(found.values(), default=now_s)
         return found | _in_turn(last_s, ends_s, (), ahead.waiting())
 
@@ -332,7 +344,7 @@ class ReservationStation:
         """
         most_bytes = self.tracked_bytes
         for reservation in waiting:
-            most_bytes += max(reservation.size_bytes - self.held_bytes(reservation.instance_id), 0)
+            most_bytes += max(reservation.size_bytes - self.held(reservation.instance_id).bytes, 0)
         return most_bytes > self.capacity_bytes and any(r.kind in LOADS for r in waiting)
 
     def _copy(self) -> "ReservationStation":
@@ -345,14 +357,21 @@ class ReservationStation:
         }
         return replace(self, _holdings=holdings)
 
-    def _set(self, holding: _Holding, size_bytes: int, share: Share | None, *, ended: bool) -> None:
+    def _set(self, holding: _Holding, size: Size, share: Share | None, *, ended: bool) -> None:
+        """What waits keeps its promise as a whole: its KV cache gets what its weights leave of it,
+        once a load has shown what these are.
+        """
         self._count(holding, -1)
-        holding.size_bytes, holding.share = size_bytes, share or holding.share
+        holding.size, holding.share = size, share or holding.share
         if ended:
             holding.running = None
+        waiting, weights_bytes = holding.waiting, size.weights_bytes
+        if waiting and weights_bytes and waiting.size.weights_bytes not in (0, weights_bytes):
+            left_bytes = max(waiting.size_bytes - weights_bytes, 0)
+            holding.waiting = replace(waiting, size=Size(weights_bytes, left_bytes))
         self._count(holding, 1)
 
-    def _account_bytes(self, holding: _Holding, account: Callable[[_Holding], int]) -> int:
+    def _account_bytes(self, holding: _Holding, account: Callable[[_Holding], Size]) -> int:
         """The most that another one has of what it shares, by one of the accounts."""
         share = holding.share
         if share is None:
@@ -365,20 +384,22 @@ class ReservationStation:
         return [h for h in holdings if h.share is not None and h.share.key == key]
 
     def _more(
-        self, holding: _Holding, account: Callable[[_Holding], int], before: int, after: int
-    ) -> int:
-        """The bytes by which an account grows when those of one holding do."""
+        self, holding: _Holding, account: Callable[[_Holding], Size], before: Size, after: Size
+    ) -> Size:
+        """By how much an account grows when that of one holding does."""
+        more = after.plus(before, -1)
         if holding.share is None:
-            return after - before
+            return more
         there_bytes = self._account_bytes(holding, account)
         spared_bytes = [min(holding.shared_bytes(size), there_bytes) for size in (before, after)]
-        return after - spared_bytes[1] - (before - spared_bytes[0])
+        return more.plus(Size(spared_bytes[0] - spared_bytes[1]))
 
     def _count(self, holding: _Holding, sign: int) -> None:
         """Enter into both accounts (1), or take out of them (-1), what it has and no other."""
-        promised_bytes, tracked_bytes = holding.promised_bytes, holding.tracked_bytes
-        self.promised_bytes += sign * self._more(holding, _promised, 0, promised_bytes)
-        self.tracked_bytes += sign * self._more(holding, _tracked, 0, tracked_bytes)
+        promised = self._more(holding, _promised, NOTHING, holding.promised)
+        tracked = self._more(holding, _tracked, NOTHING, holding.tracked)
+        self.promised = self.promised.plus(promised, sign)
+        self.tracked = self.tracked.plus(tracked, sign)
 
     def _wake(self) -> tuple[Reservation, ...]:
         """Start what fits, by deadline; of each kind of load one. Behind one that lacks memory and
@@ -395,18 +416,17 @@ class ReservationStation:
             holding = self._holdings[reservation.instance_id]
             if holding.running is not None or reservation.kind in loading:
                 continue
-            size_bytes = max(reservation.size_bytes, holding.size_bytes)
-            grows_bytes = self._more(holding, _tracked, holding.size_bytes, size_bytes)
-            held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
-            fits = self.tracked_bytes + grows_bytes <= self.capacity_bytes
-            if grows_bytes and (held_up or not fits):
-                passed.append(holding)
-                continue
-            if grows_bytes:
+            size = reservation.size.most(holding.size)
+            grows = self._more(holding, _tracked, holding.size, size)
+            if any(grows):
+                held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
+                if held_up or self.tracked_bytes + grows.bytes > self.capacity_bytes:
+                    passed.append(holding)
+                    continue
                 for earlier in passed:
                     earlier.overtaken += 1
+                self.tracked = self.tracked.plus(grows)
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
-            self.tracked_bytes += grows_bytes
             started.append(reservation)
             if reservation.kind in LOADS:
                 loading.add(reservation.kind)

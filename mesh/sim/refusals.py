@@ -9,6 +9,7 @@ whether every token would be in time there were the request to come at that mome
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import request_blocks
@@ -16,7 +17,6 @@ from mesh.core.controller.instances.loading_lane import PlannedLoad, loads_end_s
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
-    forecast_on_loading,
     forecast_on_start,
 )
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -228,10 +228,7 @@ def _places(
     for instance in entry.instances.values():
         if not instance.takes_requests or instance.is_full:
             continue
-        if instance.is_loaded:
-            forecast = forecast_on(instance, request, now_s=now_s, limits=limits)
-        else:
-            forecast = forecast_on_loading(instance, request, now_s=now_s, limits=limits, late=late)
+        forecast = forecast_on(instance, request, now_s=now_s, limits=limits, late=late)
         yield _can_grow(instance, entry, request), forecast.verdict
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return
@@ -241,10 +238,11 @@ def _places(
         room = _room(cell, node, entry, request)
         _, kind = node.source_of(entry.deployment, room or ())
         planned = PlannedLoad(kind=kind, load_s=load_s)
+        slot = slot_for(node, planned, inf if late else request.due_s, now_s)
         forecast = forecast_on_start(
             node,
             profile,
-            slot_for(node, planned, inf if late else request.due_s, now_s).ready_s,
+            partial(getattr, slot, "ready_s"),
             request,
             share=decodes_share(node, now_s),
             now_s=now_s,

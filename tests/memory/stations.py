@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import NOTHING, Size
 from mesh.memory import station as station_module
 from mesh.memory.shares import Share
 from mesh.memory.station import Reservation, ReservationKind, ReservationStation
@@ -28,11 +29,15 @@ NO_SHARES: Mapping[str, Share] = {}
 class Known:
     """What is known of one instance."""
 
-    size_bytes: int = 0
+    size: Size = NOTHING
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
     share: Share | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.size.bytes
 
     @property
     def tracked_bytes(self) -> int:
@@ -42,6 +47,12 @@ class Known:
     def promised_bytes(self) -> int:
         last = self.waiting or self.running
         return last.size_bytes if last else self.size_bytes
+
+
+def sized(size_bytes: int, share: Share | None) -> Size:
+    """The weights of an instance are what it shares, and it holds no less than that."""
+    weights_bytes = share.size_bytes if share and size_bytes else 0
+    return Size(weights_bytes, max(size_bytes - weights_bytes, 0))
 
 
 class CheckedStation:
@@ -118,12 +129,14 @@ class CheckedStation:
         instance_id = InstanceId(name)
         share = self.shares.get(name)
         known = self.known.get(instance_id, Known(share=share))
+        size = sized(size_bytes, known.share)
+        size_bytes = size.bytes
         others = [(k.promised_bytes, k.share) for k in self.known.values() if k is not known]
         promised_bytes = _once([*others, (size_bytes, known.share)])
         fits = promised_bytes <= max(self.promised_bytes, self.station.capacity_bytes)
-        assert self.station.fits(instance_id, size_bytes, share) == fits
-        started = self.station.issue(kind, instance_id, size_bytes, by_s, share)
-        self.calls.append(("issue", (kind, instance_id, size_bytes, by_s, share), started))
+        assert self.station.fits(instance_id, size, share) == fits
+        started = self.station.issue(kind, instance_id, size, by_s, share)
+        self.calls.append(("issue", (kind, instance_id, size, by_s, share), started))
         assert (started is not None) == fits
         if started is None:
             self.seen["refused"] += 1
@@ -138,7 +151,7 @@ class CheckedStation:
             sequence=self.issued,
             kind=kind,
             instance_id=instance_id,
-            size_bytes=size_bytes,
+            size=size,
             deadline_s=by_s,
         )
         self.known[instance_id] = known
@@ -154,9 +167,10 @@ class CheckedStation:
             assert known.running is not None
             size_bytes = known.running.size_bytes
         known.share = share or known.share
-        started = self.station.done(instance_id, size_bytes, share)
-        self.calls.append(("done", (instance_id, size_bytes, share), started))
-        known.size_bytes, known.running = size_bytes, None
+        size = sized(size_bytes, known.share)
+        started = self.station.done(instance_id, size, share)
+        self.calls.append(("done", (instance_id, size, share), started))
+        known.size, known.running = size, None
         if not size_bytes:
             self.known.pop(instance_id, None)
         return self._check(started)
@@ -184,10 +198,11 @@ class CheckedStation:
     def record(self, name: str, size_bytes: int) -> list[str]:
         is_new = name not in self.known
         share = self.shares.get(name)
-        started = self.station.record(InstanceId(name), size_bytes, share)
-        self.calls.append(("record", (InstanceId(name), size_bytes, share), started))
+        size = sized(size_bytes, share)
+        started = self.station.record(InstanceId(name), size, share)
+        self.calls.append(("record", (InstanceId(name), size, share), started))
         known = self.known.setdefault(InstanceId(name), Known(share=share))
-        known.size_bytes, known.share = size_bytes, share or known.share
+        known.size, known.share = size, share or known.share
         assert not (is_new and started)
         return self._check(started)
 
@@ -254,6 +269,8 @@ class CheckedStation:
         station = self.station
         assert station.promised_bytes == self.promised_bytes
         assert station.tracked_bytes == self.tracked_bytes
+        kv_bytes = (sized(k.promised_bytes, k.share).kv_bytes for k in self.known.values())
+        assert station.promised.kv_bytes == sum(kv_bytes)
         assert station.free_bytes + station.promised_bytes == station.capacity_bytes
         waiting = [known.waiting for known in self.known.values() if known.waiting is not None]
         assert station.waiting() == tuple(sorted(waiting, key=_urgency))
@@ -261,7 +278,7 @@ class CheckedStation:
         for beside in (None, next(iter(self.shares.values()), None)):
             assert station.freed_bytes(names, beside) == self.freed_bytes(names, beside)
         for instance_id, known in self.known.items():
-            assert station.size_bytes(instance_id) == known.promised_bytes
+            assert station.size(instance_id).bytes == known.promised_bytes
             assert station.running(instance_id) == known.running
 
 

@@ -16,10 +16,11 @@ from hypothesis.stateful import (
 )
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import NOTHING, Size
 from mesh.memory import station as station_module
 from mesh.memory.shares import Share, counted_once
-from mesh.memory.station import OVERTAKEN_MAX
-from tests.memory.stations import RESIZE, UNLOAD, CheckedStation
+from mesh.memory.station import OVERTAKEN_MAX, ReservationKind, ReservationStation
+from tests.memory.stations import RESIZE, UNLOAD, CheckedStation, sized
 
 
 def shrinking(**held_bytes: int) -> CheckedStation:
@@ -33,7 +34,7 @@ def test_a_shrink_lowers_the_promise_and_starts_at_once() -> None:
     node = CheckedStation(a=60, b=40)
     assert node.resize("a", 20) == ["resize a 20"]
     assert (node.station.promised_bytes, node.station.tracked_bytes) == (60, 100)
-    assert node.station.size_bytes(InstanceId("a")) == 20
+    assert node.station.size(InstanceId("a")).bytes == 20
     assert node.done("a") == []
     assert node.station.tracked_bytes == 60
 
@@ -60,7 +61,7 @@ def test_a_load_waits_until_the_instance_in_its_place_is_gone() -> None:
     assert node.unload("a") == ["unload a 0"]
     assert node.load("c", 60) == []
     assert node.done("a") == ["load c 60"]
-    assert node.station.size_bytes(InstanceId("a")) == 0
+    assert node.station.size(InstanceId("a")).bytes == 0
 
 
 def test_one_completion_starts_all_that_fits() -> None:
@@ -73,10 +74,10 @@ def test_one_completion_starts_all_that_fits() -> None:
 def test_what_does_not_fit_the_promise_changes_nothing(name: str) -> None:
     node = CheckedStation(a=60, b=30)
     before = node.station.promised_bytes, node.station.tracked_bytes
-    assert node.resize(name, node.station.size_bytes(InstanceId(name)) + 11) is None
+    assert node.resize(name, node.station.size(InstanceId(name)).bytes + 11) is None
     assert before == (node.station.promised_bytes, node.station.tracked_bytes)
     assert node.waiting() == node.running() == []
-    assert node.resize(name, node.station.size_bytes(InstanceId(name)) + 10)
+    assert node.resize(name, node.station.size(InstanceId(name)).bytes + 10)
 
 
 def test_a_newer_target_takes_the_place_of_one_that_waits() -> None:
@@ -157,7 +158,7 @@ def test_a_load_that_fails_leaves_nothing_behind() -> None:
     assert node.load("b", 60) == ["load b 60"]
     assert node.resize("b", 30) == node.load("c", 30) == []
     assert node.fail("b") == ["load c 30"], "what was to follow the load is dropped"
-    assert node.station.size_bytes(InstanceId("b")) == 0
+    assert node.station.size(InstanceId("b")).bytes == 0
 
 
 def test_a_shrink_that_fails_takes_its_promise_back_and_what_waits_for_it_goes_on_waiting() -> None:
@@ -226,7 +227,7 @@ def overtaking() -> CheckedStation:
 
 def overtake(node: CheckedStation, times: int) -> None:
     for _ in range(times):
-        size_bytes = node.station.size_bytes(InstanceId("x")) + 1
+        size_bytes = node.station.size(InstanceId("x")).bytes + 1
         assert node.resize("x", size_bytes, by_s=9) == [f"resize x {size_bytes}"]
         assert node.done("x") == []
 
@@ -275,7 +276,7 @@ def test_one_that_is_taken_back_wakes_what_it_held_up_and_leaves_no_count() -> N
     overtake(node, OVERTAKEN_MAX)
     assert node.resize("x", 10, by_s=9) == []
     assert node.cancel("first") == ["resize x 10"]
-    assert node.station.size_bytes(InstanceId("first")) == 10
+    assert node.station.size(InstanceId("first")).bytes == 10
     assert node.done("x") == []
     assert node.resize("first", 50, by_s=5) == []
     assert node.resize("x", 11, by_s=9) == ["resize x 11"], "it has been overtaken by nobody yet"
@@ -314,7 +315,7 @@ def test_what_instances_share_is_promised_and_tracked_once() -> None:
     node = CheckedStation(100, SHARES, a=60)
     assert node.wake("b", 80) == ["wake b 80"]
     assert (node.station.promised_bytes, node.station.tracked_bytes) == (100, 100)
-    assert node.station.size_bytes(InstanceId("b")) == 80
+    assert node.station.size(InstanceId("b")).bytes == 80
     assert node.wake("c", 41) is None, "nothing is left for what is its own"
     assert CheckedStation(100, SHARES, x=60).wake("b", 80) is None, "nobody has it there"
 
@@ -371,6 +372,17 @@ def test_of_several_the_first_counts_what_they_share() -> None:
     sizes = [(35, less), (50, SHARED), (10, None), (60, SHARED), (20, SHARED), (10, other)]
     assert counted_once(sizes) == [35, 20, 10, 20, 0, 10]
     assert counted_once([]) == []
+
+
+def test_what_waits_keeps_its_promise_when_a_load_has_shown_what_its_weights_are() -> None:
+    station, a = ReservationStation(capacity_bytes=100), InstanceId("a")
+    (load,) = station.issue(ReservationKind.LOAD, a, Size(40, 10), 0.0) or ()
+    assert station.issue(ReservationKind.RESIZE, a, Size(40, 30), 0.0) == ()
+    assert (station.promised, station.tracked) == (Size(40, 30), load.size)
+    (resize,) = station.done(a, Size(50, 10))
+    assert resize.size == station.promised == station.tracked == Size(50, 20)
+    assert station.issue(ReservationKind.UNLOAD, a, NOTHING, 0.0) == ()
+    assert (station.promised, station.free_bytes) == (NOTHING, 100)
 
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 75))
@@ -431,14 +443,14 @@ class Walk(RuleBasedStateMachine):
     def shrink(self, pick: int, less: int) -> None:
         names = self.shrinkable()
         name = names[pick % len(names)]
-        self.issue(name, max(self.checked.station.size_bytes(name) - less, 1), 0)
+        self.issue(name, max(self.checked.station.size(name).bytes - less, 1), 0)
 
     @precondition(lambda self: self.checked.station.free_bytes > 0)
     @rule(name=NAME, more=st.integers(1, 8), by=st.integers(0, 3), at_once=st.booleans())
     def grow(self, name: InstanceId, more: int, by: int, at_once: bool) -> None:
         """As far as the promise goes."""
         more = min(more, self.checked.station.free_bytes)
-        self.issue(name, self.checked.station.size_bytes(name) + more, by)
+        self.issue(name, self.checked.station.size(name).bytes + more, by)
         if at_once and name in self.checked.running():
             self.checked.done(name)
             self.count()
@@ -485,6 +497,8 @@ class Walk(RuleBasedStateMachine):
     def record(self, name: InstanceId, size: int) -> None:
         """An honest node only reports instances that are new, and that fit."""
         if self.honest:
+            share = self.checked.shares.get(name)
+            size = sized(size, share).bytes
             free = CAPACITY - max(self.checked.tracked_bytes, self.checked.promised_bytes)
             if name in self.checked.known or size > free:
                 return
@@ -492,7 +506,7 @@ class Walk(RuleBasedStateMachine):
         self.count()
 
     def shrinkable(self) -> list[InstanceId]:
-        return [name for name in self.checked.known if self.checked.station.size_bytes(name) > 1]
+        return [name for name in self.checked.known if self.checked.station.size(name).bytes > 1]
 
     def issue(self, name: InstanceId, size: int, by: int) -> None:
         known = name in self.checked.known

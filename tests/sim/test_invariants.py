@@ -10,6 +10,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import DeliverTokens, SendCommand
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import ResizeKv, UnloadInstance
+from mesh.domain.model import Size
 from mesh.domain.request import RequestTokens
 from mesh.memory.station import ReservationKind
 from mesh.sim.checking import CellChecks, FaultyRun, check_rest
@@ -40,11 +41,11 @@ def in_use(cell: VirtualCell) -> NodeEntry:
 
 
 def promise_more(node: NodeEntry) -> None:
-    node.station.promised_bytes += 1
+    node.station.promised = node.station.promised.plus(Size(1))
 
 
 def track_less(node: NodeEntry) -> None:
-    node.station.tracked_bytes -= 1
+    node.station.tracked = node.station.tracked.plus(Size(1), -1)
 
 
 def forget(node: NodeEntry) -> None:
@@ -103,14 +104,14 @@ def test_operations_that_overlap_or_that_nobody_issued_are_found(cell: VirtualCe
     with pytest.raises(RuleBroken, match="without the station"):
         watch().note(cell.core, None, [resize])
     watch().note(cell.core, None, [unload])
-    size_bytes = instance.promised_bytes + instance.footprint.kv_block_bytes
+    size = instance.footprint.size(instance.promised_blocks + 1)
     unsent, told = watch(), watch()
-    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
+    assert node.station.issue(ReservationKind.RESIZE, name, size, 0.0)
     with pytest.raises(RuleBroken, match="has started, and its node was sent"):
         unsent.look(cell.core, cell.clock.now_s())
     told.note(cell.core, None, [resize])
-    node.station.done(name, size_bytes)
-    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
+    node.station.done(name, size)
+    assert node.station.issue(ReservationKind.RESIZE, name, size, 0.0)
     with pytest.raises(RuleBroken, match="overlaps"):
         told.note(cell.core, None, [resize])
 

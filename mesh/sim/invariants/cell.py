@@ -11,7 +11,8 @@ from functools import partial
 from typing import assert_never
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import Site, StartSearch
+from mesh.core.controller.instances.placement import StartSearch
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -314,6 +315,6 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             ctx, entry, None, waiting=partial(list, entry.queue), among=partial(list, full)
         )
         found = search.run()
-        if isinstance(found, Site):
+        if isinstance(found, Price):
             node_id = found.node.node_id
             hold(False, "{} could hold {} by now", node_id, entry.spec.name)

@@ -25,8 +25,8 @@ def check_books(node: NodeEntry) -> None:
     station, known = node.station, set(node.instances)
     name, capacity = node.node_id, station.capacity_bytes
     hold(set(station.holders()) == known, "{}: {} hold memory", name, station.holders())
-    promised = _once(node, station.size_bytes)
-    tracked = _once(node, station.held_bytes)
+    promised = _once(node, lambda name: station.size(name).bytes)
+    tracked = _once(node, lambda name: station.held(name).bytes)
     hold(station.promised_bytes == promised, "{}: promised {} B", name, station.promised_bytes)
     hold(station.tracked_bytes == tracked, "{}: tracked {} B", name, station.tracked_bytes)
     hold(promised + station.free_bytes == capacity, "{}: free {} B", name, station.free_bytes)
@@ -80,7 +80,7 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
         case InstanceState.READY | InstanceState.PARKED | InstanceState.DRAINING:
             resizes = kind in (None, ReservationKind.RESIZE)
             hold(resizes, "{} is {}, and its node is to {} it", name, state, kind)
-            held_bytes = station.held_bytes(name)
+            held_bytes = station.held(name).bytes
             as_told = running is not None or held_bytes == size_bytes
             hold(as_told, "{} has {} B, and {} B are tracked", name, size_bytes, held_bytes)
         case _:
@@ -104,7 +104,7 @@ def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
         beyond_bytes = max(used + found.kv_blocks_cached - blocks, 0) * found.kv_block_bytes
         hold(used <= blocks, "{} uses {} KV blocks of {}", name, used, blocks)
         if name in node.instances:
-            tracked = node.station.held_bytes(name)
+            tracked = node.station.held(name).bytes
             has = found.weights_bytes + found.kv_held_bytes - beyond_bytes
             hold(has <= tracked, "{} holds {} B, and {} B are tracked", name, has, tracked)
             all_bytes += has

@@ -34,6 +34,8 @@ class Room:
 
     kv_blocks: int
     reclaim: tuple[InstanceId, ...] = ()
+    least_blocks: int = 0
+    """The least that one which starts can do with."""
 
 
 def request_blocks(
@@ -109,23 +111,20 @@ def start_size(
 
 
 def room_for(
-    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, request: RequestEntry
-) -> Room | None:
-    """How an instance would have the KV cache for one more request; None if it cannot."""
-    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    return _room(ctx, instance, _others_blocks(instance, request) + blocks)
-
-
-def room_for_all(
     ctx: EventContext,
     owner: DeploymentEntry,
     instance: InstanceEntry,
-    coming: Sequence[RequestEntry],
+    request: RequestEntry,
+    beside: Sequence[RequestEntry] = (),
 ) -> Room | None:
-    """As `room_for`, for several requests at once."""
+    """How an instance would have the KV cache for one more request, and for those `beside` it;
+    `None` if it cannot.
+    """
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
-    return _room(ctx, instance, _others_blocks(instance) + blocks)
+    blocks = request_blocks(owner, request, footprint, context)
+    for other in beside:
+        blocks += request_blocks(owner, other, footprint, context)
+    return _room(ctx, instance, _others_blocks(instance, request) + blocks)
 
 
 def missing_bytes(
@@ -169,7 +168,7 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
     if ctx.now_s < instance.grow_again_s:
         return None
     for kv_blocks in (size.wanted_blocks, size.required_blocks):
-        if station.fits(instance.instance_id, instance.footprint.instance_bytes(kv_blocks)):
+        if station.fits(instance.instance_id, instance.footprint.size(kv_blocks)):
             return Room(kv_blocks=kv_blocks)
     required = size.required_blocks
     owner = ctx.cell.deployments.get(instance.deployment)
@@ -273,10 +272,9 @@ def park_cache(ctx: EventContext, instance: InstanceEntry) -> None:
 
 def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
-    size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
         instance.node.touch()
-    issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
+    issue(ctx, instance, ReservationKind.RESIZE, instance.footprint.size(kv_blocks), needed_s)
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:

@@ -24,11 +24,11 @@ def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
     if instance is None:
         return
     instance.note_size(said.kv_blocks)
-    size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
+    size = instance.footprint.size(said.kv_blocks)
     asked = node.station.running(instance.instance_id)
-    if asked is not None and size_bytes < asked.size_bytes:
+    if asked is not None and size.kv_bytes < asked.size.kv_bytes:
         instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)
-    send_started(ctx, node, node.station.done(instance.instance_id, size_bytes))
+    send_started(ctx, node, node.station.done(instance.instance_id, size))
     ctx.wake_all()
 
 
@@ -39,8 +39,8 @@ def take_over(ctx: EventContext, instance: InstanceEntry, kv_blocks: int) -> Non
     station = instance.node.station
     if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
         instance.note_size(kv_blocks)
-        size_bytes = instance.footprint.instance_bytes(kv_blocks)
-        send_started(ctx, instance.node, station.record(instance.instance_id, size_bytes))
+        size = instance.footprint.size(kv_blocks)
+        send_started(ctx, instance.node, station.record(instance.instance_id, size))
         ctx.wake_all()
 
 

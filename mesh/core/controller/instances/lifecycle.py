@@ -1,18 +1,12 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.placement import (
-    NoRoom,
-    NoTime,
-    Placed,
-    Site,
-    StartSearch,
-    Wanted,
-    batch_max,
-)
+from mesh.core.controller.instances.kv_cache import Room
+from mesh.core.controller.instances.loading_lane import PlannedLoad
+from mesh.core.controller.instances.placement import NoRoom, NoTime, StartSearch, Wanted, batch_max
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -31,14 +25,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.profile import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """An instance whose load is under way, and when whoever wants it would have its first token."""
-
-    instance: InstanceEntry
-    first_token_s: float
+from mesh.policy.plans import Start
 
 
 def may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
@@ -67,23 +54,13 @@ def search_start(
     return StartSearch(ctx, entry, wanted, waiting=waiting, among=among, worth=True)
 
 
-def start_found(
-    ctx: EventContext, entry: DeploymentEntry, search: StartSearch, found: Site
-) -> Started:
-    """Start loading an instance where the search has found room and time for it."""
-    placed = search.placed(found)
-    ctx.cell.refusals.note_started(entry.spec.name)
-    instance = load(ctx, entry, placed)
-    return Started(instance=instance, first_token_s=placed.first_token_s)
-
-
 def start_instance(
     ctx: EventContext,
     entry: DeploymentEntry,
     *,
     among: Collection[NodeEntry] | None = None,
     wanted: Wanted | None = None,
-) -> Started | NoRoom | NoTime:
+) -> InstanceEntry | NoRoom | NoTime:
     """Start loading an instance, in the place of idle ones where there is no room else; on one of
     these nodes, and for a request that is `wanted`, if they are given. What was missing if it is
     not under way now.
@@ -92,31 +69,50 @@ def start_instance(
     would compute on the same device.
     """
     nodes = None if among is None else lambda: among
-    search = search_start(ctx, entry, among=nodes, wanted=wanted)
-    found = search.run()
-    return start_found(ctx, entry, search, found) if isinstance(found, Site) else found
+    found = search_start(ctx, entry, among=nodes, wanted=wanted).run()
+    return start(ctx, found) if isinstance(found, Price) else found
+
+
+def start(ctx: EventContext, price: Price) -> InstanceEntry:
+    """Load an instance at this price. Those who wait are tried everywhere again then, unless it is
+    for a request that moves.
+    """
+    assert price.room is not None
+    if not price.moves:
+        ctx.cell.refusals.note_started(price.entry.spec.name)
+    planned, needed_s = price.slot.load, price.needed_s()
+    instance = load(ctx, price.entry, price.node, price.room, planned, needed_s)
+    instance.note_label(price.plan.label if isinstance(price.plan, Start) else "")
+    return instance
 
 
 def load(
-    ctx: EventContext, entry: DeploymentEntry, placed: Placed, *, ahead: bool = False
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    node: NodeEntry,
+    room: Room,
+    planned: PlannedLoad,
+    needed_s: float,
+    *,
+    ahead: bool = False,
 ) -> InstanceEntry:
-    """Start an instance where room was found for it; `ahead` of anybody who calls."""
-    start = placed.start
-    deployment, node = entry.deployment, start.node
+    """Load an instance where there is room for it, by `needed_s`; `ahead` of anybody who calls."""
+    deployment = entry.deployment
     assert deployment is not None
+    footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
     if not ahead:
         ctx.cell.prefetches.note_load(nearer=nearer)
         _give_way(ctx, node)
-    reclaim(ctx, node, start.reclaim)
-    profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
+    reclaim(ctx, node, room.reclaim)
+    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
     served_max = batch_max(ctx, entry, node)
     to_load = LoadInstance(
         instance_id=instance_id,
         deployment=entry.spec.name,
         model=deployment.model,
-        kv_blocks=start.kv_blocks,
+        kv_blocks=room.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
         profile=profile,
@@ -127,23 +123,21 @@ def load(
         model_id=deployment.model.model_id,
         node=node,
         state=InstanceState.LOADING,
-        footprint=start.footprint,
+        footprint=footprint,
         profile=profile,
-        kv_blocks=start.kv_blocks,
+        kv_blocks=room.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
         correction=Correction.of(profile),
         to_load=to_load,
-        load_s=placed.slot.load.load_s,
-        needed_s=placed.needed_s,
+        load_s=planned.load_s,
+        needed_s=needed_s,
         ahead=ahead,
         load_started_s=ctx.now_s,
         phase="load",
     )
-    instance.note_label(placed.label)
     ctx.cell.add_instance(instance)
-    size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, placed.slot.load.kind, size_bytes, placed.needed_s)
+    issue(ctx, instance, planned.kind, footprint.size(room.kv_blocks), needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,
@@ -202,8 +196,8 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
     if owner is not None and instance.profile is not None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)
-    size_bytes = report.footprint.instance_bytes(report.kv_blocks)
-    started = node.station.record(instance.instance_id, size_bytes, instance.shares)
+    size = report.footprint.size(report.kv_blocks)
+    started = node.station.record(instance.instance_id, size, instance.shares)
     send_started(ctx, node, started)
     if instance.profile is None:
         let_go(ctx, instance)

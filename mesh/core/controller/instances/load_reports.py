@@ -27,9 +27,9 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
     """
     node, promised = instance.node, instance.footprint
     instance.note_size(said.kv_blocks, said.footprint)
-    size_bytes = said.footprint.instance_bytes(said.kv_blocks)
-    smaller, free_bytes = size_bytes < instance.promised_bytes, node.free_bytes
-    started = node.station.done(instance.instance_id, size_bytes, instance.shares)
+    size = said.footprint.size(said.kv_blocks)
+    smaller, free_bytes = size.bytes < instance.promised_bytes, node.free_bytes
+    started = node.station.done(instance.instance_id, size, instance.shares)
     send_started(ctx, node, started)
     if smaller or node.free_bytes > free_bytes:
         ctx.wake_all()

@@ -88,17 +88,6 @@ def _last_s(
     return max(of_kind, default=now_s)
 
 
-def next_slot(
-    ctx: EventContext,
-    deployment: Deployment,
-    node: NodeEntry,
-    needed_s: float,
-    without: Collection[InstanceId],
-) -> Slot:
-    """The slot of one more load on the node, `without` as above."""
-    return slot_for(node, plan_load(ctx, deployment, node, without), needed_s, ctx.now_s)
-
-
 def slot_for(node: NodeEntry, load: PlannedLoad, needed_s: float, now_s: float) -> Slot:
     """When one more load would be over that is needed by `needed_s`: where the node's station would
     start it, or behind all others of its kind if one of them would be late because of it.

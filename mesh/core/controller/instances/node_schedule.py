@@ -6,7 +6,7 @@ node began it when it reported the one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -17,6 +17,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
@@ -64,15 +65,20 @@ def forecast_on(
     late: bool = False,
     moves: bool = False,
 ) -> Forecast:
-    """What becomes of a request on a loaded instance, with those beside it that have been promised
-    it already; `late`: its first token may come after its deadline. One that `moves` runs well
-    where it is: it does not try out an estimate.
+    """What becomes of a request on an instance, loaded or loading, with those that wait for its
+    load and those beside it that have been promised it already; `late`: its first token may come
+    after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
     """
-    node = instance.node
-    if instance.correction.trial_left and (instance.requests or beside):
+    node, profile, at_s = instance.node, instance.profile, now_s
+    trial, estimated = instance.correction.trial_left, not (profile and profile.measured)
+    if instance.state is InstanceState.LOADING:
+        assert profile is not None, "loaded for its deployment"
+        at_s = loads_end_s(node, now_s)[instance.instance_id]
+        if trial and not instance.coming and node.is_idle():
+            return _tried_out(node, profile, request, at_s, limits, late=late)
+    elif trial and (instance.requests or beside):
         return Forecast(verdict=Verdict.DELAYS_RUNNING)
-    estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
+    elif estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
     if decode_share_with(instance, now_s, request, *beside) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
@@ -86,36 +92,13 @@ def forecast_on(
     coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     prompt = _prompt_on(instance, request)
-    return _forecast(schedule, run_queue, request, now_s, prompt=prompt, late=late)
-
-
-def forecast_on_loading(
-    instance: InstanceEntry,
-    request: RequestEntry,
-    *,
-    now_s: float,
-    limits: CellLimits,
-    late: bool = False,
-) -> Forecast:
-    """What becomes of a request that waits for the load of an instance, with those that wait for it
-    already. `late` as above.
-    """
-    node, profile = instance.node, instance.profile
-    assert profile is not None, "loaded for its deployment"
-    ready_s = loads_end_s(node, now_s)[instance.instance_id]
-    if instance.correction.trial_left and not instance.coming and node.is_idle():
-        return _tried_out(node, profile, request, ready_s, limits, late=late)
-    if decode_share_with(instance, now_s, request) > 1.0:
-        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
-    schedule, run_queues = _schedule(node, now_s, limits)
-    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.pace_s, now_s)
-    return _forecast(schedule, queue, request, ready_s, late=late)
+    return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late)
 
 
 def forecast_on_start(
     node: NodeEntry,
     profile: Profile,
-    ready_s: float,
+    ready_s: Callable[[], float],
     request: RequestEntry,
     *,
     share: float,
@@ -124,17 +107,20 @@ def forecast_on_start(
     late: bool = False,
     moves: bool = False,
 ) -> Forecast:
-    """What becomes of a request on a new instance of the node, whose load is over at `ready_s`.
-    `share` is the node's `decodes_share`. `late` and `moves` as above.
+    """What becomes of a request on a new instance of the node, whose load is over at `ready_s`. A
+    full node says TPOT_EXCEEDED nearly always, so that its loads are not looked at before. `share`
+    is the node's `decodes_share`. `late` and `moves` as above.
     """
-    if _tries_out(node, profile, moves=moves):
-        return _tried_out(node, profile, request, ready_s, limits, late=late)
-    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
-        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
-    schedule, _ = _schedule(node, now_s, limits)
+    if not profile.measured and not moves and node.is_idle():
+        return _tried_out(node, profile, request, ready_s(), limits, late=late)
     times = Times(profile, node.rule.overestimate)
+    decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    if share + decode_s / request.pace_s > 1.0:
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
+    at_s = ready_s()
+    schedule, _ = _schedule(node, now_s, limits)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
-    return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
+    return _forecast(schedule, queue, request, at_s, loads=True, late=late)
 
 
 def without_time_on(
@@ -188,22 +174,6 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
         return others + times.decode_s(batch + more, context) / request.pace_s
 
     return bisect_right(range(1, instance.batch_max - batch + 1), 1.0, key=share)
-
-
-def start_exceeds_pace(
-    node: NodeEntry, profile: Profile, request: RequestEntry, *, share: float, moves: bool = False
-) -> bool:
-    """Whether `forecast_on_start` says TPOT_EXCEEDED whenever the load would be over: what a full
-    node says nearly always, so that it must not cost a look at its loads.
-    """
-    if _tries_out(node, profile, moves=moves):
-        return False
-    decode_s = Times(profile, node.rule.overestimate).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    return share + decode_s / request.pace_s > 1.0
-
-
-def _tries_out(node: NodeEntry, profile: Profile, *, moves: bool) -> bool:
-    return not profile.measured and not moves and node.is_idle()
 
 
 def _forecast(

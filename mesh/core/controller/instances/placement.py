@@ -5,27 +5,20 @@ which starts it, or a preemption, which only asks.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 from typing import Self
 
-from mesh.core.controller.instances.kv_cache import blocks_for_load, start_size
-from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, next_slot
-from mesh.core.controller.instances.node_schedule import (
-    Forecast,
-    decodes_share,
-    forecast_on_start,
-    start_exceeds_pace,
-)
+from mesh.core.controller.instances.kv_cache import Room, blocks_for_load, start_size
+from mesh.core.controller.instances.loading_lane import lane_ends_s
 from mesh.core.controller.instances.offer import Offer, relief
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import PolicyFaultKind, Verdict
@@ -36,17 +29,6 @@ MARGIN_SHARE = 0.1
 """A load that waits for others in its lane is counted on only if its request would be in time even
 if the first token came later by this share of the time until it.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """An instance with so many KV blocks has room on `node`, in the place of idle ones."""
-
-    node: NodeEntry
-    footprint: Footprint
-    kv_blocks: int
-    reclaim: tuple[InstanceId, ...] = ()
-    """Instances to unload for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +68,6 @@ class Wanted:
     moves: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Where an instance starts, its load's place in the lane there, and when the request that wants
-    it would have its first token.
-    """
-
-    start: Site
-    slot: Slot
-    needed_s: float
-    """When the load has to be over."""
-    first_token_s: float
-    label: str = ""
-    """What the policy wants to remember of the instance."""
-
-
 class Demand:
     """What an instance for those who wait needs of a node; worked out once a kind of node."""
 
@@ -128,19 +95,17 @@ class Demand:
         footprint = node.footprint_of(self.deployment)
         return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
 
-    def site(self, node: NodeEntry) -> Site | None:
-        """Where memory is free, or idle instances give way; None where neither does."""
+    def room(self, node: NodeEntry) -> Room | None:
+        """Memory that is free, or that idle instances give way for; `None` where neither does."""
         footprint = node.footprint_of(self.deployment)
         least, wanted = self.kv_blocks(node, footprint)
         free_bytes = node.free_bytes_for(self.deployment)
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=free_bytes)
         if blocks is not None:
-            return Site(node=node, footprint=footprint, kv_blocks=blocks)
+            return Room(kv_blocks=blocks, least_blocks=least)
         missing_bytes = footprint.instance_bytes(least) - free_bytes
         reclaim = relief(self._ctx, self._entry, node, missing_bytes)
-        if not reclaim:
-            return None
-        return Site(node=node, footprint=footprint, kv_blocks=least, reclaim=reclaim)
+        return Room(kv_blocks=least, reclaim=reclaim, least_blocks=least) if reclaim else None
 
 
 class StartSearch:
@@ -171,16 +136,13 @@ class StartSearch:
         self._roomy: list[NodeEntry] = []
         self._fresh: list[NodeEntry] = []
         """Those with room where no load of it has failed."""
-        self._tight: list[NodeEntry] = []
+        self._tight: list[Price] = []
         self._passed_over = False
         self._among: list[NodeEntry] = []
         self._left: set[NodeId] = set()
         self._busy = False
         self.stopped = False
         """No more can be looked at."""
-        self.label = ""
-        """That of the start which was found."""
-        self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
 
     @property
     def looks_max(self) -> int:
@@ -198,48 +160,50 @@ class StartSearch:
             needed_bytes=self._needed_bytes,
         )
 
-    def run(self) -> Site | NoRoom | NoTime:
+    def run(self) -> Price | NoRoom | NoTime:
         """Ask the policy for starts alone."""
         self._prepare()
         return self._round(self._among) or self.rest()
 
-    def take(self, plan: Plan) -> Site | None:
+    def take(self, plan: Plan) -> Price | None:
         """Try a start: the first of the policy's that has room and time."""
         self._prepare()
         node = None if self.stopped else _node_of(self._ctx, plan, self._among)
         if node is None:
             return None
         self._left.discard(node.node_id)
-        site = self._known_demand.site(node)
-        if site is None:
+        for tight in self._tight:
+            if tight.node is node:
+                return tight
+        room = self._known_demand.room(node)
+        if room is None:
             return None
-        in_time = self._has_time(plan, site)
-        if in_time:
-            self.label = plan.label if isinstance(plan, Start) else ""
-            return site
-        self.stopped = in_time is None
+        ctx, entry, wanted = self._ctx, self._entry, self._wanted
+        if wanted is None:
+            return Price(ctx, plan, entry, node, None, None, room)
+        if ctx.policy.promises and not ctx.validations_left:
+            ctx.cell.refusals.note_not_all_tried(entry.spec.name, wanted.by)
+            self.stopped = True
+        else:
+            by, late = wanted.by, wanted.late or (wanted.by.accepted and not wanted.moves)
+            price = Price(ctx, plan, entry, node, None, by, room, late=late, moves=wanted.moves)
+            if self._takes(price, wanted):
+                return price
         self._busy = True
         return None
 
-    def rest(self) -> Site | NoRoom | NoTime:
+    def rest(self) -> Price | NoRoom | NoTime:
         """What was put last; why there is none if that does not do either."""
         self._prepare()
         found = self._end_round()
-        if not isinstance(found, Site) and self._fresh and len(self._fresh) < len(self._roomy):
+        if not isinstance(found, Price) and self._fresh and len(self._fresh) < len(self._roomy):
             found = self._round(self._roomy) or self._end_round()
-        if isinstance(found, Site):
+        if isinstance(found, Price):
             return found
         if self._passed_over or isinstance(found, NoTime):
             return NoTime()
         needs = ((self._known_demand.least_bytes(n), n.capacity_bytes) for n in self._nodes)
         return NoRoom.nearest(needs)
-
-    def placed(self, found: Site) -> Placed:
-        """The load of an instance that starts there."""
-        looked = self.looked.get(found.node.node_id)
-        deployment = self._known_demand.deployment
-        placed = _placed(self._ctx, deployment, found, self._wanted, looked)
-        return replace(placed, label=self.label)
 
     @property
     def _known_demand(self) -> Demand:
@@ -290,25 +254,25 @@ class StartSearch:
         self._among, self._left = among, {node.node_id for node in among}
         self._busy = self.stopped = False
 
-    def _round(self, among: list[NodeEntry]) -> Site | None:
+    def _round(self, among: list[NodeEntry]) -> Price | None:
         """Ask the policy for starts on these nodes."""
         if not among:
             return None
         self._begin(among)
         by = None if self._wanted is None else self._wanted.by
         for plan in self._ctx.policy.places(by, self.offer()):
-            site = self.take(plan)
-            if site is not None:
-                return site
+            price = self.take(plan)
+            if price is not None:
+                return price
             if self.stopped:
                 break
         return None
 
-    def _end_round(self) -> Site | NoRoom | NoTime:
+    def _end_round(self) -> Price | NoRoom | NoTime:
         """What a round in vain says: the first node where it would be in time by a hair, if any."""
         found = self._why_none()
         if isinstance(found, NoTime) and self._tight:
-            return self._round(self._tight[:1]) or self._why_none()
+            return self._round([self._tight[0].node]) or self._why_none()
         return found
 
     def _why_none(self) -> NoRoom | NoTime:
@@ -317,44 +281,25 @@ class StartSearch:
             self._ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, self._wanted.by)
         return NoTime() if self._busy else NoRoom()
 
-    def _has_time(self, plan: Plan, site: Site) -> bool | None:
-        """Whether its node could compute for the instance too; None: no more can be looked at."""
-        ctx, wanted, entry, node = self._ctx, self._wanted, self._entry, site.node
-        if wanted is None or node in self._tight:
-            return True
-        if ctx.policy.promises and not ctx.validations_left:
-            ctx.cell.refusals.note_not_all_tried(entry.spec.name, wanted.by)
-            return None
-
-        validated = False
-
-        def shadow() -> Verdict:
-            nonlocal validated
-            validated = True
-            ctx.note_validation(node)
-            slot, forecast = _forecast(ctx, entry, site, wanted)
-            if slot is not None and forecast.verdict is Verdict.PASSES:
-                self.looked[node.node_id] = slot, forecast
-            return forecast.verdict
-
-        needed_bytes = self._known_demand.least_bytes(node)
-        tests = PlanTests(
-            ctx, plan, entry, node, wanted.by, shadow, needed_bytes, reclaim=site.reclaim
-        )
-        verdict = ctx.policy.passes(plan, tests)
-        if verdict is not Verdict.PASSES:
-            if not validated and not wanted.late:
-                wanted.by.refusals.note(verdict)
-                why = wanted.by.refusals.verdict or Verdict.POLICY
-                ctx.cell.refusals.note_start(entry.spec.name, wanted.by, node, why)
-            return False
-        looked = self.looked.get(node.node_id)
-        if looked is None or wanted.late:
-            return True
-        if _is_tight(ctx, node, *looked, wanted.by):
-            self._tight.append(node)
-            return False
-        return True
+    def _takes(self, price: Price, wanted: Wanted) -> bool:
+        """Whether the policy has it start there, where it is in time by more than a hair. What the
+        node said, or else the policy, is remembered.
+        """
+        request, late, refusals = wanted.by, wanted.late, self._ctx.cell.refusals
+        said, seen = price.verdict(), price.seen
+        if seen is not None:
+            if not late:
+                refusals.note_start(self._entry.spec.name, request, price.node, seen.verdict)
+            if seen.verdict is not Verdict.PASSES:
+                request.refusals.note(seen.verdict)
+        elif said is not Verdict.PASSES and not late:
+            request.refusals.note(said)
+            why = request.refusals.verdict or Verdict.POLICY
+            refusals.note_start(self._entry.spec.name, request, price.node, why)
+        if said is not Verdict.PASSES or late or not price.validated or not _is_tight(price):
+            return said is Verdict.PASSES
+        self._tight.append(price)
+        return False
 
 
 def _node_of(ctx: EventContext, plan: Plan, among: list[NodeEntry]) -> NodeEntry | None:
@@ -370,50 +315,20 @@ def _node_of(ctx: EventContext, plan: Plan, among: list[NodeEntry]) -> NodeEntry
     return node if node in among else None
 
 
-def room_on(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> Placed | None:
-    """Where an instance that nobody waits for could start on this node."""
-    demand = Demand(ctx, entry, ())
-    site = demand.site(node)
-    return None if site is None else _placed(ctx, demand.deployment, site, None, None)
+def priced_on(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, plan: Start
+) -> Price | None:
+    """A start on this node of an instance that nobody waits for; `None` where it has no room."""
+    room = Demand(ctx, entry, ()).room(node)
+    return None if room is None else Price(ctx, plan, entry, node, None, None, room)
 
 
-def _is_tight(
-    ctx: EventContext,
-    node: NodeEntry,
-    slot: Slot,
-    forecast: Forecast,
-    request: RequestEntry,
-) -> bool:
+def _is_tight(price: Price) -> bool:
     """Whether its load waits for others, and a little delay would make the request late."""
-    margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
-    waits = lane_ends_s(node, ctx.now_s, slot.load.kind) > ctx.now_s
-    return waits and forecast.first_token_s + margin_s > request.due_s
-
-
-def _placed(
-    ctx: EventContext,
-    deployment: Deployment,
-    found: Site,
-    wanted: Wanted | None,
-    looked: tuple[Slot, Forecast] | None,
-) -> Placed:
-    """When the load is needed: as late as the request can bear, where that was looked at. One that
-    no request wants goes behind those that were promised.
-    """
-    if wanted is None or looked is None:
-        needed_s = wanted.by.due_s if wanted is not None else inf
-        slot = next_slot(ctx, deployment, found.node, needed_s, found.reclaim)
-        if wanted is None:
-            needed_s = slot.ready_s
-        return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
-    slot, forecast = looked
-    spare_s = max(wanted.by.due_s - forecast.first_token_s, 0.0)
-    return Placed(
-        start=found,
-        slot=slot,
-        needed_s=slot.ready_s + spare_s,
-        first_token_s=forecast.first_token_s,
-    )
+    now_s, first_s, request = price.ctx.now_s, price.first_token_s, price.request
+    assert request is not None
+    waits = lane_ends_s(price.node, now_s, price.slot.load.kind) > now_s
+    return waits and first_s + MARGIN_SHARE * (first_s - now_s) > request.due_s
 
 
 def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
@@ -440,61 +355,6 @@ def _why_none_is_ready(nodes: list[NodeEntry], devices: str, purpose: str) -> tu
             "`mesh drain NODE --undo` has a node take work again; `mesh nodes` names them",
         )
     return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"
-
-
-def _forecast(
-    ctx: EventContext, entry: DeploymentEntry, site: Site, wanted: Wanted
-) -> tuple[Slot | None, Forecast]:
-    """What becomes of whoever wants an instance there, which is noted where it is in vain."""
-    request, node = wanted.by, site.node
-    late = wanted.late or (request.accepted and not wanted.moves)
-    slot, forecast = forecast_on_node(
-        ctx, entry, node, request, late=late, moves=wanted.moves, without=site.reclaim
-    )
-    verdict = forecast.verdict
-    if not wanted.late:
-        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
-    if verdict is not Verdict.PASSES:
-        request.refusals.note(verdict)
-    return slot, forecast
-
-
-def forecast_on_node(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    node: NodeEntry,
-    request: RequestEntry,
-    *,
-    late: bool = False,
-    moves: bool = False,
-    without: Collection[InstanceId] = (),
-) -> tuple[Slot | None, Forecast]:
-    """The place in the node's lane of a load for the request, and what becomes of it there, once
-    the instances are gone that it is to be `without`. A full node says so before its loads are
-    looked at.
-    """
-    deployment = entry.deployment
-    assert deployment is not None
-    footprint = node.footprint_of(deployment)
-    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-    share = ctx.share_of(node, decodes_share)
-    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
-        return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
-    # One that is late waits for those that need not be.
-    needed_s = inf if late else request.due_s
-    slot = next_slot(ctx, deployment, node, needed_s, without)
-    forecast = forecast_on_start(
-        node,
-        profile,
-        slot.ready_s,
-        request,
-        share=share,
-        now_s=ctx.now_s,
-        limits=ctx.limits,
-        late=late,
-        moves=moves,
-    )
-    return slot, forecast
 
 
 def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:

@@ -10,11 +10,10 @@ anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of load
 from dataclasses import dataclass
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load, may_start
-from mesh.core.controller.instances.loading_lane import Slot, plan_load
+from mesh.core.controller.instances.loading_lane import plan_load
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import Placed, Site
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -161,13 +160,10 @@ def _load(
     planned = plan_load(ctx, deployment, node, victims)
     if planned.load_s > ctx.limits.prefetch_load_s_max:
         return
-    footprint = node.footprint_of(deployment)
-    start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
-    # Needed by nobody: all other loads go before it.
-    slot = Slot(load=planned, ready_s=ctx.now_s + planned.load_s)
-    placed = Placed(start=start, slot=slot, needed_s=inf, first_token_s=slot.ready_s)
     ctx.cell.prefetches.note_begun()
-    load(ctx, entry, placed, ahead=True)
+    # Needed by nobody: all other loads go before it.
+    room = Room(kv_blocks=PARKED_BLOCKS, reclaim=victims)
+    load(ctx, entry, node, room, planned, inf, ahead=True)
 
 
 def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:

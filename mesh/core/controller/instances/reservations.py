@@ -16,6 +16,7 @@ from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
+from mesh.domain.model import NOTHING, Size
 from mesh.memory.station import LOADS, Reservation, ReservationKind
 
 
@@ -23,15 +24,13 @@ def issue(
     ctx: EventContext,
     instance: InstanceEntry,
     kind: ReservationKind,
-    size_bytes: int,
+    size: Size,
     needed_s: float,
 ) -> None:
     """Promise a reservation that fits, and start what may start."""
     node = instance.node
-    started = node.station.issue(
-        kind, instance.instance_id, size_bytes, needed_s, share=instance.shares
-    )
-    assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
+    started = node.station.issue(kind, instance.instance_id, size, needed_s, share=instance.shares)
+    assert started is not None, f"{kind} of {instance.instance_id} to {size} does not fit"
     send_started(ctx, node, started)
 
 
@@ -50,9 +49,7 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
 def _command(
     instance: InstanceEntry, reservation: Reservation
 ) -> LoadInstance | ResizeKv | UnloadInstance:
-    footprint = instance.footprint
-    kv_bytes = reservation.size_bytes - footprint.weights_bytes
-    kv_blocks = kv_bytes // footprint.kv_block_bytes
+    kv_blocks = reservation.size.kv_bytes // instance.footprint.kv_block_bytes
     match reservation.kind:
         case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
             assert instance.to_load is not None
@@ -74,5 +71,5 @@ def let_go(ctx: EventContext, instance: InstanceEntry) -> None:
     node says that it is gone.
     """
     instance.leave()
-    issue(ctx, instance, ReservationKind.UNLOAD, 0, ctx.now_s)
+    issue(ctx, instance, ReservationKind.UNLOAD, NOTHING, ctx.now_s)
     ctx.wake_all()

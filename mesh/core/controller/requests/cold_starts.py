@@ -14,15 +14,15 @@ from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.lifecycle import (
     may_start,
     search_start,
-    start_found,
     start_instance,
 )
 from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.placement import NoRoom, Site, StartSearch, Wanted
+from mesh.core.controller.instances.placement import NoRoom, StartSearch, Wanted
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.joining import join, late_s
 from mesh.core.controller.requests.outlook import Outlook
-from mesh.core.controller.requests.submitting import wait_for
+from mesh.core.controller.requests.submitting import promise
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -84,7 +84,7 @@ def _look(
         if isinstance(plan, Start):
             found = search.take(plan) if search else None
             if search and found:
-                return _start(ctx, entry, request, search, found, late=late)
+                return _promise(ctx, found, late=late)
             if search and search.stopped:
                 break
         elif join(ctx, entry, plan, request, offer, late=late):
@@ -92,8 +92,8 @@ def _look(
     if search is None or request.state is not RequestState.QUEUED:
         return False
     rest = search.rest()
-    if isinstance(rest, Site):
-        return _start(ctx, entry, request, search, rest, late=late)
+    if isinstance(rest, Price):
+        return _promise(ctx, rest, late=late)
     if isinstance(rest, NoRoom) and not late:
         _refuse_in_vain(ctx, entry, rest)
     return False
@@ -117,18 +117,9 @@ def _search(
     return search_start(ctx, entry, among=free if late else None, wanted=wanted)
 
 
-def _start(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    request: RequestEntry,
-    search: StartSearch,
-    found: Site,
-    *,
-    late: bool,
-) -> bool:
-    started = start_found(ctx, entry, search, found)
-    grace_s = late_s(ctx, request, started.first_token_s) if late else 0.0
-    wait_for(ctx, entry, request, started.instance, grace_s=grace_s)
+def _promise(ctx: EventContext, found: Price, *, late: bool) -> bool:
+    request = found.wanted_by
+    promise(ctx, found, late_s(ctx, request, found.first_token_s) if late else 0.0)
     return True
 
 

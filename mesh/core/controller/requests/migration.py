@@ -8,16 +8,14 @@ After: the request runs in the place of its copy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from mesh.core.controller.instances.kv_cache import note_longer, room_for, room_for_all
+from mesh.core.controller.instances.kv_cache import note_longer
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.node_schedule import continues_s, forecast_on, round_s
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.node_schedule import continues_s, round_s
+from mesh.core.controller.instances.pricing import Price, going_to, price_move
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
-from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
@@ -26,7 +24,6 @@ from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
 from mesh.domain.messages import ComputedAhead, ContinueRequest
-from mesh.domain.reasons import Verdict
 from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Move
 
@@ -93,43 +90,33 @@ def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
         return False
-    targets: list[_Target] = []
+    moves: list[Price] = []
     for request in requests:
-        target = _look(ctx, request, before=targets)
-        if target is None:
+        move = _look(ctx, request, before=moves)
+        if move is None:
             return False
-        targets.append(target)
-    for target in targets:
-        _begin_at(ctx, target)
+        moves.append(move)
+    for move in moves:
+        _begin_at(ctx, move)
     drain(ctx, instance)
     move_soon(ctx)
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """Where a request would go on: its copy has room and time on that instance."""
-
-    owner: DeploymentEntry
-    request: RequestEntry
-    copy: RequestEntry
-    instance: InstanceEntry
 
 
 def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:
     """Have the first instance that can take it, or that alone which is given, compute a request
     ahead.
     """
-    target = _look(ctx, request, to)
-    return target is not None and _begin_at(ctx, target)
+    move = _look(ctx, request, to)
+    return move is not None and _begin_at(ctx, move)
 
 
 def _look(
     ctx: EventContext,
     request: RequestEntry,
     to: InstanceEntry | None = None,
-    before: Sequence[_Target] = (),
-) -> _Target | None:
+    before: Sequence[Price] = (),
+) -> Price | None:
     """The first instance that can take a request, or that alone which is given, were those `before`
     it to go where they are to; one that has no token yet has nothing to go on from.
     """
@@ -144,28 +131,32 @@ def _look(
             continue
         if not instance.takes_now or not instance.node.hello.computes_ahead:
             continue
-        beside = [target.copy for target in before if target.instance is instance]
+        beside = going_to(instance, before)
         if instance.node is source.node or instance.free_places <= len(beside):
             continue
         if _under_way(ctx, instance.node) + len(beside) >= limits.migrations_max:
             continue
+        if ctx.policy.promises and not ctx.validations_left:
+            return None
         copy = request.copy(ctx.now_s)
-        if room_for_all(ctx, owner, instance, [*beside, copy]) is None:
-            continue
-        if _in_time(ctx, owner, instance, copy, beside):
-            return _Target(owner=owner, request=request, copy=copy, instance=instance)
+        plan = Move(requests=(copy,), to=instance)
+        move = price_move(ctx, plan, owner, instance, copy, beside)
+        if move is not None:
+            return move
     return None
 
 
-def _begin_at(ctx: EventContext, target: _Target) -> bool:
+def _begin_at(ctx: EventContext, move: Price) -> bool:
     """Have it compute the request ahead. False, and it is looked for again, where two moves counted
     on unloading idle instances of the same deployment, of which its minimum keeps one.
     """
-    room = room_for(ctx, target.owner, target.instance, target.copy)
+    copy, instance = move.wanted_by, move.instance
+    assert instance is not None, "it does not wait for a load"
+    room = move.room_now()
     if room is None:
         return False
-    request, copy = target.request, target.copy
-    compute_ahead(ctx, target.owner, copy, target.instance, room)
+    request = ctx.cell.requests[copy.original.request_id]
+    compute_ahead(ctx, move.entry, copy, instance, room)
     request.note_move()
     ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s))
     return True
@@ -177,32 +168,6 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
         any(of.instance is not None and of.instance.node is node for of in (m.request, m.copy))
         for m in ctx.cell.migrations.values()
     )
-
-
-def _in_time(
-    ctx: EventContext,
-    owner: DeploymentEntry,
-    instance: InstanceEntry,
-    copy: RequestEntry,
-    beside: Sequence[RequestEntry],
-) -> bool:
-    """Whether nobody gets late by a copy, and by the request after it, with those beside it that
-    are to go there as well.
-    """
-    if ctx.policy.promises and ctx.validations_left <= 0:
-        return False
-
-    def shadow() -> Verdict:
-        ctx.note_validation(instance.node)
-        now_s, limits = ctx.now_s, ctx.limits
-        forecast = forecast_on(
-            instance, copy, now_s=now_s, limits=limits, beside=beside, moves=True
-        )
-        return forecast.verdict
-
-    plan = Move(requests=(copy,), to=instance)
-    tests = PlanTests(ctx, plan, owner, instance, copy, shadow, beside=beside)
-    return ctx.policy.passes(plan, tests) is Verdict.PASSES
 
 
 def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:

@@ -13,18 +13,19 @@ how long this one has waited. Nearest is, in this order, a place that
 Before: `deadlines`, which has found that the request waits in vain. After: its client.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mesh.core.controller.instances.kv_cache import Room
 from mesh.core.controller.instances.lifecycle import may_start
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.fairness import must_give_way
-from mesh.core.controller.requests.joining import Place, forecast_at, node_of, room_at
+from mesh.core.controller.requests.joining import Place, node_of, room_at
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import RefusalReason, Verdict
 
 _NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
@@ -62,8 +63,7 @@ def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) 
     for place, room in sorted(found, key=lambda of: of[1] is None):
         if not ctx.looks_left:
             break
-        reclaim = () if room is None else room.reclaim
-        verdict = _verdict(ctx, entry, place, as_new, late=may_be_late, without=reclaim)
+        verdict = _verdict(ctx, entry, place, as_new, room, late=may_be_late)
         if room is None:
             if verdict is Verdict.PASSES:
                 return _memory_of(place)
@@ -71,7 +71,7 @@ def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) 
         if verdict is Verdict.PASSES and must_give_way(ctx, node_of(place), request):
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
-            late = _verdict(ctx, entry, place, request, without=reclaim)
+            late = _verdict(ctx, entry, place, request, room)
             return _by_last_try(request) if late is Verdict.PASSES else _of_time(late)
         nearest = min(nearest or verdict, verdict, key=_NEAREST_FIRST.index)
     if nearest is not None:
@@ -114,12 +114,14 @@ def _verdict(
     entry: DeploymentEntry,
     place: Place,
     request: RequestEntry,
+    room: Room | None,
     *,
     late: bool = False,
-    without: Collection[InstanceId] = (),
 ) -> Verdict:
-    """What validation says; `late`: the request may be late; `without` the instances that go."""
+    """What validation says; `late`: the request may be late."""
     if not ctx.policy.promises:
         return Verdict.PASSES
     ctx.note_look()
-    return forecast_at(ctx, entry, place, request, late=late, without=without).verdict
+    instance = place if isinstance(place, InstanceEntry) else None
+    price = Price(ctx, None, entry, node_of(place), instance, request, room, late=late)
+    return price.forecast().verdict

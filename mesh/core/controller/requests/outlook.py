@@ -161,8 +161,8 @@ class Outlook:
                 looks -= 1
                 # Weights that the host has may go with those who make room.
                 in_host = node.tier_of(entry.deployment) is LoadTier.HOST
-                site = demand.site(node) if in_host else None
-                without = site.reclaim if site is not None else ()
+                room = demand.room(node) if in_host else None
+                without = room.reclaim if room is not None else ()
                 planned = plan_load(ctx, entry.deployment, node, without)
                 lane = node.node_id, planned.kind
                 if lane not in self.lanes:

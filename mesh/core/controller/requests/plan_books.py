@@ -8,9 +8,9 @@ After: `submitting`, `preemption`, `migration`, `ending`.
 """
 
 from mesh.core.controller.instances.kv_cache import park
-from mesh.core.controller.instances.lifecycle import load, may_start, unload
+from mesh.core.controller.instances.lifecycle import may_start, start, unload
 from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.placement import room_on
+from mesh.core.controller.instances.placement import priced_on
 from mesh.core.controller.requests import migration, preemption
 from mesh.core.controller.requests.ending import RETRY_AFTER_S, refuse
 from mesh.core.controller.state.context import EventContext
@@ -106,9 +106,9 @@ def _start(ctx: EventContext, plan: Start) -> None:
     if entry is None or entry.deployment is None or node is not plan.node or node is None:
         _not_in_books(ctx, plan, f"no {plan.deployment} to start on {plan.node.node_id}")
     elif may_start(ctx, entry) and ctx.takes_another(node, entry):
-        placed = room_on(ctx, entry, node)
-        if placed is not None:
-            load(ctx, entry, placed).note_label(plan.label)
+        price = priced_on(ctx, entry, node, plan)
+        if price is not None:
+            start(ctx, price)
 
 
 def _label(ctx: EventContext, plan: Label) -> None:

@@ -7,50 +7,22 @@ instance, for which there is no memory. After: it has it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 
-from mesh.core.controller.instances.kv_cache import room_for, room_for_all
-from mesh.core.controller.instances.lifecycle import load
-from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import Placed, Site, StartSearch, Wanted
-from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.placement import StartSearch, Wanted
+from mesh.core.controller.instances.pricing import Price, going_to, price_move
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
-from mesh.core.controller.requests.submitting import submit, wait_for
+from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Join
 from mesh.policy.room import freed_bytes
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Moves:
-    """Where displaced requests are to go.
-
-    Room was found for each by itself. Two moves may count on unloading idle instances of the same
-    deployment, on different nodes, of which its minimum keeps one: the second request is queued.
-    """
-
-    placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
-    started: list[tuple[RequestEntry, Placed]] = field(default_factory=list)
-    """Those for whom an instance is to be loaded."""
-
-    def to(self, instance: InstanceEntry) -> list[RequestEntry]:
-        return [request for request, target in self.placed if target is instance]
-
-    def takes_more(self, instance: InstanceEntry) -> bool:
-        """Only one instance of a node grows for them, and none does where one is to be loaded."""
-        node = instance.node
-        others = [target.node for _, target in self.placed if target is not instance]
-        loading = [placed.start.node.node_id for _, placed in self.started]
-        return node not in others and node.node_id not in loading
 
 
 def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> bool:
@@ -77,13 +49,11 @@ def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
     when one has none, and nothing moves. Requests whose new instance has to be loaded first are
     queued.
     """
-    moves = _plan(ctx, taken, taken[0].node.node_id)
+    moves = _plan(ctx, taken)
     if moves is None:
         return False
-    for request, target in moves.placed:
-        _move(ctx, request, target)
-    for request, placed in moves.started:
-        _move_to_new(ctx, request, placed)
+    for move in sorted(moves, key=lambda move: move.instance is None):
+        _move(ctx, move)
     for victim in taken:
         let_go(ctx, victim)
     return True
@@ -106,20 +76,25 @@ def may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     return bool(instance.requests) and not often and above_minimum
 
 
-def _plan(ctx: EventContext, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Moves | None:
-    """Where all requests of the victims go, none of them on their node; None if one has no place.
+def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | None:
+    """Where all requests of the victims go, none of them on their node; `None` if one has no place.
     An instance is loaded only for a victim's only request: the start of one is validated for one.
+
+    Room is found for each by itself. Two moves may count on unloading idle instances of the same
+    deployment, on different nodes, of which its minimum keeps one: the second request is queued.
     """
-    moves = _Moves()
+    moves: list[Price] = []
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
         for request in sorted(victim.requests.values(), key=_by_deadline):
             if not ctx.validations_left:
                 return None
-            if _place(ctx, owner, request, moves, away_from):
-                continue
-            if len(victim.requests) > 1 or not _start(ctx, owner, request, moves, away_from):
+            move = _join(ctx, owner, request, moves, victim.node)
+            if move is None and len(victim.requests) == 1:
+                move = _start(ctx, owner, request, moves, victim.node)
+            if move is None:
                 return None
+            moves.append(move)
     return moves
 
 
@@ -127,48 +102,37 @@ def _by_deadline(request: RequestEntry) -> tuple[float, RequestId]:
     return request.due_s, request.original.request_id
 
 
-def _place(
+def _join(
     ctx: EventContext,
     owner: DeploymentEntry,
     request: RequestEntry,
-    moves: _Moves,
-    away_from: NodeId,
-) -> bool:
-    """Plan the move to a loaded instance on another node, as the policy has it."""
-
-    def shadow(instance: InstanceEntry, others: Sequence[RequestEntry]) -> Verdict:
-        ctx.note_validation(instance.node)
-        now_s, limits = ctx.now_s, ctx.limits
-        return forecast_on(
-            instance, request, now_s=now_s, limits=limits, beside=others, moves=True
-        ).verdict
-
+    moves: Sequence[Price],
+    away_from: NodeEntry,
+) -> Price | None:
+    """The move to a loaded instance on another node, as the policy has it."""
     joins = enumerate(_open(ctx, owner, moves, away_from))
     offer = Offer(ctx=ctx, entry=owner, joins=joins)
     for plan in ctx.policy.places(request, offer):
         instance = offer.last
-        if not isinstance(plan, Join) or instance is None or plan.instance is not instance:
-            continue
-        others = moves.to(instance)
-        if room_for_all(ctx, owner, instance, [*others, request]) is None:
-            continue
-        looked = partial(shadow, instance, others)
-        tests = PlanTests(ctx, plan, owner, instance, request, looked, beside=others)
-        if ctx.policy.passes(plan, tests) is Verdict.PASSES:
-            moves.placed.append((request, instance))
-            return True
-    return False
+        if isinstance(plan, Join) and instance is not None and plan.instance is instance:
+            move = price_move(ctx, plan, owner, instance, request, going_to(instance, moves))
+            if move is not None:
+                return move
+    return None
 
 
 def _open(
-    ctx: EventContext, owner: DeploymentEntry, moves: _Moves, away_from: NodeId
+    ctx: EventContext, owner: DeploymentEntry, moves: Sequence[Price], away_from: NodeEntry
 ) -> Iterator[InstanceEntry]:
-    """Loaded instances on other nodes that may take one more of those that move."""
+    """Loaded instances on other nodes that may take one more of those that move. Only one instance
+    of a node grows for them, and none does where one is to be loaded.
+    """
     for instance in owner.candidates:
-        full = instance.free_places <= len(moves.to(instance))
-        if full or not instance.takes_now or instance.node.node_id == away_from:
+        full = instance.free_places <= len(going_to(instance, moves))
+        if full or not instance.takes_now or instance.node is away_from:
             continue
-        if moves.takes_more(instance) and ctx.validations_left:
+        others = any(m.node is instance.node and m.instance is not instance for m in moves)
+        if not others and ctx.validations_left:
             yield instance
 
 
@@ -176,44 +140,30 @@ def _start(
     ctx: EventContext,
     owner: DeploymentEntry,
     request: RequestEntry,
-    moves: _Moves,
-    away_from: NodeId,
-) -> bool:
-    """Plan the move to a new instance on a node that no other of them goes to; none starts in the
-    pause after a failed load.
+    moves: Sequence[Price],
+    away_from: NodeEntry,
+) -> Price | None:
+    """The move to a new instance on a node that no other of them goes to; none starts in the pause
+    after a failed load.
     """
     if ctx.now_s < owner.paused_until_s:
-        return False
-    taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
-    taken += [placed.start.node.node_id for _, placed in moves.started]
-    nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
+        return None
+    taken = [away_from, *(move.node for move in moves)]
+    nodes = [node for node in ctx.cell.nodes.values() if node not in taken]
     wanted = Wanted(by=request, moves=True)
-    search = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes)
-    found = search.run()
-    if not isinstance(found, Site):
-        return False
-    moves.started.append((request, search.placed(found)))
-    return True
+    found = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes).run()
+    return found if isinstance(found, Price) else None
 
 
-def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> None:
-    owner = _leave(ctx, request)
-    room = room_for(ctx, owner, target, request)
-    if room is None:  # an idle instance beside it has to stay now; see `_Moves`
-        ctx.enqueue(owner, request)
-    else:
-        submit(ctx, owner, request, target, room)
-
-
-def _move_to_new(ctx: EventContext, request: RequestEntry, placed: Placed) -> None:
-    owner = _leave(ctx, request)
-    ctx.enqueue(owner, request)
-    node = placed.start.node
-    if all(node.may_go(node.instances[instance_id]) for instance_id in placed.start.reclaim):
-        wait_for(ctx, owner, request, load(ctx, owner, placed))
-
-
-def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
+def _move(ctx: EventContext, move: Price) -> None:
+    """A request goes to its place, or is queued for the instance that is loaded for it."""
+    owner, instance, request = move.entry, move.instance, move.wanted_by
     abort_on_node(ctx, request)
     request.note_evicted()
-    return ctx.cell.deployments[request.original.deployment]
+    room = move.room_now()
+    if instance is not None and room is not None:
+        submit(ctx, owner, request, instance, room)
+        return
+    ctx.enqueue(owner, request)
+    if room is not None:
+        promise(ctx, move)

@@ -20,7 +20,7 @@ from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
-from mesh.core.controller.requests.joining import forecast_of, join, take
+from mesh.core.controller.requests.joining import join, priced, take
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
@@ -221,7 +221,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
         plan = Join(request=request, instance=instance)
-        if not lacking or not forecast_of(ctx, entry, plan, instance, request, loaded=True):
+        if not lacking or priced(ctx, entry, plan, instance, request) is None:
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)

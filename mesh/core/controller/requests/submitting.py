@@ -6,7 +6,9 @@ or has one promised on an instance that loads, and its client is told which dead
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
+from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -68,20 +70,17 @@ def _send(
     ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
 
 
-def wait_for(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    request: RequestEntry,
-    instance: InstanceEntry,
-    room: Room | None = None,
-    grace_s: float = 0.0,
-    needed_s: float = inf,
-) -> None:
-    """Promise a queued request a place on an instance that loads; its first token comes so much
-    after its limit. Others have to leave the load the time until `needed_s`.
+def promise(ctx: EventContext, price: Price, grace_s: float = 0.0) -> None:
+    """Promise a queued request its place once a load is over, which begins now unless it is under
+    way; its first token comes by `grace_s` after its limit.
     """
+    request, instance, room, needed_s = price.wanted_by, price.instance, price.room, inf
+    if instance is None:
+        instance, room = start(ctx, price), None
+    else:
+        needed_s = price.needed_s(grace_s)
     _accept(ctx, request, grace_s)
-    expect(ctx, entry, instance, request, room, needed_s)
+    expect(ctx, price.entry, instance, request, room, needed_s)
 
 
 def _accept(

@@ -136,7 +136,7 @@ class InstanceEntry:
     @property
     def promised_bytes(self) -> int:
         """What it holds, weights included, once all that was issued for it is done."""
-        return self.node.station.size_bytes(self.instance_id)
+        return self.node.station.size(self.instance_id).bytes
 
     @property
     def shares(self) -> Share | None:
@@ -158,7 +158,7 @@ class InstanceEntry:
     @property
     def kv_bytes(self) -> int:
         """The size of its KV cache, once all that was issued for it is done."""
-        return self.promised_blocks * self.footprint.kv_block_bytes
+        return self.node.station.size(self.instance_id).kv_bytes
 
     @property
     def resident_share(self) -> float:
@@ -177,8 +177,8 @@ class InstanceEntry:
     @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        held_bytes = self.promised_bytes - self.footprint.weights_bytes
-        return max(held_bytes // self.footprint.kv_block_bytes, 0)
+        kv_bytes = self.node.station.size(self.instance_id).kv_bytes
+        return kv_bytes // self.footprint.kv_block_bytes
 
     @property
     def coming(self) -> dict[RequestId, RequestEntry]:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from mesh.core.controller.instances.loading_lane import PlannedLoad, loads_end_s, slot_for
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
+from mesh.domain.model import NOTHING
 from mesh.domain.steps import LoadTier
 from mesh.memory.shares import Share
 from mesh.memory.station import LOADS, Reservation, ReservationKind
 from tests.core.controller.state.entries import Entries
+from tests.memory.stations import sized
 
 HISTORIES = int(os.environ.get("MESH_LOAD_FORECASTS") or 200)
 CAPACITY = 24
@@ -52,7 +54,8 @@ class Node:
             return
         kind = ReservationKind.RESIZE if instance is not None else LOADS[number % 4 % len(LOADS)]
         share, instance_id = self.share(name), InstanceId(name)
-        started = self.station.issue(kind, instance_id, size_bytes, needed_s, share)
+        size = sized(size_bytes, share)
+        started = self.station.issue(kind, instance_id, size, needed_s, share)
         if started is None:
             return
         if instance is None:
@@ -68,7 +71,9 @@ class Node:
             return
         started: Iterable[Reservation] = ()
         if instance.state is InstanceState.READY:
-            started = self.station.issue(ReservationKind.UNLOAD, instance.instance_id, 0, 0.0) or ()
+            started = (
+                self.station.issue(ReservationKind.UNLOAD, instance.instance_id, NOTHING, 0.0) or ()
+            )
         elif self.station.running(instance.instance_id):
             started = self.station.cancel(instance.instance_id)
         else:
@@ -95,7 +100,7 @@ class Node:
             return
         if reservation.kind in LOADS:
             instance.note_loaded(LoadTier.DISK, self.now_s)
-        self.began(self.station.done(reservation.instance_id, reservation.size_bytes))
+        self.began(self.station.done(reservation.instance_id, reservation.size))
 
     def execute(self) -> dict[str, float]:
         """Run everything to its end, resizes and unloads in no time, and tell when loads ended.
@@ -165,7 +170,7 @@ def test_one_more_load_ends_as_forecast_or_is_promised_later(
         node.node, PlannedLoad(kind=kind, load_s=2.0), float(needed_s), node.now_s
     ).ready_s
     newcomer = InstanceId("one-more")
-    started = node.station.issue(kind, newcomer, 0, float(needed_s))
+    started = node.station.issue(kind, newcomer, NOTHING, float(needed_s))
     assert started is not None
     instance = node.entries.an_instance(newcomer, node.node)
     instance.state = InstanceState.LOADING

@@ -12,7 +12,7 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.ids import InstanceId, ModelId, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import Heartbeat
-from mesh.domain.model import ComputePrecision
+from mesh.domain.model import ComputePrecision, Size
 from mesh.domain.reasons import OperationKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.station import ReservationKind
@@ -290,10 +290,10 @@ def test_a_load_shares_with_one_that_runs_or_has_just_ended_and_not_with_one_tha
     assert node.tier_of(deployment(A)) is LoadTier.HOST, "its end is being told"
     ahead, name = InstanceId("ahead"), instance.instance_id
     assert node.tier_of(deployment(A), without=(name,)) is LoadTier.DISK, "it is that load itself"
-    assert node.station.issue(ReservationKind.LOAD, ahead, 1, 1.0)
-    assert not node.station.issue(ReservationKind.LOAD, name, 1, 1.0)
+    assert node.station.issue(ReservationKind.LOAD, ahead, Size(1), 1.0)
+    assert not node.station.issue(ReservationKind.LOAD, name, Size(1), 1.0)
     assert node.tier_of(deployment(A)) is LoadTier.DISK
-    assert node.station.done(ahead, 1)
+    assert node.station.done(ahead, Size(1))
     assert node.tier_of(deployment(A)) is LoadTier.HOST
 
 

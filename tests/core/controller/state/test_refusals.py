@@ -7,6 +7,7 @@ import pytest
 from mesh.core.controller.state.refusals import STARTS_MAX, RequestRefusals
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.model import Size
 from mesh.domain.reasons import Verdict
 from tests.core.controller.state.entries import A, Entries
 from tests.support.profiles import PROFILE
@@ -109,7 +110,7 @@ def test_a_node_without_memory_is_worth_a_start_again_once_it_has_as_much() -> N
     refusals, head = known.cell.refusals, next(iter(known.cell.requests.values()))
     assert worth(known) == ["n1", "other"]
     for node, more in ((known.node, 1), (known.other, 0)):
-        node.station.record(InstanceId("busy"), 2)
+        node.station.record(InstanceId("busy"), Size(2))
         refusals.note_no_room(A, head, node, node.free_bytes + more)
         node.touch()
     assert worth(known) == ["other"]

@@ -1,0 +1,253 @@
+"""What a plan would cost the node where it happens: memory, a load, and the time of all there.
+
+A plan is priced at one place: a request joins an instance, loaded or loading, or has one started on
+a node. Each part of the price is worked out when somebody asks for it, and only once. Before: the
+searches, which know what the books allow (`queueing`, `cold_starts`, `placement`, `preemption`,
+`migration`). After: the policy, which reads the price (`mesh.policy.interface.Tests`), and then
+`submitting` and `lifecycle`, which book what is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from mesh.compute.times import Times
+from mesh.core.controller.instances.kv_cache import Room, room_for
+from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
+from mesh.core.controller.instances.node_schedule import (
+    Forecast,
+    decode_share_with,
+    decodes_share,
+    forecast_on,
+    forecast_on_start,
+    time_left_s,
+)
+from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.deployment import Deployment
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Plan, Shortage
+
+NOT_ASKED = "tests are of the plan that is asked about, and of no other"
+
+
+@dataclass(slots=True, eq=False)
+class Price:
+    """The price of a plan: `request`, and those `beside` it, join `instance` on `node`; where that
+    is `None`, one starts there.
+    """
+
+    ctx: EventContext
+    plan: Plan | None
+    """`None` where no policy is asked."""
+    entry: DeploymentEntry
+    node: NodeEntry
+    instance: InstanceEntry | None
+    request: RequestEntry | None
+    """`None` where an instance starts that nobody waits for."""
+    room: Room | None = None
+    """The memory that was found for it."""
+    beside: Sequence[RequestEntry] = ()
+    late: bool = False
+    """Whether the first token may be late."""
+    moves: bool = False
+    """Whether the request runs elsewhere, and well."""
+    seen: Forecast | None = field(default=None, init=False)
+    """What validation has said; `None` where nobody has asked for it."""
+    _slot: Slot | None = field(default=None, init=False)
+
+    def verdict(self) -> Verdict | Shortage:
+        """What the policy says of the plan at this price."""
+        assert self.plan is not None, "a policy has asked for it"
+        return self.ctx.policy.passes(self.plan, self)
+
+    # What the policy reads: `mesh.policy.interface.Tests`.
+
+    def shadow(self, plan: Plan) -> Verdict:
+        if plan is not self.plan:
+            raise ValueError(NOT_ASKED)
+        if self.seen is None:
+            self.seen = self.validate()
+        return self.seen.verdict
+
+    def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
+        if self.utilisation(plan) > 1.0:
+            return Verdict.TPOT_EXCEEDED
+        now_s, instance, request = self.ctx.now_s, self.instance, self.wanted_by
+        cached = cached_tokens(instance, request) if instance is not None else 0
+        times = self._times()
+        seconds = times.prefill_s(request.tokens - cached, cached)
+        seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
+        most_s = self.ctx.limits.delivery_s_max + slack_s
+        if max(self.arrives_s(plan), now_s) + seconds + most_s > request.due_s:
+            return Verdict.FIRST_TOKEN_LATE
+        left_s = time_left_s(self.node, now_s, request.due_s, seconds)
+        return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
+
+    def utilisation(self, plan: Plan) -> float:
+        self._check(plan)
+        request, now_s = self.wanted_by, self.ctx.now_s
+        if self.instance is not None:
+            return decode_share_with(self.instance, now_s, request, *self.beside)
+        decode_s = self._times().decode_s(1, request.tokens)
+        return decodes_share(self.node, now_s) + decode_s / request.pace_s
+
+    def spare_bytes(self, plan: Plan) -> int:
+        self._check(plan)
+        node, room = self.node, self.room
+        if self.instance is not None or room is None:
+            return node.free_bytes
+        needed_bytes = node.footprint_of(self._deployment).instance_bytes(room.least_blocks)
+        return node.free_bytes_for(self._deployment) - needed_bytes
+
+    def arrives_s(self, plan: Plan) -> float:
+        self._check(plan)
+        return self._slot_by(inf).ready_s if self.instance is None else self.ready_s
+
+    # What the search and the books read.
+
+    def validate(self) -> Forecast:
+        """What becomes of the request there, beside all others; one validation of the event."""
+        self.ctx.note_validation(self.node)
+        return self.forecast()
+
+    def forecast(self) -> Forecast:
+        """The same, not counted."""
+        ctx, instance, request, late = self.ctx, self.instance, self.request, self.late
+        assert request is not None, "somebody is to be in time"
+        now_s, limits = ctx.now_s, ctx.limits
+        if instance is None:
+            return forecast_on_start(
+                self.node,
+                self._profile(),
+                lambda: self.slot.ready_s,
+                request,
+                share=ctx.share_of(self.node, decodes_share),
+                now_s=now_s,
+                limits=limits,
+                late=late,
+                moves=self.moves,
+            )
+        return forecast_on(
+            instance,
+            request,
+            now_s=now_s,
+            limits=limits,
+            beside=self.beside,
+            late=late,
+            moves=self.moves,
+        )
+
+    @property
+    def validated(self) -> bool:
+        """Whether validation has been asked, and lets it pass."""
+        return self.seen is not None and self.seen.verdict is Verdict.PASSES
+
+    @property
+    def slot(self) -> Slot:
+        """The place of the load among the others of the node, for an instance that starts. One for
+        a request that is late waits for those that need not be.
+        """
+        if self._slot is None:
+            by_none = self.late or self.request is None
+            self._slot = self._slot_by(inf if by_none else self.wanted_by.due_s)
+        return self._slot
+
+    @property
+    def ready_s(self) -> float:
+        """When the instance is loaded."""
+        if self.instance is None:
+            return self.slot.ready_s
+        now_s = self.ctx.now_s
+        return loads_end_s(self.node, now_s).get(self.instance.instance_id, now_s)
+
+    @property
+    def first_token_s(self) -> float:
+        """When the request would have its first token: as soon as its instance is loaded, where
+        nothing forecasts it.
+        """
+        seen = self.seen
+        if seen is None or not self.validated or seen.first_token_s == inf:
+            return self.ready_s
+        return seen.first_token_s
+
+    def needed_s(self, grace_s: float = 0.0) -> float:
+        """When the load has to be over: as late as the request can bear, which may be late by
+        `grace_s`. One that nobody waits for goes behind those that were promised.
+        """
+        if self.request is None:
+            return self.ready_s
+        if not self.validated and self.instance is None:
+            return self.request.due_s
+        return self.ready_s + max(self.request.due_s + grace_s - self.first_token_s, 0.0)
+
+    def room_now(self) -> Room | None:
+        """The room that there still is, once others of the same search have got theirs: `None`
+        where an idle instance that was to go for it has to stay by now.
+        """
+        if self.instance is not None:
+            return room_for(self.ctx, self.entry, self.instance, self.wanted_by)
+        room, there = self.room, self.node.instances
+        goes = room is not None and all(self.node.may_go(there[name]) for name in room.reclaim)
+        return room if goes else None
+
+    @property
+    def wanted_by(self) -> RequestEntry:
+        """The request; there is one."""
+        assert self.request is not None, "the policy is asked for somebody's sake"
+        return self.request
+
+    @property
+    def _deployment(self) -> Deployment:
+        assert self.entry.deployment is not None
+        return self.entry.deployment
+
+    def _check(self, plan: Plan) -> None:
+        if plan is not self.plan:
+            raise ValueError(NOT_ASKED)
+
+    def _slot_by(self, needed_s: float) -> Slot:
+        without = () if self.room is None else self.room.reclaim
+        planned = plan_load(self.ctx, self._deployment, self.node, without)
+        return slot_for(self.node, planned, needed_s, self.ctx.now_s)
+
+    def _times(self) -> Times:
+        return Times(self._profile(), self.node.rule.overestimate)
+
+    def _profile(self) -> Profile:
+        if self.instance is not None:
+            assert self.instance.profile is not None, "it serves"
+            return self.instance.profile
+        node, deployment = self.node, self._deployment
+        footprint = node.footprint_of(deployment)
+        return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+
+
+def price_move(
+    ctx: EventContext,
+    plan: Plan,
+    entry: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    beside: Sequence[RequestEntry],
+) -> Price | None:
+    """The move of a request that runs to a loaded instance, with those `beside` it that are to go
+    there as well; `None` where there is no room, or the policy does not let it be.
+    """
+    room = room_for(ctx, entry, instance, request, beside)
+    if room is None:
+        return None
+    price = Price(
+        ctx, plan, entry, instance.node, instance, request, room, beside=beside, moves=True
+    )
+    return price if price.verdict() is Verdict.PASSES else None
+
+
+def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:
+    """The requests that are to move to the instance."""
+    return [move.wanted_by for move in moves if move.instance is instance]
