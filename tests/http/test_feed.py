@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import requests
 
 from mesh.controller.recent import Recent
 from mesh.domain.access import Caller, Role, TenantName
@@ -16,8 +17,10 @@ from mesh.domain.recent import CellSample
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http import feed as feeds
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
+from mesh.http.refusals import encoded
 from mesh.report.cell_state import CellPicture
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
+from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 
 ADMIN = Caller()
@@ -84,8 +87,13 @@ async def told(blocks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str, An
             yield given.get("id", ""), given["event"], json.loads(given["data"])
 
 
-async def uptimes(events: AsyncIterator[tuple[str, str, Any]], some: int) -> set[float]:
-    return {(await anext(events))[2]["patch"]["status"]["uptime_s"] for _ in range(some)}
+async def uptimes(events: AsyncIterator[tuple[str, str, Any]], after: int) -> list[float]:
+    """The first five that are told after so many snapshots."""
+    found: list[float] = []
+    while len(found) < 5:
+        uptime_s = (await anext(events))[2]["patch"]["status"]["uptime_s"]
+        found += [uptime_s] if uptime_s > after else []
+    return found
 
 
 async def test_a_viewer_is_told_the_whole_then_changes_that_make_the_whole_of_later(
@@ -112,8 +120,8 @@ async def test_a_snapshot_is_taken_once_for_all_viewers_and_none_for_nobody(
     async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
         await anext(one)
         await anext(two)
-        seen = [await uptimes(told(one), 5), await uptimes(told(two), 5)]
-        assert len(seen[0] & seen[1]) >= 4, "each snapshot was told to all"
+        both = watched.taken + 1
+        assert await uptimes(told(one), both) == await uptimes(told(two), both)
     before = watched.taken
     await asyncio.sleep(5 * feeds.TICK_S)
     assert (feed.viewers, watched.taken) == (0, before)
@@ -198,6 +206,26 @@ async def test_the_state_says_what_the_command_line_says(http: Edge) -> None:
     assert (await http.chat()).status_code == 200
     recent = (await http.get("/api/v1/cell")).json()["deployments"]["chat"]["recent"]
     assert (recent["finished"], recent["met"], recent["attainment"]) == (1, 1, 1.0)
+
+
+def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
+    one: dict[str, object] = {"name": "\u202edeployment", "texts": ["x" * 1_000, None, 1.5]}
+    state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
+    for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
+        pieces = list(feeds._pieces(told, 2 + encloses))
+        assert b"".join(pieces) == encoded(told)
+        assert max(map(len, pieces)) < 2_000
+
+
+async def test_a_look_at_the_headers_takes_no_viewers_place(http: Edge) -> None:
+    def look() -> None:
+        with requests.Session() as session:
+            head = session.head(http.url + "/api/v1/events", timeout=WAIT_S_MAX)
+            assert head.headers["content-type"].startswith("text/event-stream")
+            told = session.get(http.url + "/api/v1/cell", timeout=WAIT_S_MAX)
+            assert told.status_code == 200, "the same connection is free for more"
+
+    await http.cell.ask(look)
 
 
 async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
