@@ -6,16 +6,17 @@ CALLS_MAX ends, so that a flood costs precision of the window, and never memory.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.recent import CellSample, RecentCalls
+from mesh.domain.recent import CellGauges, CellSample, RecentCalls
 
 WINDOW_S = 300.0
 CALLS_MAX = 1_000
 """At most so many ends of a deployment are kept."""
 SAMPLES_MAX = 900
 """A quarter of an hour at one sample a second."""
+_NO_GAUGES = CellGauges()
 ALL = "*"
 """The key under which the calls of all deployments count together."""
 
@@ -76,7 +77,15 @@ class Recent:
             ends.popleft()
             self._said.clear()
 
-    def sample(self, now_s: float, time_unix_s: float, *, running: int, queued: int) -> None:
+    def sample(
+        self,
+        now_s: float,
+        time_unix_s: float,
+        *,
+        running: int,
+        queued: int,
+        gauges: CellGauges = _NO_GAUGES,
+    ) -> None:
         """Keep how the cell stands, for charts."""
         since_s, tokens, refused = self._sampled or (now_s - 1.0, self._tokens, self._refused)
         span_s = max(now_s - since_s, 1e-3)
@@ -89,6 +98,7 @@ class Recent:
                 tokens_per_s=(self._tokens - tokens) / span_s,
                 refused_per_s=(self._refused - refused) / span_s,
                 attainment=self.calls(now_s).attainment,
+                **asdict(gauges),
             )
         )
 

@@ -34,6 +34,7 @@ from mesh.controller.node_link import NodeLinks
 from mesh.controller.open_inference import OpenInference
 from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
+from mesh.controller.reading import Reading
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
@@ -42,6 +43,7 @@ from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
@@ -50,6 +52,7 @@ from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY
+from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
@@ -312,6 +315,10 @@ class Controller:
             clock=clock,
             state_path=str(registry.path.parent),
         )
+        book = CallBook(self._spec)
+        self._reading = Reading(
+            book=book, cancel=self._gateway.cancel, usage=usage.since, clock=clock
+        )
         self._feed: Feed | None = None
         self._health = health.HealthServicer()
         performer = ControllerPerformer(
@@ -326,7 +333,14 @@ class Controller:
             core=self._core,
             clock=clock,
             perform=performer.perform,
-            recorders=[self._log, meter, usage, *_opened_journal(config, start, opened), *traces],
+            recorders=[
+                self._log,
+                meter,
+                book,
+                usage,
+                *_opened_journal(config, start, opened),
+                *traces,
+            ],
             took_long=took_long,
         )
 
@@ -368,6 +382,7 @@ class Controller:
             metrics=self._metrics.exposition,
             feed=self._feed,
             operator=self._operating,
+            reads=self._reading,
             page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
@@ -405,6 +420,10 @@ class Controller:
 
     def _knows(self, name: DeploymentName) -> bool:
         return self._core.deployment(name) is not None
+
+    def _spec(self, name: DeploymentName) -> DeploymentSpec | None:
+        found = self._core.deployment(name)
+        return None if found is None else found.spec
 
     async def _amiss(self, name: DeploymentName) -> str:
         """What of a deployment's texts is refused, and why; it begins to build what they need."""

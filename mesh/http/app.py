@@ -31,6 +31,7 @@ from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
+from mesh.http.reading import Reads, reading
 from mesh.http.refusals import dialect_of, encoded, status_and_code
 from mesh.http.sessions import Session, Sessions
 from mesh.http.together import Gateway
@@ -65,6 +66,7 @@ def application(
     metrics: Callable[[], Awaitable[bytes]],
     feed: Feed,
     operator: Operator,
+    reads: Reads,
     page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
@@ -72,8 +74,8 @@ def application(
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
     them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
-    and `page` is whether browsers get one; `hosts_allowed`, in lower case, and `origins`: see
-    `access`.
+    `reads` is what they ask for beside it, and `page` is whether browsers get one;
+    `hosts_allowed`, in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -145,6 +147,7 @@ def application(
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
+        *reading(reads),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

@@ -47,8 +47,8 @@ class Watched(Protocol):
         """The cell as each of these callers may see it, all from one snapshot."""
         ...
 
-    def samples(self) -> Sequence[CellSample]:
-        """The last quarter of an hour, the oldest first."""
+    def samples(self, asks: Caller) -> Sequence[CellSample]:
+        """What this caller may see of the last quarter of an hour, the oldest first."""
         ...
 
     def sees(self, asks: Caller, line: CellLine) -> bool: ...
@@ -116,8 +116,8 @@ class Feed:
         """The whole state as JSON: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
         if audience is not None:
-            return await asyncio.to_thread(_whole, audience.state, self._samples(), "")
-        (picture,), samples = self._watched.pictures([asks]), self._samples()
+            return await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
+        (picture,), samples = self._watched.pictures([asks]), self._samples(asks)
         return await asyncio.to_thread(lambda: _whole(cell_state(picture), samples, ""))
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[bytes, None]:
@@ -176,11 +176,11 @@ class Feed:
         """The whole state, and the last lines."""
         seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
         head = f"id: {self._run}-{audience.number}\nevent: cell\ndata: ".encode()
-        body = await asyncio.to_thread(_whole, audience.state, self._samples(), why)
+        body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), why)
         return head + body + b"\n\n" + b"".join(seen)
 
-    def _samples(self) -> tuple[CellSample, ...]:
-        return tuple(self._watched.samples())
+    def _samples(self, asks: Caller) -> tuple[CellSample, ...]:
+        return tuple(self._watched.samples(asks))
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -201,9 +201,8 @@ class Feed:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""
         async with self._refreshing:
             pictures = self._watched.pictures(list(audiences))
-            latest = self._samples()[-1:]
-            for audience, picture in zip(audiences.values(), pictures, strict=True):
-                before = audience.state
+            for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
+                before, latest = audience.state, self._samples(asks)[-1:]
                 audience.state, block = await asyncio.to_thread(_next, before, picture, latest)
                 if before:
                     self._tell(audience, block)

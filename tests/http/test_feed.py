@@ -47,7 +47,7 @@ class Watched:
         status = replace(STATUS, uptime_s=float(self.taken))
         return [replace(PICTURE, status=status) for _ in callers]
 
-    def samples(self) -> Sequence[CellSample]:
+    def samples(self, asks: Caller) -> Sequence[CellSample]:
         return [
             CellSample(
                 time_unix_s=float(n),
@@ -237,3 +237,34 @@ async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
     client.close()
     again = await http.get("/api/v1/cell")
     assert again.json()["why"] == ""
+
+
+async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
+    node = await http.cell.deployed()
+    assert (await http.chat()).status_code == 200
+    told = (await http.get("/api/v1/requests")).json()
+    (ended,) = told["ended"]
+    assert (told["open"], ended["end"], told["after"]) == ([], "length", 1)
+    whole = (await http.get(f"/api/v1/requests/{ended['request_id']}")).json()
+    assert whole["steps"][0]["text"].startswith("asked: ")
+    assert whole["output_tokens"] == len(whole["tokens_after_s"])
+    node.held = True
+    asked = asyncio.create_task(http.chat())
+    still: list[Any] = []
+    while not still:
+        still = (await http.get("/api/v1/requests?after=1")).json()["open"]
+    assert still[0]["headroom_s"] > 0
+    path = f"/api/v1/requests/{still[0]['request_id']}/cancel"
+    other = {"Origin": "http://localhost:1"}
+    assert (await http.post(path, {}, headers=other)).status_code == 403
+    assert (await http.post(path, {})).status_code == 200
+    assert (await asked).status_code >= 400
+    assert (await http.post(path, {})).status_code == 404
+    trace = (await http.get("/api/v1/trace")).json()["traceEvents"]
+    assert {"prefill", "decode"} <= {event["name"] for event in trace}
+    (used,) = (await http.get("/api/v1/usage?by=deployment")).json()
+    assert used["deployment"] == "chat"
+    for wrong in ("usage?by=colour", "usage?since_s=nan", "requests?after=-1", "requests/r9"):
+        refused = await http.get(f"/api/v1/{wrong}")
+        assert refused.status_code in (400, 404), wrong
+        assert refused.json()["error"]["message"]
