@@ -64,7 +64,7 @@ class Viewed:
         self._state_path = state_path
         self._started_s = clock.now_s()
         self._gauges: CellGauges | None = None
-        """Of the picture that was taken since the last sample, if any."""
+        """The gauges of the picture that was taken since the last sample, if any."""
 
     def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         snapshot = with_failed(self._cell.snapshot(self._clock.now_s()), self._failure)

@@ -12,12 +12,12 @@ export function Cell({ live }) {
   return html`
     <h1>Cell</h1>
     <${Totals} state=${state} samples=${samples} />
-    <div class="charts">
+    ${samples.time_unix_s?.length > 0 && html`<div class="charts">
       <${Chart} title="Output tokens per second" columns=${samples}
         series=${[{ label: "tokens/s", column: "tokens_per_s", digits: 1 }]} />
       <${Chart} title="Requests running and queued" columns=${samples}
-        series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued", dash: [6, 4] }]} />
-    </div>
+        series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued" }]} />
+    </div>`}
     ${!Object.keys(state.deployments).length && html`<${Notice}>
       Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
     ${!nodes.length && html`<${Notice}>

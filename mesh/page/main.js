@@ -2,16 +2,19 @@
 
 import { html, render, Component } from "./vendor/preact-htm.js";
 import { Cell } from "./cell.js";
+import { Charts } from "./charts.js";
 import { Deployment } from "./deployment.js";
 import { Deployments } from "./deployments.js";
+import { Logs } from "./logs.js";
 import { follow, live, onChange, silentS } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
 import { Playground } from "./playground.js";
+import { OneRequest, Requests } from "./requests.js";
 import { address, route } from "./route.js";
 import { session, SignIn, signOut, whose } from "./session.js";
 
 const SILENT_S_MAX = 3;
-const VIEWS = { cell: "Cell", deployments: "Deployments", try: "Playground" };
+const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", try: "Playground" };
 
 class Page extends Component {
   componentDidMount() {
@@ -42,6 +45,10 @@ class Page extends Component {
     if (!live.state) return html`<${Notice}>Loading …<//>`;
     if (view === "deployments" && name) return html`<${Deployment} live=${live} name=${name} />`;
     if (view === "deployments") return html`<${Deployments} state=${live.state} asked=${asked} />`;
+    if (view === "requests" && name) return html`<${OneRequest} key=${name} name=${name} />`;
+    if (view === "requests") return html`<${Requests} asked=${asked} />`;
+    if (view === "charts") return html`<${Charts} samples=${live.samples} />`;
+    if (view === "logs") return html`<${Logs} live=${live} asked=${asked} />`;
     if (view === "try") return html`<${Playground} state=${live.state} asked=${asked} />`;
     if (view === "cell") return html`<${Cell} live=${live} />`;
     return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;

@@ -5,11 +5,13 @@ be said, too, and no other host may be asked. MESH_PAGE_PICTURES names a folder 
 view, light, dark and narrow.
 """
 
+import json
 import os
 import re
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import Cancelled
 from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials
@@ -53,6 +57,9 @@ VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
     "deployment": "#/deployments/chat",
+    "requests": "#/requests",
+    "charts": "#/charts",
+    "logs": "#/logs",
     "playground": "#/try?a=chat&b=chat-too",
 }
 
@@ -217,6 +224,64 @@ def wait_for_none(page: Any, client: MeshClient) -> None:
             return
         page.wait_for_timeout(50)
     raise AssertionError("a stopped request runs on")
+
+
+def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell) -> None:
+    show(page, "#/requests")
+    with MeshClient(cell.address) as client, ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(asked_in_full, client)
+        page.get_by_role("button", name="cancel").first.wait_for()
+        page.get_by_role("region", name="Timeline").get_by_text("d", exact=True).last.wait_for()
+        page.get_by_role("region", name="Open requests").get_by_role("link").first.click()
+        page.get_by_text("first token after").wait_for()
+        page.get_by_text("to chat-").first.wait_for()
+        page.locator("svg.tokens circle").nth(3).wait_for()
+        page.go_back()
+        page.get_by_role("button", name="cancel").first.click()
+        page.get_by_text("was cancelled").first.wait_for()
+        assert isinstance(asked.exception(), Cancelled)
+    page.get_by_role("region", name="Ended requests").get_by_text("cancelled").first.wait_for()
+    with page.expect_download() as kept:
+        page.get_by_role("link", name="Chrome trace").click()
+    trace = json.loads(Path(kept.value.path()).read_text())
+    assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
+
+
+def asked_in_full(client: MeshClient) -> None:
+    for _ in client.invoke(
+        Invocation(
+            deployment=DeploymentName("chat"),
+            prompt=TokenPrompt(token_ids=(1, 2, 3)),
+            max_tokens=6_000,
+        )
+    ):
+        pass
+
+
+def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: Cell) -> None:
+    show(page, "#/logs?search=brief-log")
+    with MeshClient(cell.address) as client:
+        client.deploy(spec_of(cell, "brief-log"))
+        page.get_by_text("deploy file://").first.wait_for()
+        page.get_by_label("kind").select_option("node")
+        page.get_by_text("No line fits.").wait_for()
+        page.get_by_label("kind").select_option("deployment")
+        page.get_by_role("button", name="pause").click()
+        client.delete(DeploymentName("brief-log"))
+        page.get_by_text(re.compile("paused; [1-9][0-9]* newer")).wait_for()
+        page.get_by_role("button", name="go on").click()
+        page.locator(".log").get_by_text("delete").first.wait_for()
+    page.reload()
+    assert page.get_by_label("search").input_value() == "brief-log"
+
+
+def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
+    show(page, "#/charts")
+    page.locator(".chart canvas").nth(7).wait_for()
+    page.locator(".chart .u-over").first.hover()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart .u-cursor-x')].every(one => one.style.transform)"
+    )
 
 
 def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
