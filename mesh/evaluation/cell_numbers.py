@@ -12,9 +12,9 @@ from statistics import fmean
 
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.ranks import RankGroup, by_rank
 from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
+from mesh.report.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ const SYNC = "mesh";
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 4], [12, 4], [4, 2, 1, 2]]; // lines differ without colours, too
 
 // series: [{ label, column, digits, times }]; columns: samples by name. `least`: the axis goes up to
-// it at least; `low`: it goes below 0 where values do.
+// it at least; `low`: it goes below 0 where values do;
+// `gaps`: lines go on over seconds without a value.
 export class Chart extends Component {
   componentDidMount() {
     this.observer = new ResizeObserver(() => this.fit());
@@ -55,7 +56,7 @@ export class Chart extends Component {
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({
-          label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: DASHES[n], spanGaps: true, points: { show: false },
+          label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: DASHES[n], spanGaps: this.props.gaps, points: { show: false },
           value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(one.digits ?? 0)),
         })),
       ],

@@ -15,11 +15,11 @@ const CHARTS = [
   { title: "Iteration of busy instances in the mean, ms", series: [
     { label: "predicted, ms", column: "iteration_s", digits: 1, times: 1000 },
     { label: "measured, ms", column: "iteration_measured_s", digits: 1, times: 1000 }] },
-  { title: "Memory of all nodes by part, MiB", series: [
+  { title: "Memory that is held or promised, all nodes, MiB", gaps: true, series: [
     ["base", "base_bytes"], ["weights", "weights_bytes"], ["KV", "kv_used_bytes"], ["cached", "kv_cached_bytes"],
-    ["idle", "kv_idle_bytes"], ["in flight", "in_flight_bytes"], ["free", "free_bytes"],
+    ["idle", "kv_idle_bytes"], ["in flight", "in_flight_bytes"],
   ].map(([label, column]) => ({ label, column, digits: 0, times: 1 / MIB })) },
-  { title: "Nodes ready and in use", series: [{ label: "ready", column: "nodes_ready" }, { label: "in use", column: "nodes_used" }] },
+  { title: "Nodes ready and in use", gaps: true, series: [{ label: "ready", column: "nodes_ready" }, { label: "in use", column: "nodes_used" }] },
 ];
 
 export function Charts({ samples }) {

@@ -40,8 +40,7 @@ const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subjec
 
 function Line({ line }) {
   const long = line.text.length > CHARS_MAX;
-  return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b>
-    <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
+  return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b> <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
     ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;
 }
 

@@ -7,9 +7,9 @@ import pytest
 
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.cell_numbers import cell_numbers
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.ranks import by_rank
 from mesh.evaluation.series import binned, nodes_in_use
+from mesh.report.distribution import Distribution
 from tests.evaluation.evaluated import NODES, OUTCOMES, outcome, refused
 
 

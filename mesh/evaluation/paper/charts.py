@@ -6,11 +6,11 @@ Before: `evaluation`. After: `svg`, `png`, and the page, which lays them out.
 from collections.abc import Callable, Sequence
 
 from mesh.domain.reasons import DeviceKind
-from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.evaluation.charts.page import file_name
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
 from mesh.evaluation.ranks import RankGroup
 from mesh.evaluation.series import NodeSeries, binned, nodes_in_use
+from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
+from mesh.report.charts.page import file_name
 
 BINS = 120
 """Points of a line over time."""

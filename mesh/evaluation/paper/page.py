@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from mesh.evaluation.charts.page import Section, drawn, of_table, render
 from mesh.evaluation.paper.charts import cell_charts, overview_charts, run_charts
 from mesh.evaluation.paper.evaluation import Evaluation
 from mesh.evaluation.paper.tables import tables
+from mesh.report.charts.page import Section, drawn, of_table, render
 
 TITLE = "The evaluation of LLM-Mesh on virtual nodes"
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.domain.errors import StorageError
-from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.evaluation.charts.page import Section, drawn, of_table, render
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.tables import tables
+from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
+from mesh.report.charts.page import Section, drawn, of_table, render
+from mesh.report.distribution import Distribution
 
 BINS = 120
 """Points of a line over time."""
