@@ -16,6 +16,8 @@ CALLS_MAX = 1_000
 """At most so many ends of a deployment are kept."""
 SAMPLES_MAX = 900
 """A quarter of an hour at one sample a second."""
+LOOK_S, LOOKS_MAX = 14.0, 5_760
+"""Of the gauges one in so many seconds is kept, for a day."""
 _NO_GAUGES = CellGauges()
 ALL = "*"
 """The key under which the calls of all deployments count together."""
@@ -42,6 +44,8 @@ class Recent:
         self._sampled: tuple[float, int, int] | None = None
         """When the last sample was taken, and the tokens and refusals until then."""
         self.samples: deque[CellSample] = deque(maxlen=SAMPLES_MAX)
+        self.looks: deque[tuple[float, CellGauges]] = deque(maxlen=LOOKS_MAX)
+        """How the nodes stood within the last day, for reports."""
 
     def tokens(self, count: int) -> None:
         self._tokens += count
@@ -87,6 +91,9 @@ class Recent:
         gauges: CellGauges = _NO_GAUGES,
     ) -> None:
         """Keep how the cell stands, for charts."""
+        seen = gauges.nodes_ready is not None
+        if seen and (not self.looks or now_s - self.looks[-1][0] >= LOOK_S):
+            self.looks.append((now_s, gauges))
         since_s, tokens, refused = self._sampled or (now_s - 1.0, self._tokens, self._refused)
         span_s = max(now_s - since_s, 1e-3)
         self._sampled = now_s, self._tokens, self._refused

@@ -291,6 +291,15 @@ class Controller:
             starting=self._links.starting,
         )
         self._operating = Operating(operations, self._gateway.snapshot)
+        book = CallBook(self._spec)
+        self._reading = Reading(
+            book=book,
+            cancel=self._gateway.cancel,
+            usage=usage.since,
+            log=self._log,
+            recent=meter.recent,
+            clock=clock,
+        )
         self._control = Control(
             cell=self._core,
             calls=self._gateway,
@@ -300,6 +309,7 @@ class Controller:
             log=self._log,
             texts=registry.text,
             usage=usage.since,
+            report=self._reading.report,
             state_path=str(registry.path.parent),
             limits=access.limits,
             deployed=self._amiss,
@@ -314,10 +324,6 @@ class Controller:
             log=self._log,
             clock=clock,
             state_path=str(registry.path.parent),
-        )
-        book = CallBook(self._spec)
-        self._reading = Reading(
-            book=book, cancel=self._gateway.cancel, usage=usage.since, clock=clock
         )
         self._feed: Feed | None = None
         self._health = health.HealthServicer()

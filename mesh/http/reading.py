@@ -1,4 +1,5 @@
-"""`/api/v1/requests`, `/trace` and `/usage`: what the page reads beside the feed, and `cancel`.
+"""`/api/v1/requests`, `/trace`, `/usage` and `/report`: what the page reads beside the feed, and
+what ends a request.
 
 Before: the routes. After: the controller's `reading`.
 """
@@ -13,10 +14,13 @@ from starlette.routing import Route
 
 from mesh.domain.access import Caller
 from mesh.domain.errors import InvalidInput
-from mesh.domain.usage import UsageBy
+from mesh.domain.usage import HOUR_S, UsageBy
+from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
-from mesh.report.plain import Plain
+from mesh.report.cell_page import page
+from mesh.report.cell_report import CellReport
+from mesh.report.plain import Plain, plain
 from mesh.wire.access import caller
 
 AFTER_MAX = 2**53
@@ -36,6 +40,8 @@ class Reads(Protocol):
     def trace(self, asks: Caller) -> dict[str, Plain]: ...
 
     def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
+
+    async def report(self, asks: Caller, since_s: float) -> CellReport: ...
 
 
 def reading(reads: Reads) -> list[Route]:
@@ -70,7 +76,19 @@ def reading(reads: Reads) -> list[Route]:
             )
         return _json(reads.usage(caller(), time.time() - since_s, UsageBy(given)))
 
+    async def report(request: Request) -> Response:
+        since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
+        return _json(plain(await reads.report(caller(), since_s)))
+
+    async def report_page(request: Request) -> Response:
+        since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
+        text = await asyncio.to_thread(page, await reads.report(caller(), since_s))
+        named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
+        return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
+
     return [
+        Route("/api/v1/report", report, methods=["GET"]),
+        Route("/api/v1/report.html", report_page, methods=["GET"]),
         Route("/api/v1/requests", requests, methods=["GET"]),
         Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
         Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),

@@ -11,6 +11,7 @@ export function Cell({ live }) {
   const nodes = Object.values(state.nodes);
   return html`
     <h1>Cell</h1>
+    <p><a class="button" href="api/v1/report.html?since_s=3600" download="mesh-report.html">Report of the last hour</a></p>
     <${Totals} state=${state} samples=${samples} />
     ${samples.time_unix_s?.length > 0 && html`<div class="charts">
       <${Chart} title="Output tokens per second" columns=${samples}

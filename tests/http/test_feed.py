@@ -264,6 +264,17 @@ async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
     assert {"prefill", "decode"} <= {event["name"] for event in trace}
     (used,) = (await http.get("/api/v1/usage?by=deployment")).json()
     assert used["deployment"] == "chat"
+    report = (await http.get("/api/v1/report?since_s=600")).json()
+    assert [(one["deployment"], one["calls"]) for one in report["calls"]] == [
+        ("all", 2),
+        ("chat", 2),
+    ]
+    assert (report["calls"][0]["finished"], report["calls"][0]["judged"]) == (1, 1)
+    kept = await http.get("/api/v1/report.html")
+    assert "attachment" in kept.headers["content-disposition"]
+    assert "<script" not in kept.text
+    told = json.loads(await http.cell.ask(http.cell.client.report, 600.0))
+    assert told["calls"] == report["calls"]
     for wrong in ("usage?by=colour", "usage?since_s=nan", "requests?after=-1", "requests/r9"):
         refused = await http.get(f"/api/v1/{wrong}")
         assert refused.status_code in (400, 404), wrong
