@@ -17,7 +17,7 @@ CALLS_MAX = 1_000
 SAMPLES_MAX = 900
 """A quarter of an hour at one sample a second."""
 LOOK_S, LOOKS_MAX = 14.0, 5_760
-"""Of the gauges one in so many seconds is kept, for a day."""
+"""The gauges of one sample in so many seconds are kept, for a day."""
 _NO_GAUGES = CellGauges()
 ALL = "*"
 """The key under which the calls of all deployments count together."""
