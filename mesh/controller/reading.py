@@ -18,12 +18,12 @@ from mesh.report.call_views import Sees, chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
 from mesh.report.plain import Plain, plain
-from mesh.runtime.clock import Clock
+from mesh.runtime.clock import Now
 
 
 class Reading:
     """`cancel` ends an open request, `usage` gives what was used since a time, `log` what happened
-    and `recent` how the nodes stood.
+    and `recent` how the nodes stood; `unix_s` is the wall clock.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class Reading:
         usage: Callable[[float], Sequence[Usage]],
         log: CellLog,
         recent: Recent,
-        clock: Clock,
+        clock: Now,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._book = book
         self._cancel = cancel
@@ -42,19 +43,20 @@ class Reading:
         self._log = log
         self._recent = recent
         self._clock = clock
+        self._unix_s = unix_s
         self._started_s = clock.now_s()
 
     def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
         """Those that are open, and those that ended after the one of this number."""
         now_s = self._clock.now_s()
-        return timeline(self._book, now_s, time.time(), after=after, sees=_sees(asks))
+        return timeline(self._book, now_s, self._unix_s(), after=after, sees=_sees(asks))
 
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]:
         """Raises NotFound for one that is not known any more, or that is another tenant's."""
         found = self._book.find(request_id)
         if found is None or not _sees(asks)(found.tenant):
             raise no_request(RequestId(request_id))
-        return story(found, self._clock.now_s(), time.time())
+        return story(found, self._clock.now_s(), self._unix_s())
 
     def end(self, asks: Caller, request_id: str) -> None:
         """Raises NotFound for one that is not open, or that is another tenant's."""
@@ -82,7 +84,7 @@ class Reading:
         loads = list(self._book.loads) if operator else []
         lines = self._log.lines() if operator else []
         looks = list(self._recent.looks) if operator else []
-        began_unix_s = time.time() - (now_s - from_s)
+        began_unix_s = self._unix_s() - (now_s - from_s)
         return await asyncio.to_thread(
             lambda: cell_report(
                 "The cell",

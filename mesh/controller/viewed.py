@@ -22,7 +22,7 @@ from mesh.domain.recent import CellGauges, CellSample
 from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus
 from mesh.report.cell_state import CellPicture
 from mesh.report.gauges import gauges
-from mesh.runtime.clock import Clock
+from mesh.runtime.clock import Now
 
 SAMPLE_S = 1.0
 GAUGE_SAMPLES = 15
@@ -52,7 +52,7 @@ class Viewed:
         failure: Callable[[ModelId], str],
         recent: Recent,
         log: CellLog,
-        clock: Clock,
+        clock: Now,
         state_path: str,
     ) -> None:
         self._cell = cell

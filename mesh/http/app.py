@@ -147,12 +147,23 @@ def application(
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
-        *reading(reads),
+        *reading(lambda: reads),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),
         Route("/openapi.json", openapi),
     ]
+    return assembled(routes, gate, sessions, hosts_allowed, origins)
+
+
+def assembled(
+    routes: list[Route],
+    gate: Gate,
+    sessions: Sessions,
+    hosts_allowed: frozenset[str] = frozenset(),
+    origins: frozenset[str] = frozenset(),
+) -> Starlette:
+    """The routes behind the gate, with an answer for each error."""
     return Starlette(
         routes=routes,
         middleware=[

@@ -151,6 +151,20 @@ class Feed:
             if not self._audiences:
                 self._rest()
 
+    async def again(self) -> None:
+        """Tell everybody the whole anew: what is watched has moved, and no change leads there."""
+        self._lines.clear()
+        async with self._refreshing:
+            audiences = dict(self._audiences)
+            pictures = self._watched.pictures(list(audiences))
+            for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
+                audience.state = cell_state(picture)
+                body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
+                self._tell(audience, b"event: cell\ndata: " + body + b"\n\n")
+        async with aclosing(self._watched.lines(backlog=LINES_MAX, follow=False)) as events:
+            async for event in events:
+                self._line(event)
+
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
         self._closed = True

@@ -6,6 +6,7 @@ Before: the routes. After: the controller's `reading`.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.requests import Request
@@ -44,25 +45,24 @@ class Reads(Protocol):
     async def report(self, asks: Caller, since_s: float) -> CellReport: ...
 
 
-def reading(reads: Reads) -> list[Route]:
-    """The routes."""
+def reading(told: Callable[[], Reads]) -> list[Route]:
+    """The routes; `told` gives what is read now."""
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        return _json(reads.requests(caller(), int(after)))
+        return _json(told().requests(caller(), int(after)))
 
     async def one(request: Request) -> Response:
-        return _json(reads.request(caller(), request.path_params["request_id"]))
+        return _json(told().request(caller(), request.path_params["request_id"]))
 
     async def cancel(request: Request) -> Response:
         check_origin(request)
         request_id = request.path_params["request_id"]
-        reads.end(caller(), request_id)
+        told().end(caller(), request_id)
         return _json({"message": f"{request_id} was cancelled"})
 
     async def trace(request: Request) -> Response:
-        told = reads.trace(caller())
-        body = await asyncio.to_thread(encoded, told)
+        body = await asyncio.to_thread(encoded, told().trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
         return Response(body, media_type="application/json", headers=named)
 
@@ -74,15 +74,15 @@ def reading(reads: Reads) -> list[Route]:
                 f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
                 hint=f"there are {', '.join(UsageBy)}",
             )
-        return _json(reads.usage(caller(), time.time() - since_s, UsageBy(given)))
+        return _json(told().usage(caller(), time.time() - since_s, UsageBy(given)))
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        return _json(plain(await reads.report(caller(), since_s)))
+        return _json(plain(await told().report(caller(), since_s)))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        text = await asyncio.to_thread(page, await reads.report(caller(), since_s))
+        text = await asyncio.to_thread(page, await told().report(caller(), since_s))
         named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 

@@ -5,6 +5,7 @@ import { Cell } from "./cell.js";
 import { Charts } from "./charts.js";
 import { Deployment } from "./deployment.js";
 import { Deployments } from "./deployments.js";
+import { Journal } from "./journal.js";
 import { Logs } from "./logs.js";
 import { follow, live, onChange, silentS } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
@@ -29,10 +30,11 @@ class Page extends Component {
     document.title = `${name || (VIEWS[view] ?? "mesh")} – mesh`;
     return html`
       <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
-      <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).map(([one, title]) => html`
+      <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).filter(([one]) => !session.journal || one !== "try").map(([one, title]) => html`
         <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav>
         ${session.wants_keys && session.role && html`<span class="who">${session.role} <${Text}>${session.tenant}<//>
           <button onClick=${signOut}>sign out</button></span>`}</header>
+      ${session.journal && html`<${Journal} />`}
       <${Connection} silent=${this.silent} />
       <main id="main" tabindex="-1">${this.view(view, name, asked)}</main>`;
   }

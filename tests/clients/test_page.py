@@ -12,9 +12,10 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,11 +32,16 @@ from mesh.domain.errors import Cancelled
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.slo import Slo
+from mesh.runtime.journal import open_journal
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import arrivals, plan
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials
 from mesh.wire.credentials import show as show_credentials
 from mesh_loader.store import StoredModel
+from tests.cli.running import MESH
 from tests.e2e.live_cell import free_port
+from tests.sim.scenarios import SMALL, scenario
 
 pytestmark = pytest.mark.timeout(300)
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="make test-page has it")
@@ -338,6 +344,43 @@ def test_each_view_fits_its_window(
             page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} wide"
+
+
+def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
+    read = scenario(tmp_path, SMALL)
+    made = plan(read)
+    path = tmp_path / "journal"
+    journal = open_journal(path, made.start())
+    VirtualCell(made, recorders=(journal,)).run(arrivals(read))
+    journal.close()
+    with path.open("a") as torn:
+        torn.write('{"now_s": 9')
+    command = [*MESH, "page", "--journal", str(path), "--http", "127.0.0.1:0"]
+    with Popen(command, stdout=PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        opened = ExitStack()
+        opened.callback(shown.kill)
+        with opened, watched(browser, shown.stdout.readline().strip()) as page:
+            where = page.locator(".journal [role=status]")
+            where.get_by_text("0 of ").wait_for()
+            page.get_by_text("No node has joined").wait_for()
+            for _ in range(3):
+                page.get_by_role("button", name="step on").click()
+            where.get_by_text(re.compile("^3 of .*: NodeConnected")).wait_for()
+            page.locator(".card").nth(2).wait_for()
+            page.get_by_role("button", name="step back").click()
+            page.locator(".card").nth(2).wait_for(state="detached")
+            page.get_by_label("speed").select_option("10")
+            page.get_by_role("button", name="play").click()
+            page.get_by_role("button", name="pause").click()
+            page.get_by_role("button", name="to its end").click()
+            page.get_by_role("button", name="step on").and_(page.locator(":disabled")).wait_for()
+            show(page, "#/requests")
+            page.get_by_role("region", name="Timeline").wait_for()
+            page.get_by_role("region", name="Ended requests").get_by_role("link").first.click()
+            page.get_by_text("asked: ").wait_for()
+            shown.send_signal(signal.SIGINT)
+            assert shown.wait(20) == 0
 
 
 def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path: Path) -> None:
