@@ -226,6 +226,7 @@ def _opened_traces(config: ControllerConfig, clock: LoopClock, opened: ExitStack
 class _Access:
     gate: Gate = field(default_factory=Gate)
     limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits()
+    keys: KeyBook | None = None
 
 
 def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
@@ -240,7 +241,7 @@ def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
             f"every call at {config.listen} needs a key, and there is none in {book.path}",
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
-    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits)
+    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=book)
 
 
 def _opened_journal(
@@ -261,6 +262,7 @@ class Controller:
     ) -> None:
         self.failure: Exception | None = None
         self._gate = access.gate
+        self._keys = access.keys
         self._ending = ending
         self._opened = opened
         self._stopped = False
@@ -389,6 +391,7 @@ class Controller:
             feed=self._feed,
             operator=self._operating,
             reads=self._reading,
+            keys=self._keys,
             page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),

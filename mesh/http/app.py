@@ -24,6 +24,7 @@ from mesh.http.bodies import ChatBody, CompletionBody, read
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
 from mesh.http.generation import Generation
+from mesh.http.keyring import KeyStore, keyring
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
@@ -67,6 +68,7 @@ def application(
     feed: Feed,
     operator: Operator,
     reads: Reads,
+    keys: KeyStore | None = None,
     page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
@@ -74,8 +76,8 @@ def application(
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
     them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
-    `reads` is what they ask for beside it, and `page` is whether browsers get one;
-    `hosts_allowed`, in lower case, and `origins`: see `access`.
+    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `page` is whether
+    browsers get one; `hosts_allowed`, in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -148,6 +150,7 @@ def application(
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
         *reading(lambda: reads),
+        *keyring(keys, bodies),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),

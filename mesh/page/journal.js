@@ -14,8 +14,13 @@ export function Journal() {
   const [where, setWhere] = useState(null);
   const [error, setError] = useState(null);
   const [speed, setSpeed] = useState(10);
+  const [busy, setBusy] = useState(false); // each step goes out from where the last one led
   const take = (told) => (told.error ? setError(told.error) : (setError(null), setWhere(told)));
-  const move = async (asked) => take(await post(PATH, asked));
+  const move = async (asked) => {
+    setBusy(true);
+    take(await post(PATH, asked));
+    setBusy(false);
+  };
   useEffect(() => { fetched(PATH).then(take, setError); }, []);
   useEffect(() => {
     if (!where?.speed) return undefined;
@@ -26,11 +31,11 @@ export function Journal() {
   const { index, events } = where;
   return html`<section class="journal" aria-label="Journal">
     <label>decision <input type="range" min="0" max=${events} value=${index} onChange=${(event) => move({ index: Number(event.target.value) })} /></label>
-    <button disabled=${index === 0} onClick=${() => move({ index: index - 1 })}>step back</button>
-    <button disabled=${index === events} onClick=${() => move({ index: index + 1 })}>step on</button>
-    <button disabled=${index === events} onClick=${() => move({ index: events })}>to its end</button>
+    <button disabled=${busy || index === 0} onClick=${() => move({ index: index - 1 })}>step back</button>
+    <button disabled=${busy || index === events} onClick=${() => move({ index: index + 1 })}>step on</button>
+    <button disabled=${busy || index === events} onClick=${() => move({ index: events })}>to its end</button>
     ${where.speed ? html`<button onClick=${() => move({ speed: 0 })}>pause</button>`
-      : html`<button disabled=${index === events} onClick=${() => move({ speed })}>play</button>`}
+      : html`<button disabled=${busy || index === events} onClick=${() => move({ speed })}>play</button>`}
     <label>speed <select value=${speed} onChange=${(event) => { setSpeed(Number(event.target.value)); if (where.speed) move({ speed: Number(event.target.value) }); }}>
       ${SPEEDS.map((one) => html`<option value=${one} selected=${one === speed}>${one} ×</option>`)}</select></label>
     <span role="status">${count(index)} of ${count(events)} decisions, ${where.at_s.toFixed(3)} s of ${span(where.span_s)}${where.event && `: ${where.event}`}</span>

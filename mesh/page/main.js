@@ -6,16 +6,20 @@ import { Charts } from "./charts.js";
 import { Deployment } from "./deployment.js";
 import { Deployments } from "./deployments.js";
 import { Journal } from "./journal.js";
+import { Keys } from "./keys.js";
 import { Logs } from "./logs.js";
 import { follow, live, onChange, silentS } from "./live.js";
 import { Fault, Notice, Text } from "./parts.js";
 import { Playground } from "./playground.js";
 import { OneRequest, Requests } from "./requests.js";
+import { Usage } from "./usage.js";
 import { address, route } from "./route.js";
 import { session, SignIn, signOut, whose } from "./session.js";
 
 const SILENT_S_MAX = 3;
-const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", try: "Playground" };
+const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", usage: "Usage", keys: "Keys", try: "Playground" };
+
+const isThere = (view) => (view === "keys" ? session.wants_keys && session.role === "admin" : !session.journal || !["try", "usage"].includes(view));
 
 class Page extends Component {
   componentDidMount() {
@@ -30,7 +34,7 @@ class Page extends Component {
     document.title = `${name || (VIEWS[view] ?? "mesh")} – mesh`;
     return html`
       <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
-      <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).filter(([one]) => !session.journal || one !== "try").map(([one, title]) => html`
+      <header><b>mesh</b><nav aria-label="Views">${Object.entries(VIEWS).filter(([one]) => isThere(one)).map(([one, title]) => html`
         <a href=${address(one)} aria-current=${one === view ? "page" : null}>${title}</a>`)}</nav>
         ${session.wants_keys && session.role && html`<span class="who">${session.role} <${Text}>${session.tenant}<//>
           <button onClick=${signOut}>sign out</button></span>`}</header>
@@ -51,6 +55,8 @@ class Page extends Component {
     if (view === "requests") return html`<${Requests} asked=${asked} />`;
     if (view === "charts") return html`<${Charts} samples=${live.samples} />`;
     if (view === "logs") return html`<${Logs} live=${live} asked=${asked} />`;
+    if (view === "usage") return html`<${Usage} asked=${asked} />`;
+    if (view === "keys") return html`<${Keys} />`;
     if (view === "try") return html`<${Playground} state=${live.state} asked=${asked} />`;
     if (view === "cell") return html`<${Cell} live=${live} />`;
     return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;

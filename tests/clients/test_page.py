@@ -28,7 +28,7 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import Cancelled
+from mesh.domain.errors import Cancelled, Unauthenticated
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.slo import Slo
@@ -45,6 +45,7 @@ from tests.sim.scenarios import SMALL, scenario
 
 pytestmark = pytest.mark.timeout(300)
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="make test-page has it")
+Axe: Any = pytest.importorskip("axe_playwright_python.sync_playwright").Axe
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None and os.environ.get("CI"):
     raise RuntimeError("there is no chromium: apt-get install chromium")
@@ -66,6 +67,7 @@ VIEWS = {
     "requests": "#/requests",
     "charts": "#/charts",
     "logs": "#/logs",
+    "usage": "#/usage?by=both",
     "playground": "#/try?a=chat&b=chat-too",
 }
 
@@ -341,6 +343,8 @@ def test_each_view_fits_its_window(
                 page.get_by_role("button", name="send").click()
                 page.get_by_text("ended by").nth(1).wait_for()
             page.wait_for_timeout(300)
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
             page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} wide"
@@ -367,9 +371,9 @@ def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
             for _ in range(3):
                 page.get_by_role("button", name="step on").click()
             where.get_by_text(re.compile("^3 of .*: NodeConnected")).wait_for()
-            page.locator(".card").nth(2).wait_for()
+            page.locator(".card").nth(1).wait_for()
             page.get_by_role("button", name="step back").click()
-            page.locator(".card").nth(2).wait_for(state="detached")
+            page.locator(".card").nth(1).wait_for(state="detached")
             page.get_by_label("speed").select_option("10")
             page.get_by_role("button", name="play").click()
             page.get_by_role("button", name="pause").click()
@@ -408,6 +412,19 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         page.get_by_role("heading", name="Sign in").wait_for()
         page.get_by_label("Key").fill(admin)
         page.get_by_role("button", name="sign in").click()
+        page.get_by_role("link", name="Keys").click()
+        page.get_by_label("tenant").fill("acme")
+        page.get_by_role("button", name="make a key").click()
+        fresh = page.get_by_role("status").locator("code").inner_text()
+        mine = book.caller(fresh)
+        assert mine.tenant == "acme"
+        page.get_by_role("button", name="done").click()
+        assert fresh not in page.content(), "it is shown once"
+        page.get_by_role("button", name=f"revoke {mine.key_id}").click()
+        page.get_by_role("button", name="revoke it").click()
+        page.get_by_role("button", name=f"revoke {mine.key_id}").wait_for(state="detached")
+        with pytest.raises(Unauthenticated):
+            book.caller(fresh)
         page.get_by_role("button", name="sign out").click()
         page.get_by_role("heading", name="Sign in").wait_for()
     book.close()
