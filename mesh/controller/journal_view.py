@@ -25,6 +25,7 @@ from mesh.domain.usage import Usage
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.calls import CallBook
 from mesh.report.cell_state import CellPicture
+from mesh.report.gauges import gauges
 from mesh.report.narrate import Narrator
 from mesh.runtime.journal import (
     ControllerStart,
@@ -161,7 +162,8 @@ class JournalView:
             self._sampled_s += SAMPLE_S
             running, queued = self._core.load()
             at_s = self._sampled_s - self._first_s
-            self._recent.sample(self._sampled_s, at_s, running=running, queued=queued)
+            seen = gauges(self._core.snapshot(self._sampled_s).nodes)
+            self._recent.sample(self._sampled_s, at_s, running=running, queued=queued, gauges=seen)
         self._core.handle(decision.event, decision.now_s)  # type: ignore[arg-type]
         for recorder in self._recorders:
             recorder.record(decision.now_s, decision.event, decision.actions)

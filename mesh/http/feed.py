@@ -154,16 +154,15 @@ class Feed:
     async def again(self) -> None:
         """Tell everybody the whole anew: what is watched has moved, and no change leads there."""
         self._lines.clear()
+        async with aclosing(self._watched.lines(backlog=LINES_MAX, follow=False)) as events:
+            async for event in events:
+                self._keep(event)
         async with self._refreshing:
             audiences = dict(self._audiences)
             pictures = self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 audience.state = cell_state(picture)
-                body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
-                self._tell(audience, b"event: cell\ndata: " + body + b"\n\n")
-        async with aclosing(self._watched.lines(backlog=LINES_MAX, follow=False)) as events:
-            async for event in events:
-                self._line(event)
+                self._tell(audience, await self._whole_of(asks, audience, ""))
 
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
@@ -188,10 +187,13 @@ class Feed:
 
     async def _opening(self, asks: Caller, audience: _Audience, why: str) -> bytes:
         """The whole state, and the last lines."""
+        head = f"id: {self._run}-{audience.number}\n".encode()
+        return head + await self._whole_of(asks, audience, why)
+
+    async def _whole_of(self, asks: Caller, audience: _Audience, why: str) -> bytes:
         seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
-        head = f"id: {self._run}-{audience.number}\nevent: cell\ndata: ".encode()
         body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), why)
-        return head + body + b"\n\n" + b"".join(seen)
+        return b"event: cell\ndata: " + body + b"\n\n" + b"".join(seen)
 
     def _samples(self, asks: Caller) -> tuple[CellSample, ...]:
         return tuple(self._watched.samples(asks))
@@ -233,12 +235,16 @@ class Feed:
             await asyncio.sleep(TICK_S)
 
     def _line(self, event: CellEvent) -> None:
-        at_s = round(self._unix_s() - event.age_s, 3)
-        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
-        self._lines.append((event.line, block))
+        block = self._keep(event)
         for asks, audience in self._audiences.items():
             if self._watched.sees(asks, event.line):
                 self._tell(audience, block)
+
+    def _keep(self, event: CellEvent) -> bytes:
+        at_s = round(self._unix_s() - event.age_s, 3)
+        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
+        self._lines.append((event.line, block))
+        return block
 
     def _tell(self, audience: _Audience, block: bytes) -> None:
         self._number += 1

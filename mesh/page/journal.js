@@ -7,7 +7,7 @@ import { fetched } from "./requests.js";
 import { count, span } from "./words.js";
 
 const PATH = "api/v1/journal";
-const POLL_MS = 500;
+const [PLAYED_MS, STILL_MS] = [500, 3000]; // another tab may move, too
 const SPEEDS = [1, 10, 60, 600];
 
 export function Journal() {
@@ -23,8 +23,8 @@ export function Journal() {
   };
   useEffect(() => { fetched(PATH).then(take, setError); }, []);
   useEffect(() => {
-    if (!where?.speed) return undefined;
-    const timer = setTimeout(() => fetched(PATH).then(take, setError), POLL_MS);
+    if (!where) return undefined;
+    const timer = setTimeout(() => fetched(PATH).then(take, setError), where.speed ? PLAYED_MS : STILL_MS);
     return () => clearTimeout(timer);
   }, [where]);
   if (!where) return error ? html`<${Fault} error=${error} />` : null;

@@ -65,8 +65,7 @@ class Page extends Component {
 
 function Connection({ silent }) {
   if (silent) return html`<${Notice} bad>controller silent for ${silentS().toFixed(0)} s, trying<//>`;
-  return live.note ? html`<p class="notice" role="status">Shown anew: ${live.note}.
-    <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
+  return live.note ? html`<p class="notice" role="status">Shown anew: ${live.note}. <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
 }
 
 const Refused = ({ error }) => html`<h1>Not shown</h1><${Fault} error=${error} />`;

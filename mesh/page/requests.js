@@ -3,11 +3,13 @@
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
 import { post } from "./post.js";
-import { address } from "./route.js";
-import { clock, count, millis, seconds } from "./words.js";
+import { address, ask } from "./route.js";
+import { session } from "./session.js";
+import { clock, count, millis, seconds, span } from "./words.js";
 
 const PATH = "api/v1/requests";
 const POLL_MS = 2000;
+const SPANS_S = [300, 60, 15];
 const ENDED_MAX = 2000;
 
 // What `get` gives, asked for again each two seconds while the view is shown; the last error, too.
@@ -56,7 +58,7 @@ function timelineOf() {
   };
 }
 
-const endOf = (call) => Math.max(...call.spans.map((span) => span.ended_unix_s ?? Infinity));
+const endOf = (call) => Math.max(...call.spans.map((part) => part.ended_unix_s ?? Infinity));
 
 export function Requests({ asked }) {
   const [get] = useState(timelineOf);
@@ -64,18 +66,21 @@ export function Requests({ asked }) {
   const [said, setSaid] = useState({});
   const cancel = async (id) => setSaid(await post(`${PATH}/${encodeURIComponent(id)}/cancel`, {}));
   const only = asked.get("filter") ?? "";
+  const spanS = SPANS_S.find((one) => one === Number(asked.get("span_s"))) ?? SPANS_S[0];
   return html`<h1>Requests</h1>
     <${Fault} error=${error} />
     ${said.message && html`<${Notice}><${Text}>${said.message}<//><//>`}<${Fault} error=${said.error} />
     ${!value ? html`<${Notice}>Loading …<//>` : html`
       <h2>Queued and running: ${count(value.open_count)}</h2>
-      ${value.open.length ? html`<${Table} label="Open requests" columns=${columns(cancel)} rows=${value.open} keyOf=${(r) => r.request_id} />`
+      ${value.open.length ? html`<${Table} label="Open requests" columns=${columns(session.journal ? null : cancel)} rows=${value.open} keyOf=${(r) => r.request_id} />`
         : html`<p class="dim">Nobody waits for an answer.</p>`}
       ${value.open_count > value.open.length && html`<p class="dim">The oldest ${value.open.length} are shown.</p>`}
       <h2>The last ${value.window_s / 60} minutes</h2>
       <p><a class="button" href="api/v1/trace" download="mesh-trace.json">Chrome trace</a>
         <span class="dim"> for ui.perfetto.dev or chrome://tracing</span></p>
-      <${Timeline} told=${value} only=${only} />
+      <p role="group" aria-label="Span">${SPANS_S.map((one) => html`
+        <button aria-pressed=${one === spanS} onClick=${() => ask({ span_s: one })}>${span(one)}</button> `)}</p>
+      <${Timeline} told=${value} only=${only} spanS=${spanS} />
       <h2>Ended lately</h2>
       ${value.ended.length ? html`<${Table} label="Ended requests" columns=${ENDED} rows=${value.ended.slice(-50).reverse()} keyOf=${(r) => r.request_id} />`
         : html`<p class="dim">None within ${value.window_s / 60} minutes.</p>`}`}`;
@@ -93,7 +98,7 @@ const columns = (cancel) => [
   { title: "output tokens", number: true, cell: (r) => `${count(r.output_tokens)} of ${count(r.output_tokens_max)}` },
   { title: "headroom", number: true, cell: (r) => seconds(r.headroom_s) },
   { title: "tenant", cell: (r) => html`<${Text}>${r.tenant || "–"}<//>` },
-  { title: "end it", cell: (r) => html`<button class="bad" aria-label=${`cancel ${r.request_id}`} onClick=${() => cancel(r.request_id)}>cancel</button>` },
+  ...(cancel ? [{ title: "end it", cell: (r) => html`<button class="bad" aria-label=${`cancel ${r.request_id}`} onClick=${() => cancel(r.request_id)}>cancel</button>` }] : []),
 ];
 
 const ENDED = [
@@ -116,9 +121,9 @@ function lanes(told, only) {
   const add = (place, bar) => found.set(place, [...(found.get(place) ?? []), bar]);
   for (const call of [...told.ended, ...told.open]) {
     if (only && call.deployment !== only) continue;
-    call.spans.forEach((span, n) => {
+    call.spans.forEach((part, n) => {
       const last = n === call.spans.length - 1;
-      add(span.instance_id ? `${span.node_id} / ${span.instance_id}` : "queue", { ...span, call, late: last ? call.late_unix_s : [], end: last && call.end });
+      add(part.instance_id ? `${part.node_id} / ${part.instance_id}` : "queue", { ...part, call, late: last ? call.late_unix_s : [], end: last && call.end });
     });
   }
   for (const load of told.loads) {
@@ -139,21 +144,21 @@ function stacked(bars, nowS) {
   });
 }
 
-function Timeline({ told, only }) {
-  const from = told.time_unix_s - told.window_s;
-  const at = (unixS) => Math.max(0, Math.min(100, (100 * (unixS - from)) / told.window_s));
-  const all = lanes(told, only);
+function Timeline({ told, only, spanS }) {
+  const from = told.time_unix_s - spanS;
+  const at = (unixS) => Math.max(0, Math.min(100, (100 * (unixS - from)) / spanS));
+  const all = lanes(told, only).map(([place, bars]) => [place, bars.filter((bar) => (bar.ended_unix_s ?? told.time_unix_s) > from)]);
   const names = [...new Set([...told.ended, ...told.open].map((call) => call.deployment))].sort();
   if (!all.length) return html`<p class="dim">No request within ${told.window_s / 60} minutes.</p>`;
   return html`
     <ul class="legend">${Object.entries(KINDS).map(([kind, letter]) => html`<li><b class="span-${kind}">${letter}</b> ${kind}</li>`)}
       <li><b class="late">!</b> late token</li><li><b class="end">|</b> end</li></ul>
-    ${names.length > 1 && html`<p>Only ${names.map((name) => html`<a class="button" href=${address("requests", "", { filter: name === only ? "" : name })} aria-current=${name === only}><${Text}>${name}<//></a> `)}</p>`}
+    ${names.length > 1 && html`<p>Only ${names.map((name) => html`<a class="button" href=${address("requests", "", { filter: name === only ? "" : name, span_s: spanS })} aria-current=${name === only}><${Text}>${name}<//></a> `)}</p>`}
     <div class="timeline" role="region" aria-label="Timeline" tabindex="0">
-      <p class="lane-times"><span>${clock(from)}</span><span>${clock(from + told.window_s / 2)}</span><span>${clock(told.time_unix_s)}</span></p>
+      <p class="lane-times"><span>${clock(from)}</span><span>${clock(from + spanS / 2)}</span><span>${clock(told.time_unix_s)}</span></p>
       ${all.map(([place, bars]) => {
         const rows = stacked(bars, told.time_unix_s);
-        const height = ROW_PX * (1 + Math.max(...rows.map((bar) => bar.row)));
+        const height = ROW_PX * (1 + Math.max(0, ...rows.map((bar) => bar.row)));
         return html`<div class="lane"><p><${Text}>${place}<//></p><div class="bars" style=${{ height: `${height}px` }}>${rows.map((bar) => {
           const [left, right] = [at(bar.begun_unix_s), at(bar.ended_unix_s ?? told.time_unix_s)];
           const name = bar.call ? `${bar.call.request_id}, ${bar.call.deployment}: ${bar.kind}` : `${bar.instance_id}: load${bar.tier && ` from ${bar.tier}`}`;
@@ -174,9 +179,7 @@ export function OneRequest({ name }) {
     <p><a href=${address("requests")}>All requests</a></p>`;
   const late = told.tokens_after_s.filter((s, n) => s > told.due_after_s[n]).length;
   return html`<h1>${told.request_id} <${Badge} state=${told.phase} /></h1>
-    <p>To <a href=${address("deployments", told.deployment)}><${Text}>${told.deployment}<//></a>: ${count(told.prompt_tokens)} prompt tokens,
-      ${count(told.output_tokens)} of up to ${count(told.output_tokens_max)} output tokens, ${seconds(told.age_s)}.
-      TTFT limit ${seconds(told.slo.ttft_s)}${told.grace_s ? ` and ${seconds(told.grace_s)} of grace` : ""}, TPOT limit ${millis(told.slo.tpot_s)}; ${told.late_tokens} late tokens.</p>
+    <p>To <a href=${address("deployments", told.deployment)}><${Text}>${told.deployment}<//></a>: ${count(told.prompt_tokens)} prompt tokens, ${count(told.output_tokens)} of up to ${count(told.output_tokens_max)} output tokens, ${seconds(told.age_s)}. TTFT limit ${seconds(told.slo.ttft_s)}${told.grace_s ? ` and ${seconds(told.grace_s)} of grace` : ""}, TPOT limit ${millis(told.slo.tpot_s)}; ${told.late_tokens} late tokens.</p>
     <h2>What was decided</h2>
     <ol class="lines">${told.steps.map((step) => html`<li><time>${seconds(step.after_s)}</time> <${Text}>${step.text}<//></li>`)}</ol>
     ${told.steps_left_out > 0 && html`<p class="dim">${told.steps_left_out} more are left out.</p>`}
