@@ -11,6 +11,7 @@ const PATH = "api/v1/requests";
 const POLL_MS = 2000;
 const SPANS_S = [300, 60, 15];
 const ENDED_MAX = 2000;
+const ENDED_LISTED = 25;
 
 // What `get` gives, asked for again each two seconds while the view is shown; the last error, too.
 function usePolled(get, key) {
@@ -82,7 +83,7 @@ export function Requests({ asked }) {
         <button aria-pressed=${one === spanS} onClick=${() => ask({ span_s: one })}>${span(one)}</button> `)}</p>
       <${Timeline} told=${value} only=${only} spanS=${spanS} />
       <h2>Ended lately</h2>
-      ${value.ended.length ? html`<${Table} label="Ended requests" columns=${ENDED} rows=${value.ended.slice(-50).reverse()} keyOf=${(r) => r.request_id} />`
+      ${value.ended.length ? html`<${Table} label="Ended requests" columns=${ENDED} rows=${value.ended.slice(-ENDED_LISTED).reverse()} keyOf=${(r) => r.request_id} />`
         : html`<p class="dim">None within ${value.window_s / 60} minutes.</p>`}`}`;
 }
 
@@ -184,7 +185,7 @@ export function OneRequest({ name }) {
     <ol class="lines">${told.steps.map((step) => html`<li><time>${seconds(step.after_s)}</time> <${Text}>${step.text}<//></li>`)}</ol>
     ${told.steps_left_out > 0 && html`<p class="dim">${told.steps_left_out} more are left out.</p>`}
     <h2>Tokens against their deadlines</h2>
-    ${told.tokens_after_s.length ? html`<${Tokens} told=${told} />
+    ${told.tokens_after_s.length ? html`<div class="scroll" role="region" aria-label="Tokens" tabindex="0"><${Tokens} told=${told} /></div>
       <p class="dim">${told.tokens_after_s.length} tokens, ${late} of them late. The line is when each was due, the dots are when they came.</p>`
       : html`<p class="dim">It has no token yet.</p>`}
     <p><a href=${address("requests")}>All requests</a></p>`;

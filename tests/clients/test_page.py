@@ -413,7 +413,7 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         page.get_by_label("Key").fill(admin)
         page.get_by_role("button", name="sign in").click()
         page.get_by_role("link", name="Keys").click()
-        page.get_by_label("tenant").fill("acme")
+        page.get_by_role("textbox", name="tenant").fill("acme")
         page.get_by_role("button", name="make a key").click()
         fresh = page.get_by_role("status").locator("code").inner_text()
         mine = book.caller(fresh)
