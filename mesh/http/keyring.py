@@ -5,7 +5,7 @@ book of keys.
 """
 
 import time
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import Field
 from starlette.requests import Request
@@ -40,7 +40,7 @@ class KeyStore(Protocol):
 
 
 class _Create(Strict):
-    role: Role = Role.TENANT
+    role: Literal["admin", "tenant", "node"] = "tenant"
     tenant: str = ""
     days: float | None = Field(default=None, gt=0, le=DAYS_MAX)
     """Until it expires; `null` for never."""
@@ -64,7 +64,7 @@ class _Keyring:
                     asked = read(_Create, raw)
                 until_s = None if asked.days is None else time.time() + asked.days * DAY_S
                 tenant = TenantName(asked.tenant) if asked.tenant else NOBODY
-                secret, key = store.create(asked.role, tenant, expires_unix_s=until_s)
+                secret, key = store.create(Role(asked.role), tenant, expires_unix_s=until_s)
                 body = encoded({"key": secret, **plain_fields(key)})
             else:
                 body = encoded(plain(store.all_keys()))
