@@ -30,7 +30,7 @@ export function Keys() {
   };
   return html`<h1>Keys</h1>
     <form class="chosen" onSubmit=${create}>
-      <label>role <select name="role">${["tenant", "admin", "node"].map((role) => html`<option>${role}</option>`)}</select></label>
+      <label>role <select name="role">${["tenant", "admin", "node"].map((role) => html`<option value=${role}>${role}</option>`)}</select></label>
       <label>tenant <input name="tenant" maxlength="63" autocomplete="off" /></label>
       <label>days until it expires <input name="days" type="number" min="1" max="36500" placeholder="never" /></label>
       <button class="first">make a key</button>
