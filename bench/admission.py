@@ -37,7 +37,7 @@ from mesh.domain.events import (
     PlaceRetryDue,
 )
 from mesh.domain.request import Request
-from mesh.evaluation.distribution import Distribution
+from mesh.report.distribution import Distribution
 
 WARM_UP = 100
 OTHERS_MAX = 0.1

@@ -30,8 +30,8 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.cell import COUNTS_DIFFERENCE_MAX
+from mesh.report.distribution import Distribution
 from mesh.wire.client import MeshClient
 from mesh_load import LOCUSTFILE
 

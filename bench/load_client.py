@@ -22,9 +22,9 @@ from bench.harness import Report, Table, in_turn
 from bench.load_client_server import NAME, SLO, Log, scripted
 from bench.peer import Peer
 from mesh.domain.errors import Unavailable
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Call, offer
 from mesh.evaluation.replay.report import LATE_MS_MAX
+from mesh.report.distribution import Distribution
 
 PROMPT_TOKENS = 32
 """The prompt of the first call; each further one has one token more, by which the server

@@ -18,9 +18,9 @@ from bench.spans import Kind, Span, seconds_by_kind
 from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.views import InstanceSnapshot
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.judging import Judgement
+from mesh.report.distribution import Distribution
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]]
 _REDUCTIONS = {"mean": fmean, "min": min, "max": max}

@@ -33,7 +33,7 @@ from bench.profile_measuring import (
     sweeps,
 )
 from mesh.compute.times import Times
-from mesh.evaluation.distribution import Distribution
+from mesh.report.distribution import Distribution
 
 WORKLOADS = 100
 """Prompts, and as many batches."""

@@ -14,9 +14,9 @@ import flask
 from locust.web import WebUI
 
 from mesh.cli.replay_report import figures_of
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.replay.report import ReplayReport
 from mesh.evaluation.replay.tables import HEADERS, deployments, endings, workers
+from mesh.report.charts.page import Table
 
 _CSV, _JSON = "/mesh/slo.csv", "/mesh/slo.json"
 _STATS = "/stats/requests"

@@ -15,7 +15,6 @@ from mesh.cli.options import check_plotting, file_option, format_option, ideal_o
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
-from mesh.evaluation.charts.chart import Chart
 from mesh.evaluation.paper.cells import (
     ALL_CELLS,
     DURATION_S,
@@ -32,6 +31,7 @@ from mesh.evaluation.paper.record import record
 from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
 from mesh.policy.registry import known_policies
+from mesh.report.charts.chart import Chart
 from mesh.runtime.policies import policy_of
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.costs import Resizing
@@ -252,7 +252,7 @@ def _show(made: Evaluation, form: Format) -> None:
 
 
 def _draw(made: Evaluation, folder: Path) -> None:
-    from mesh.evaluation.charts import png
+    from mesh.report.charts import png
 
     charts: list[tuple[str, Chart]] = [("", chart) for chart in overview_charts(made)]
     for cell in made.cells:

@@ -51,6 +51,8 @@ VERBS = {
     "key": "Make, list and revoke keys; limit tenants.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
+    "report": "Report what the cell did within the last hour.",
+    "page": "Show a controller's journal in the browser.",
     "replay": "Send a trace's calls to the cell, each at its time.",
     "sim": "Run a scenario under a virtual clock, or replay a journal.",
     "bench": "Repeat a measurement, such as the paper's evaluation.",

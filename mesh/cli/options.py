@@ -123,10 +123,12 @@ def home_option(command: Command) -> Command:
     )(command)
 
 
-def file_option(name: str, help_text: str, metavar: str = "FILE") -> Callable[[Command], Command]:
+def file_option(
+    name: str, help_text: str, metavar: str = "FILE", *, required: bool = False
+) -> Callable[[Command], Command]:
     """A Path that may not exist yet, but is no folder."""
     kind = click.Path(path_type=Path, dir_okay=False)
-    return click.option(name, metavar=metavar, type=kind, help=help_text)
+    return click.option(name, metavar=metavar, type=kind, required=required, help=help_text)
 
 
 def ideal_option(command: Command) -> Command:

@@ -16,8 +16,8 @@ from rich.text import Text
 from mesh.cli import output
 from mesh.cli.output import table_lines, text_columns
 from mesh.cli.progress import Report, progress
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.results import CallResult
+from mesh.report.distribution import Distribution
 from mesh_workloads.replay_plan import ReplayPlan
 
 PICTURES_PER_S = 1.0

@@ -5,6 +5,7 @@ what the core says of it is streamed back. Reads are answered from the core's sn
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
 from mesh.controller.tenants import check_deployments
 from mesh.controller.watch import CellLog
-from mesh.domain.access import Role, TenantLimits, TenantName
+from mesh.domain.access import Caller, Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.checks import check_spec
 from mesh.domain.deployment import DeploymentSpec
@@ -33,6 +34,8 @@ from mesh.domain.source_rules import SourceRules
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
+from mesh.report.cell_report import CellReport
+from mesh.report.plain import plain
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -74,7 +77,8 @@ class OpenCalls(Protocol):
 
 
 class Control(ControlServicer):
-    """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
+    """`texts` gives a model's text assets from the registry, `usage` what was used since a time
+    and `report` what the last seconds were like, as a caller may see it;
     `deployed` is called with the name of each deployment that was acknowledged, and gives what is
     amiss with it, or an empty text; `sources` says what each role may deploy from, and `starting`
     which nodes have not joined the cell yet.
@@ -91,6 +95,7 @@ class Control(ControlServicer):
         log: CellLog,
         texts: Callable[[ModelId], TextAssets | None],
         usage: Callable[[float], Sequence[Usage]],
+        report: Callable[[Caller, float], Awaitable[CellReport]],
         state_path: str,
         limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
         deployed: Callable[[DeploymentName], Awaitable[str]],
@@ -106,6 +111,7 @@ class Control(ControlServicer):
         self._log = log
         self._texts = texts
         self._usage = usage
+        self._report = report
         self._state_path = state_path
         self._limits = limits
         self._deployed = deployed
@@ -200,6 +206,10 @@ class Control(ControlServicer):
         asks, usages = caller(), self._usage(request.since_unix_s)
         mine = [u for u in usages if asks.role is Role.ADMIN or u.tenant == asks.tenant]
         return pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in mine])
+
+    async def GetReport(self, request: pb.GetReportRequest, context: Any) -> pb.GetReportResponse:
+        found = await self._report(caller(), request.since_s)
+        return pb.GetReportResponse(report=json.dumps(plain(found), ensure_ascii=False))
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any

@@ -6,16 +6,19 @@ CALLS_MAX ends, so that a flood costs precision of the window, and never memory.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.recent import CellSample, RecentCalls
+from mesh.domain.recent import CellGauges, CellSample, RecentCalls
 
 WINDOW_S = 300.0
 CALLS_MAX = 1_000
 """At most so many ends of a deployment are kept."""
 SAMPLES_MAX = 900
 """A quarter of an hour at one sample a second."""
+LOOK_S, LOOKS_MAX = 14.0, 5_760
+"""The gauges of one sample in so many seconds are kept, for a day."""
+_NO_GAUGES = CellGauges()
 ALL = "*"
 """The key under which the calls of all deployments count together."""
 
@@ -41,6 +44,8 @@ class Recent:
         self._sampled: tuple[float, int, int] | None = None
         """When the last sample was taken, and the tokens and refusals until then."""
         self.samples: deque[CellSample] = deque(maxlen=SAMPLES_MAX)
+        self.looks: deque[tuple[float, CellGauges]] = deque(maxlen=LOOKS_MAX)
+        """How the nodes stood within the last day, for reports."""
 
     def tokens(self, count: int) -> None:
         self._tokens += count
@@ -76,8 +81,19 @@ class Recent:
             ends.popleft()
             self._said.clear()
 
-    def sample(self, now_s: float, time_unix_s: float, *, running: int, queued: int) -> None:
+    def sample(
+        self,
+        now_s: float,
+        time_unix_s: float,
+        *,
+        running: int,
+        queued: int,
+        gauges: CellGauges = _NO_GAUGES,
+    ) -> None:
         """Keep how the cell stands, for charts."""
+        seen = gauges.nodes_ready is not None
+        if seen and (not self.looks or now_s - self.looks[-1][0] >= LOOK_S):
+            self.looks.append((now_s, gauges))
         since_s, tokens, refused = self._sampled or (now_s - 1.0, self._tokens, self._refused)
         span_s = max(now_s - since_s, 1e-3)
         self._sampled = now_s, self._tokens, self._refused
@@ -89,6 +105,7 @@ class Recent:
                 tokens_per_s=(self._tokens - tokens) / span_s,
                 refused_per_s=(self._refused - refused) / span_s,
                 attainment=self.calls(now_s).attainment,
+                **asdict(gauges),
             )
         )
 

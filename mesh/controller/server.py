@@ -34,6 +34,7 @@ from mesh.controller.node_link import NodeLinks
 from mesh.controller.open_inference import OpenInference
 from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
+from mesh.controller.reading import Reading
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
@@ -42,6 +43,7 @@ from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
@@ -50,6 +52,7 @@ from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY
+from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
@@ -223,6 +226,7 @@ def _opened_traces(config: ControllerConfig, clock: LoopClock, opened: ExitStack
 class _Access:
     gate: Gate = field(default_factory=Gate)
     limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits()
+    keys: KeyBook | None = None
 
 
 def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
@@ -237,7 +241,7 @@ def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
             f"every call at {config.listen} needs a key, and there is none in {book.path}",
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
-    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits)
+    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=book)
 
 
 def _opened_journal(
@@ -258,6 +262,7 @@ class Controller:
     ) -> None:
         self.failure: Exception | None = None
         self._gate = access.gate
+        self._keys = access.keys
         self._ending = ending
         self._opened = opened
         self._stopped = False
@@ -288,6 +293,15 @@ class Controller:
             starting=self._links.starting,
         )
         self._operating = Operating(operations, self._gateway.snapshot)
+        book = CallBook(self._spec)
+        self._reading = Reading(
+            book=book,
+            cancel=self._gateway.cancel,
+            usage=usage.since,
+            log=self._log,
+            recent=meter.recent,
+            clock=clock,
+        )
         self._control = Control(
             cell=self._core,
             calls=self._gateway,
@@ -297,6 +311,7 @@ class Controller:
             log=self._log,
             texts=registry.text,
             usage=usage.since,
+            report=self._reading.report,
             state_path=str(registry.path.parent),
             limits=access.limits,
             deployed=self._amiss,
@@ -326,7 +341,14 @@ class Controller:
             core=self._core,
             clock=clock,
             perform=performer.perform,
-            recorders=[self._log, meter, usage, *_opened_journal(config, start, opened), *traces],
+            recorders=[
+                self._log,
+                meter,
+                book,
+                usage,
+                *_opened_journal(config, start, opened),
+                *traces,
+            ],
             took_long=took_long,
         )
 
@@ -368,6 +390,8 @@ class Controller:
             metrics=self._metrics.exposition,
             feed=self._feed,
             operator=self._operating,
+            reads=self._reading,
+            keys=self._keys,
             page=config.page,
             gate=self._gate,
             hosts_allowed=frozenset(config.http_hosts_allowed),
@@ -405,6 +429,10 @@ class Controller:
 
     def _knows(self, name: DeploymentName) -> bool:
         return self._core.deployment(name) is not None
+
+    def _spec(self, name: DeploymentName) -> DeploymentSpec | None:
+        found = self._core.deployment(name)
+        return None if found is None else found.spec
 
     async def _amiss(self, name: DeploymentName) -> str:
         """What of a deployment's texts is refused, and why; it begins to build what they need."""

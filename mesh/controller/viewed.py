@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Protocol
 
 from mesh.controller.lookup import seen_by
@@ -17,12 +18,15 @@ from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
 from mesh.domain.ids import ModelId
 from mesh.domain.messages import NodeStarting
-from mesh.domain.recent import CellSample
+from mesh.domain.recent import CellGauges, CellSample
 from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus
 from mesh.report.cell_state import CellPicture
-from mesh.runtime.clock import Clock
+from mesh.report.gauges import gauges
+from mesh.runtime.clock import Now
 
 SAMPLE_S = 1.0
+GAUGE_SAMPLES = 15
+"""While nobody views, a picture of the whole cell is taken once in so many samples."""
 
 
 class ViewedCell(Protocol):
@@ -48,7 +52,7 @@ class Viewed:
         failure: Callable[[ModelId], str],
         recent: Recent,
         log: CellLog,
-        clock: Clock,
+        clock: Now,
         state_path: str,
     ) -> None:
         self._cell = cell
@@ -59,13 +63,17 @@ class Viewed:
         self._clock = clock
         self._state_path = state_path
         self._started_s = clock.now_s()
+        self._gauges: CellGauges | None = None
+        """The gauges of the picture that was taken since the last sample, if any."""
 
     def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         snapshot = with_failed(self._cell.snapshot(self._clock.now_s()), self._failure)
+        self._gauges = gauges(snapshot.nodes)
         return [self._picture(asks, snapshot) for asks in callers]
 
-    def samples(self) -> Sequence[CellSample]:
-        return self._recent.samples
+    def samples(self, asks: Caller) -> Sequence[CellSample]:
+        """The samples count what all tenants do: they are an operator's."""
+        return self._recent.samples if asks.role is Role.ADMIN else ()
 
     def sees(self, asks: Caller, line: CellLine) -> bool:
         """Lines name requests, nodes and deployments of others: they are an operator's."""
@@ -76,10 +84,15 @@ class Viewed:
 
     async def sampling(self) -> None:
         """Keep a sample a second, until it is cancelled."""
-        while True:
+        for number in count():
             running, queued = self._cell.load()
             now_s, unix_s = self._clock.now_s(), round(time.time(), 3)
-            self._recent.sample(now_s, unix_s, running=running, queued=queued)
+            seen, self._gauges = self._gauges, None
+            if seen is None and number % GAUGE_SAMPLES == 0:
+                seen = gauges(self._cell.snapshot(now_s).nodes)
+            self._recent.sample(
+                now_s, unix_s, running=running, queued=queued, gauges=seen or CellGauges()
+            )
             await asyncio.sleep(SAMPLE_S)
 
     def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:

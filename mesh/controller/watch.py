@@ -39,6 +39,10 @@ class CellLog:
         self._watchers: list[_Watcher] = []
         self._closed = False
 
+    def lines(self) -> list[_Line]:
+        """All that are kept, each with its time by the host's clock."""
+        return list(self._lines)
+
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         for said in self._narrate(event, actions):
             line = (now_s, said)

@@ -31,7 +31,30 @@ class RecentCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellSample:
+class CellGauges:
+    """What only a whole picture of the cell shows; `None` at times at which nobody took one."""
+
+    nodes_ready: int | None = None
+    nodes_used: int | None = None
+    """The nodes that hold an instance."""
+    headroom_least_s: float | None = None
+    """The least headroom of all requests."""
+    iteration_s: float | None = None
+    """The time of an iteration as predicted, in the mean over the instances that answer."""
+    iteration_measured_s: float | None = None
+    """The same as the last iterations have measured it."""
+    base_bytes: int | None = None
+    weights_bytes: int | None = None
+    kv_used_bytes: int | None = None
+    kv_cached_bytes: int | None = None
+    kv_idle_bytes: int | None = None
+    in_flight_bytes: int | None = None
+    free_bytes: int | None = None
+    """The parts of all nodes' memory, as the bars divide it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSample(CellGauges):
     """The cell at one second, for charts. What is per second is the mean since the last sample."""
 
     time_unix_s: float

@@ -12,8 +12,8 @@ from statistics import fmean
 
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
+from mesh.report.distribution import Distribution
 
 GROUPS_MAX = 16
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from mesh.domain.outcome import Outcome
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Answer, Call, outcome_of
+from mesh.report.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.summary import Summary
+from mesh.report.cell_report import CellReport
 from mesh.sim.node import VirtualNode
 from mesh.sim.refusals import RefusalCounts
 
@@ -37,6 +38,8 @@ class SimulationReport:
     """What was checked, how often."""
     refusals: RefusalCounts | None = None
     """Where they were checked."""
+    report: CellReport | None = None
+    """Where a page was asked for."""
 
     @property
     def tokens_per_s(self) -> float:

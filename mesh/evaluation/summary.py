@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mesh.domain.outcome import Outcome
-from mesh.evaluation.distribution import Distribution
+from mesh.report.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
 from mesh.http.generation import Generation, NewWriter, Read
 from mesh.http.kept_responses import KeptResponses
+from mesh.http.keyring import KeyStore, keyring
 from mesh.http.lingering import Lingering
 from mesh.http.message_answers import MessageWriter
 from mesh.http.messages import read_messages
@@ -33,6 +34,7 @@ from mesh.http.ollama import Listed, Show, read_generate, read_ollama_chat, refu
 from mesh.http.openapi import document
 from mesh.http.operating import Operate, Operator
 from mesh.http.page import Page
+from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
 from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import Session, Sessions
@@ -68,6 +70,8 @@ def application(
     metrics: Callable[[], Awaitable[bytes]],
     feed: Feed,
     operator: Operator,
+    reads: Reads,
+    keys: KeyStore | None = None,
     page: bool = True,
     gate: Gate | None = None,
     hosts_allowed: frozenset[str] = frozenset(),
@@ -75,8 +79,8 @@ def application(
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
     them in Prometheus' text format; `feed` is what viewers follow, `operator` does what they ask,
-    and `page` is whether browsers get one; `hosts_allowed`, in lower case, and `origins`: see
-    `access`.
+    `reads` is what they ask for beside it, `keys` the cell's, if it wants any; `page` is whether
+    browsers get one; `hosts_allowed`, in lower case, and `origins`: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -156,11 +160,24 @@ def application(
         Route("/api/show", Show(gateway, bodies), methods=["POST"]),
         Route("/api/version", listed.version),
         Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
+        *reading(lambda: reads),
+        *keyring(keys, bodies),
         Route("/healthz", live),
         Route("/readyz", ready),
         Route("/metrics", scrape),
         Route("/openapi.json", openapi),
     ]
+    return assembled(routes, gate, sessions, hosts_allowed, origins)
+
+
+def assembled(
+    routes: list[Route],
+    gate: Gate,
+    sessions: Sessions,
+    hosts_allowed: frozenset[str] = frozenset(),
+    origins: frozenset[str] = frozenset(),
+) -> Starlette:
+    """The routes behind the gate, with an answer for each error."""
     return Starlette(
         routes=routes,
         middleware=[

@@ -8,8 +8,9 @@ the events. After: `Watched`, the controller's view of itself.
 
 import asyncio
 import re
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, fields
 from typing import Protocol
@@ -32,6 +33,8 @@ KEPT_BYTES_MAX = 8 << 20
 """So much is kept for viewers that come back, of each audience."""
 LINES_MAX = 200
 """So many of the last lines come with the whole state."""
+PIECES_DEPTH = 3
+"""Members within so many levels are encoded each by itself: a patch holds a state's."""
 LOST = "what happened since then is not kept any more"
 DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
 ENDED = "the controller is stopping"
@@ -44,8 +47,8 @@ class Watched(Protocol):
         """The cell as each of these callers may see it, all from one snapshot."""
         ...
 
-    def samples(self) -> Sequence[CellSample]:
-        """The last quarter of an hour, the oldest first."""
+    def samples(self, asks: Caller) -> Sequence[CellSample]:
+        """What this caller may see of the last quarter of an hour, the oldest first."""
         ...
 
     def sees(self, asks: Caller, line: CellLine) -> bool: ...
@@ -112,10 +115,10 @@ class Feed:
     async def cell(self, asks: Caller) -> bytes:
         """The whole state as JSON: what viewers were told last, where there are any."""
         audience = self._audiences.get(_audience_of(asks))
-        if audience is None:
-            (picture,) = self._watched.pictures([asks])
-            return await asyncio.to_thread(_whole, cell_state(picture), self._samples(), "")
-        return await asyncio.to_thread(_whole, audience.state, self._samples(), "")
+        if audience is not None:
+            return await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
+        (picture,), samples = self._watched.pictures([asks]), self._samples(asks)
+        return await asyncio.to_thread(lambda: _whole(cell_state(picture), samples, ""))
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[bytes, None]:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
@@ -148,6 +151,19 @@ class Feed:
             if not self._audiences:
                 self._rest()
 
+    async def again(self) -> None:
+        """Tell everybody the whole anew: what is watched has moved, and no change leads there."""
+        self._lines.clear()
+        async with aclosing(self._watched.lines(backlog=LINES_MAX, follow=False)) as events:
+            async for event in events:
+                self._keep(event)
+        async with self._refreshing:
+            audiences = dict(self._audiences)
+            pictures = self._watched.pictures(list(audiences))
+            for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
+                audience.state = cell_state(picture)
+                self._tell(audience, await self._whole_of(asks, audience, ""))
+
     def close(self) -> None:
         """End every viewer's events when they have been told what there is."""
         self._closed = True
@@ -171,13 +187,16 @@ class Feed:
 
     async def _opening(self, asks: Caller, audience: _Audience, why: str) -> bytes:
         """The whole state, and the last lines."""
-        seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
-        head = f"id: {self._run}-{audience.number}\nevent: cell\ndata: ".encode()
-        body = await asyncio.to_thread(_whole, audience.state, self._samples(), why)
-        return head + body + b"\n\n" + b"".join(seen)
+        head = f"id: {self._run}-{audience.number}\n".encode()
+        return head + await self._whole_of(asks, audience, why)
 
-    def _samples(self) -> tuple[CellSample, ...]:
-        return tuple(self._watched.samples())
+    async def _whole_of(self, asks: Caller, audience: _Audience, why: str) -> bytes:
+        seen = [block for line, block in self._lines if self._watched.sees(asks, line)]
+        body = await asyncio.to_thread(_whole, audience.state, self._samples(asks), why)
+        return b"event: cell\ndata: " + body + b"\n\n" + b"".join(seen)
+
+    def _samples(self, asks: Caller) -> tuple[CellSample, ...]:
+        return tuple(self._watched.samples(asks))
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -198,14 +217,11 @@ class Feed:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""
         async with self._refreshing:
             pictures = self._watched.pictures(list(audiences))
-            latest = self._samples()[-1:]
-            for audience, picture in zip(audiences.values(), pictures, strict=True):
-                before = audience.state
-                after, patch = await asyncio.to_thread(_next, before, picture)
-                audience.state = after
+            for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
+                before, latest = audience.state, self._samples(asks)[-1:]
+                audience.state, block = await asyncio.to_thread(_next, before, picture, latest)
                 if before:
-                    told: Mapping[str, Plain] = {"patch": patch, "samples": plain(latest)}
-                    self._tell(audience, _block("change", told))
+                    self._tell(audience, block)
 
     async def _follow(self) -> None:
         """Tell lines as they come. The log may have no place for one more, or drop a slow one."""
@@ -219,12 +235,16 @@ class Feed:
             await asyncio.sleep(TICK_S)
 
     def _line(self, event: CellEvent) -> None:
-        at_s = round(self._unix_s() - event.age_s, 3)
-        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
-        self._lines.append((event.line, block))
+        block = self._keep(event)
         for asks, audience in self._audiences.items():
             if self._watched.sees(asks, event.line):
                 self._tell(audience, block)
+
+    def _keep(self, event: CellEvent) -> bytes:
+        at_s = round(self._unix_s() - event.age_s, 3)
+        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
+        self._lines.append((event.line, block))
+        return block
 
     def _tell(self, audience: _Audience, block: bytes) -> None:
         self._number += 1
@@ -236,17 +256,39 @@ def _audience_of(asks: Caller) -> Caller:
     return Caller() if asks.role is Role.ADMIN else Caller(role=asks.role, tenant=asks.tenant)
 
 
-def _next(before: State, picture: CellPicture) -> tuple[State, State]:
+def _next(before: State, picture: CellPicture, latest: Sequence[CellSample]) -> tuple[State, bytes]:
+    """The state that the picture shows, and the event that says what has changed."""
     after = cell_state(picture)
-    return after, change(before, after)
+    told: Mapping[str, Plain] = {"patch": change(before, after), "samples": plain(latest)}
+    return after, _block("change", told)
 
 
 def _whole(state: State, samples: Sequence[CellSample], why: str) -> bytes:
-    columns = {
+    columns: dict[str, Plain] = {
         one.name: [getattr(sample, one.name) for sample in samples] for one in fields(CellSample)
     }
-    return encoded({"why": why, **state, "samples": columns})
+    return _in_pieces({"why": why, **state, "samples": columns})
 
 
 def _block(name: str, data: Mapping[str, Plain]) -> bytes:
-    return f"event: {name}\ndata: ".encode() + encoded(data) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + _in_pieces(data) + b"\n\n"
+
+
+def _in_pieces(data: Mapping[str, Plain]) -> bytes:
+    """As `encoded`, a deployment, a node or an instance at a time. Within one call of json no other
+    thread runs, and the controller's loop is one.
+    """
+    return b"".join(_pieces(data, PIECES_DEPTH))
+
+
+def _pieces(value: object, depth: int) -> Iterator[bytes]:
+    if not isinstance(value, Mapping) or not value or not depth:
+        yield encoded(value)
+        return
+    mark = b"{"
+    for name, inner in value.items():
+        yield mark + encoded(name) + b":"
+        yield from _pieces(inner, depth - 1)
+        mark = b","
+        time.sleep(0)  # whoever waits for the interpreter's lock goes first
+    yield b"}"

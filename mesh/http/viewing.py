@@ -47,6 +47,10 @@ class CellEvents:
         request = Request(scope)
         last_id = request.headers.get(LAST_ID, "")
         async with exchange.answering():
+            if request.method == "HEAD":
+                await exchange.stream(b"")
+                await exchange.end()
+                return
             with exchange.watched(lambda _: None):
                 async with aclosing(self._feed.events(caller(), last_id)) as events:
                     try:

@@ -11,13 +11,14 @@ export function Cell({ live }) {
   const nodes = Object.values(state.nodes);
   return html`
     <h1>Cell</h1>
+    <p><a class="button" href="api/v1/report.html?since_s=3600" download="mesh-report.html">Report of the last hour</a></p>
     <${Totals} state=${state} samples=${samples} />
-    <div class="charts">
+    ${samples.time_unix_s?.length > 0 && html`<div class="charts">
       <${Chart} title="Output tokens per second" columns=${samples}
         series=${[{ label: "tokens/s", column: "tokens_per_s", digits: 1 }]} />
       <${Chart} title="Requests running and queued" columns=${samples}
-        series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued", dash: [6, 4] }]} />
-    </div>
+        series=${[{ label: "running", column: "running" }, { label: "queued", column: "queued" }]} />
+    </div>`}
     ${!Object.keys(state.deployments).length && html`<${Notice}>
       Nothing is deployed yet. <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
     ${!nodes.length && html`<${Notice}>

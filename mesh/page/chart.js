@@ -6,7 +6,11 @@ import { clock } from "./words.js";
 const HEIGHT_PX = 130;
 const SYNC = "mesh";
 
-// series: [{ label, column, dash }]; columns: samples by name.
+const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 4], [12, 4], [4, 2, 1, 2]]; // lines differ without colours, too
+
+// series: [{ label, column, digits, times }]; columns: samples by name. `least`: the axis goes up to
+// it at least; `low`: it goes below 0 where values do;
+// `gaps`: lines go on over seconds without a value.
 export class Chart extends Component {
   componentDidMount() {
     this.observer = new ResizeObserver(() => this.fit());
@@ -28,7 +32,10 @@ export class Chart extends Component {
   }
 
   data(columns) {
-    return [columns.time_unix_s ?? [], ...this.props.series.map((one) => columns[one.column] ?? [])];
+    return [columns.time_unix_s ?? [], ...this.props.series.map(({ column, times = 1 }) => {
+      const values = columns[column] ?? [];
+      return times === 1 ? values : values.map((value) => (value === null ? null : value * times));
+    })];
   }
 
   fit() {
@@ -44,12 +51,12 @@ export class Chart extends Component {
       width: this.place.clientWidth,
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC }, drag: { setScale: false } },
-      scales: { y: { range: (_, __, most) => [0, Math.max(most ?? 0, this.props.least ?? 1)] } },
+      scales: { y: { range: (_, least, most) => [this.props.low ? Math.min(least ?? 0, 0) : 0, Math.max(most ?? 0, this.props.least ?? 1)] } },
       axes: [{ ...axis, size: 30, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 50 }],
       series: [
         { value: (_, time) => (time ? clock(time) : "–") },
         ...this.props.series.map((one, n) => ({
-          label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: one.dash, points: { show: false },
+          label: one.label, stroke: colour(`--series-${n}`), width: 1.5, dash: DASHES[n], spanGaps: this.props.gaps, points: { show: false },
           value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(one.digits ?? 0)),
         })),
       ],

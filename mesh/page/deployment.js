@@ -4,6 +4,7 @@ import { html, useState } from "./vendor/preact-htm.js";
 import { post } from "./post.js";
 import { Badge, Fault, Notice, Table, Text } from "./parts.js";
 import { address } from "./route.js";
+import { session } from "./session.js";
 import { clock, count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
 
 export function Deployment({ live, name }) {
@@ -25,8 +26,8 @@ export function Deployment({ live, name }) {
       <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
-    <p><a class="button" href=${address("try", "", { a: name })}>Try it</a></p>
-    <${Actions} key=${name} name=${name} scaling=${spec.scaling} />
+    ${!session.journal && html`<p><a class="button" href=${address("try", "", { a: name })}>Try it</a></p>
+      <${Actions} key=${name} name=${name} scaling=${spec.scaling} />`}
     <h2>Instances</h2>
     ${instances.length ? html`<${Table} label="Instances" columns=${INSTANCES} rows=${instances} keyOf=${(i) => i.instance_id} />`
       : html`<p class="dim">None is loaded; the next request loads one.</p>`}

@@ -8,13 +8,14 @@ const RETRY_MS = 2000;
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
   samples: {}, // columns by name, the oldest first
-  lines: [], // { time_unix_s, kind, subject, text }, the oldest first
+  lines: [], // { number, time_unix_s, kind, subject, text }, the oldest first
   heardMs: performance.now(), // when the controller was heard last
   note: "", // why what is shown began anew, in the controller's words
   error: null, // { status, message, hint }: why the controller refuses to show anything
 };
 const listeners = new Set();
 let drawing = false;
+let lines = 0; // how many were told
 
 export function onChange(listener) {
   listeners.add(listener);
@@ -49,7 +50,7 @@ export function follow() {
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   });
-  on("line", (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), line]; });
+  on("line", (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; });
   on("end", ({ why }) => { live.note = why; });
   source.onerror = async () => {
     if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself

@@ -3,14 +3,16 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { Fault } from "./parts.js";
+import { clocks } from "./words.js";
 
 const PATH = "api/v1/session";
 
-export const session = { wants_keys: false, role: null, tenant: null, csrf: "" };
+export const session = { wants_keys: false, role: null, tenant: null, csrf: "", journal: false };
 
 export async function whose() {
   const answer = await fetch(PATH);
   if (answer.ok) Object.assign(session, await answer.json());
+  if (session.journal) clocks.options = { timeZone: "UTC" };
 }
 
 export const headers = () => ({

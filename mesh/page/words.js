@@ -12,7 +12,9 @@ export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
 export const percent = known((share) => `${Number((100 * share).toFixed(1))} %`);
 export const count = known((n) => n.toLocaleString("en"));
 export const fixed = known((n, digits = 2) => n.toFixed(digits));
-export const clock = (unixS) => new Date(1000 * unixS).toLocaleTimeString("en-GB");
+// In a journal times count from its beginning, and are no time of day.
+export const clocks = { options: {} };
+export const clock = (unixS) => new Date(1000 * unixS).toLocaleTimeString("en-GB", clocks.options);
 
 // How far an import or a load is; a failure has a reason alone.
 export const phase = ({ phase, share, state }) =>

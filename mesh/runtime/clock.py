@@ -8,6 +8,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 
+class Now(Protocol):
+    """What tells the time alone."""
+
+    def now_s(self) -> float: ...
+
+
 class Clock(Protocol):
     def now_s(self) -> float:
         """Monotonic seconds. Only differences mean anything."""

@@ -145,6 +145,19 @@ class Decision:
     actions: tuple[ControllerAction | NodeAction, ...]
 
 
+def decision_fields(decision: Decision) -> Any:
+    """A decision as the line of a journal holds it."""
+    return _line(decision.now_s, decision.event, decision.actions)
+
+
+def _line(now_s: float, event: object, actions: Sequence[object]) -> Any:
+    return {
+        "now_s": now_s,
+        "event": _converter().unstructure(event, _EVENT),
+        "actions": [_converter().unstructure(action, _ACTION) for action in actions],
+    }
+
+
 class Journal:
     """Appends decisions to a file; a host's recorder. Lines are flushed as they are written.
 
@@ -159,13 +172,8 @@ class Journal:
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         if self._broken:
             return
-        line = {
-            "now_s": now_s,
-            "event": _converter().unstructure(event, _EVENT),
-            "actions": [_converter().unstructure(action, _ACTION) for action in actions],
-        }
         try:
-            self._write(line)
+            self._write(_line(now_s, event, actions))
         except OSError as error:
             self._broken = True
             log.warning("the journal ends here, it cannot be written: %s", error.strerror)

@@ -1190,6 +1190,45 @@ class CellEvent(_message.Message):
 Global___CellEvent: _TypeAlias = CellEvent  # noqa: Y015
 
 @_typing.final
+class GetReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    since_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        since_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_s", b"since_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReportRequest: _TypeAlias = GetReportRequest  # noqa: Y015
+
+@_typing.final
+class GetReportResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    report: _builtins.str
+    """JSON, as `mesh report -o json` writes it."""
+    def __init__(
+        self,
+        *,
+        report: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReportResponse: _TypeAlias = GetReportResponse  # noqa: Y015
+
+@_typing.final
 class GetUsageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -110,6 +110,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/mesh.v1.Control/GetReport',
+                request_serializer=mesh_dot_v1_dot_control__pb2.GetReportRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.GetReportResponse.FromString,
+                _registered_method=True)
         self.ListRequests = channel.unary_unary(
                 '/mesh.v1.Control/ListRequests',
                 request_serializer=mesh_dot_v1_dot_control__pb2.ListRequestsRequest.SerializeToString,
@@ -229,6 +234,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReport(self, request, context):
+        """What the last seconds were like: calls by deployment, loads, nodes, faults.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRequests(self, request, context):
         """The requests whose clients wait, the oldest first.
         """
@@ -327,6 +339,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.GetReportRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.GetReportResponse.SerializeToString,
             ),
             'ListRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRequests,
@@ -749,6 +766,33 @@ class Control:
             '/mesh.v1.Control/GetUsage',
             mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/GetReport',
+            mesh_dot_v1_dot_control__pb2.GetReportRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.GetReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,8 @@ class ControlStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
     GetUsage: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]
     """What was used of each deployment in each hour."""
+    GetReport: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetReportRequest, _control_pb2.GetReportResponse]
+    """What the last seconds were like: calls by deployment, loads, nodes, faults."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]
     """The requests whose clients wait, the oldest first."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]
@@ -92,6 +94,8 @@ class ControlAsyncStub(ControlStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
     GetUsage: _aio.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]  # type: ignore[assignment]
     """What was used of each deployment in each hour."""
+    GetReport: _aio.UnaryUnaryMultiCallable[_control_pb2.GetReportRequest, _control_pb2.GetReportResponse]  # type: ignore[assignment]
+    """What the last seconds were like: calls by deployment, loads, nodes, faults."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """The requests whose clients wait, the oldest first."""
     Cancel: _aio.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]  # type: ignore[assignment]
@@ -214,6 +218,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetUsageResponse, _abc.Awaitable[_control_pb2.GetUsageResponse]]:
         """What was used of each deployment in each hour."""
+
+    @_abc_1.abstractmethod
+    def GetReport(
+        self,
+        request: _control_pb2.GetReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.GetReportResponse, _abc.Awaitable[_control_pb2.GetReportResponse]]:
+        """What the last seconds were like: calls by deployment, loads, nodes, faults."""
 
     @_abc_1.abstractmethod
     def ListRequests(

@@ -24,7 +24,15 @@ _NODES = frozenset({Role.ADMIN, Role.NODE})
 _CONTROL = {
     _USERS: (
         *("Deploy", "Undo", "Delete", "Scale", "Load", "Unload", "Profile", "GetDeployment"),
-        *("ListDeployments", "GetProfiles", "GetTokenizer", "GetUsage", "ListRequests", "Cancel"),
+        *(
+            "ListDeployments",
+            "GetProfiles",
+            "GetTokenizer",
+            "GetUsage",
+            "GetReport",
+            "ListRequests",
+            "Cancel",
+        ),
     ),
     _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch"),
 }
@@ -78,6 +86,15 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/api/show": _USERS,
     "/api/version": None,
     "/api/{unbuilt}": _USERS,
+    "/api/v1/requests": _USERS,
+    "/api/v1/requests/{request_id}": _USERS,
+    "/api/v1/requests/{request_id}/cancel": _USERS,
+    "/api/v1/trace": _USERS,
+    "/api/v1/usage": _USERS,
+    "/api/v1/report": _USERS,
+    "/api/v1/report.html": _USERS,
+    "/api/v1/keys": _OPERATORS,
+    "/api/v1/keys/{key_id}/revoke": _OPERATORS,
     "/metrics": _OPERATORS,
     "/healthz": None,
     "/readyz": None,

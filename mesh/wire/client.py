@@ -287,6 +287,12 @@ class MeshClient:
         answer = self._calls.unary(self._control.GetUsage, request)
         return tuple(view_from_wire(usage, Usage) for usage in answer.usages)
 
+    def report(self, since_s: float) -> str:
+        """What the last seconds were like, as JSON."""
+        with _writing("the time"):
+            request = pb.GetReportRequest(since_s=since_s)
+        return self._calls.unary(self._control.GetReport, request).report
+
     def watch(self, backlog: int = 0, follow: bool = False) -> Stream[CellEvent]:
         """The last `backlog` events, then with `follow` new ones as they happen."""
         with _writing("the backlog"):

@@ -1,6 +1,7 @@
 """`mesh sim`: its numbers, its forms and its failures."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,28 @@ def test_a_run_that_breaks_a_rule_fails_with_the_command_that_shows_it_again(
     assert "RuleBroken: requests are stuck" in ran.err
     assert f"mesh sim {scenario} --policy fcfs --check --seed 7" in ran.err
     assert mesh("sim", scenario).code == 0
+
+
+def test_a_page_has_the_numbers_of_the_run_and_stands_beside_another(
+    scenario: str, tmp_path: Path
+) -> None:
+    first, both, kept = tmp_path / "a.html", tmp_path / "b.html", tmp_path / "a.json"
+    told = mesh("sim", scenario, "--html", str(first), "-o", "json").out
+    kept.write_text(told)
+    made = json.loads(told)
+    whole = made["report"]["calls"][0]
+    for field in ("finished", "met", "met_in_the_mean", "output_tokens"):
+        assert whole[field] == made["requests"][field]
+    assert whole["calls"] == made["requests"]["requests"]
+    assert whole["ttft_s"][95] == made["requests"]["ttft_s_p95"]
+    assert sum(load["loads"] for load in made["report"]["loads"]) > 0
+    assert 1 < len(made["report"]["looks"]) <= 240
+    text = first.read_text()
+    assert "Nodes and memory over time" in text
+    assert not re.search("<script|https?://|<link", text)
+    mesh("sim", scenario, "--seed", "8", "--html", str(both), "--beside", str(kept))
+    assert "Memory, a" in both.read_text(), "the other is named as its file is"
+    kept.write_text("{}")
+    ran = mesh("sim", scenario, "--html", str(both), "--beside", str(kept))
+    assert ran.code == 2
+    assert "holds no report of a cell" in ran.err

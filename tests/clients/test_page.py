@@ -5,14 +5,17 @@ be said, too, and no other host may be asked. MESH_PAGE_PICTURES names a folder 
 view, light, dark and narrow.
 """
 
+import json
 import os
 import re
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,16 +28,24 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import NOBODY, Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import Cancelled, Unauthenticated
 from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.slo import Slo
+from mesh.runtime.journal import open_journal
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import arrivals, plan
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials
 from mesh.wire.credentials import show as show_credentials
 from mesh_loader.store import StoredModel
+from tests.cli.running import MESH
 from tests.e2e.live_cell import free_port
+from tests.sim.scenarios import SMALL, scenario
 
 pytestmark = pytest.mark.timeout(300)
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="make test-page has it")
+Axe: Any = pytest.importorskip("axe_playwright_python.sync_playwright").Axe
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None and os.environ.get("CI"):
     raise RuntimeError("there is no chromium: apt-get install chromium")
@@ -53,6 +64,10 @@ VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
     "deployment": "#/deployments/chat",
+    "requests": "#/requests",
+    "charts": "#/charts",
+    "logs": "#/logs",
+    "usage": "#/usage?by=both",
     "playground": "#/try?a=chat&b=chat-too",
 }
 
@@ -219,6 +234,64 @@ def wait_for_none(page: Any, client: MeshClient) -> None:
     raise AssertionError("a stopped request runs on")
 
 
+def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell) -> None:
+    show(page, "#/requests")
+    with MeshClient(cell.address) as client, ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(asked_in_full, client)
+        page.get_by_role("button", name="cancel").first.wait_for()
+        page.get_by_role("region", name="Timeline").get_by_text("d", exact=True).last.wait_for()
+        page.get_by_role("region", name="Open requests").get_by_role("link").first.click()
+        page.get_by_text("first token after").wait_for()
+        page.get_by_text("to chat-").first.wait_for()
+        page.locator("svg.tokens circle").nth(3).wait_for()
+        page.go_back()
+        page.get_by_role("button", name="cancel").first.click()
+        page.get_by_text("was cancelled").first.wait_for()
+        assert isinstance(asked.exception(), Cancelled)
+    page.get_by_role("region", name="Ended requests").get_by_text("cancelled").first.wait_for()
+    with page.expect_download() as kept:
+        page.get_by_role("link", name="Chrome trace").click()
+    trace = json.loads(Path(kept.value.path()).read_text())
+    assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
+
+
+def asked_in_full(client: MeshClient) -> None:
+    for _ in client.invoke(
+        Invocation(
+            deployment=DeploymentName("chat"),
+            prompt=TokenPrompt(token_ids=(1, 2, 3)),
+            max_tokens=6_000,
+        )
+    ):
+        pass
+
+
+def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: Cell) -> None:
+    show(page, "#/logs?search=brief-log")
+    with MeshClient(cell.address) as client:
+        client.deploy(spec_of(cell, "brief-log"))
+        page.get_by_text("deploy file://").first.wait_for()
+        page.get_by_label("kind").select_option("node")
+        page.get_by_text("No line fits.").wait_for()
+        page.get_by_label("kind").select_option("deployment")
+        page.get_by_role("button", name="pause").click()
+        client.delete(DeploymentName("brief-log"))
+        page.get_by_text(re.compile("paused; [1-9][0-9]* newer")).wait_for()
+        page.get_by_role("button", name="go on").click()
+        page.locator(".log").get_by_text("delete").first.wait_for()
+    page.reload()
+    assert page.get_by_label("search").input_value() == "brief-log"
+
+
+def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
+    show(page, "#/charts")
+    page.locator(".chart canvas").nth(7).wait_for()
+    page.locator(".chart .u-over").first.hover()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart .u-cursor-x')].every(one => one.style.transform)"
+    )
+
+
 def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
@@ -270,9 +343,48 @@ def test_each_view_fits_its_window(
                 page.get_by_role("button", name="send").click()
                 page.get_by_text("ended by").nth(1).wait_for()
             page.wait_for_timeout(300)
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
             page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} wide"
+
+
+def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
+    read = scenario(tmp_path, SMALL)
+    made = plan(read)
+    path = tmp_path / "journal"
+    journal = open_journal(path, made.start())
+    VirtualCell(made, recorders=(journal,)).run(arrivals(read))
+    journal.close()
+    with path.open("a") as torn:
+        torn.write('{"now_s": 9')
+    command = [*MESH, "page", "--journal", str(path), "--http", "127.0.0.1:0"]
+    with Popen(command, stdout=PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        opened = ExitStack()
+        opened.callback(shown.kill)
+        with opened, watched(browser, shown.stdout.readline().strip()) as page:
+            where = page.locator(".journal [role=status]")
+            where.get_by_text("0 of ").wait_for()
+            page.get_by_text("No node has joined").wait_for()
+            for _ in range(3):
+                page.get_by_role("button", name="step on").click()
+            where.get_by_text(re.compile("^3 of .*: NodeConnected")).wait_for()
+            page.locator(".card").nth(1).wait_for()
+            page.get_by_role("button", name="step back").click()
+            page.locator(".card").nth(1).wait_for(state="detached")
+            page.get_by_label("speed").select_option("10")
+            page.get_by_role("button", name="play").click()
+            page.get_by_role("button", name="pause").click()
+            page.get_by_role("button", name="to its end").click()
+            page.get_by_role("button", name="step on").and_(page.locator(":disabled")).wait_for()
+            show(page, "#/requests")
+            page.get_by_role("region", name="Timeline").wait_for()
+            page.get_by_role("region", name="Ended requests").get_by_role("link").first.click()
+            page.get_by_text("asked: ").wait_for()
+            shown.send_signal(signal.SIGINT)
+            assert shown.wait(20) == 0
 
 
 def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path: Path) -> None:
@@ -300,6 +412,19 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         page.get_by_role("heading", name="Sign in").wait_for()
         page.get_by_label("Key").fill(admin)
         page.get_by_role("button", name="sign in").click()
+        page.get_by_role("link", name="Keys").click()
+        page.get_by_role("textbox", name="tenant").fill("acme")
+        page.get_by_role("button", name="make a key").click()
+        fresh = page.get_by_role("status").locator("code").inner_text()
+        mine = book.caller(fresh)
+        assert mine.tenant == "acme"
+        page.get_by_role("button", name="done").click()
+        assert fresh not in page.content(), "it is shown once"
+        page.get_by_role("button", name=f"revoke {mine.key_id}").click()
+        page.get_by_role("button", name="revoke it").click()
+        page.get_by_role("button", name=f"revoke {mine.key_id}").wait_for(state="detached")
+        with pytest.raises(Unauthenticated):
+            book.caller(fresh)
         page.get_by_role("button", name="sign out").click()
         page.get_by_role("heading", name="Sign in").wait_for()
     book.close()

@@ -170,6 +170,7 @@ def paths() -> list[str]:
         metrics=nothing,
         feed=nothing,
         operator=nothing,
+        reads=nothing,
     )
     return [cast(Any, route).path for route in made.routes]
 

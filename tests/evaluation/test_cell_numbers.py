@@ -7,8 +7,8 @@ import pytest
 
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.cell_numbers import by_rank, cell_numbers
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.series import binned, nodes_in_use
+from mesh.report.distribution import Distribution
 from tests.evaluation.evaluated import NODES, OUTCOMES, outcome, refused
 
 

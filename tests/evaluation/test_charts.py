@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mesh.evaluation.charts.chart import (
+from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, page, run_charts
+from mesh.evaluation.paper.evaluation import Reference
+from mesh.report.charts.chart import (
     BarChart,
     Bars,
     Chart,
@@ -18,10 +20,8 @@ from mesh.evaluation.charts.chart import (
     ticks,
     y_top,
 )
-from mesh.evaluation.charts.png import draw_all
-from mesh.evaluation.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, names, svg
-from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, page, run_charts
-from mesh.evaluation.paper.evaluation import Reference
+from mesh.report.charts.png import draw_all
+from mesh.report.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, names, svg
 from tests.evaluation.evaluated import evaluation, run
 
 LINES = LineChart(

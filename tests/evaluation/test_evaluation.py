@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.paper.evaluation import REFERENCES, Reference, ablated, ratio, reference
 from mesh.evaluation.paper.record import record
 from mesh.evaluation.paper.tables import tables
+from mesh.report.charts.page import Table
 from mesh.report.plain import plain
 from tests.evaluation.evaluated import evaluation, run
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import requests
 
 from mesh.controller.recent import Recent
 from mesh.domain.access import Caller, Role, TenantName
@@ -16,8 +17,10 @@ from mesh.domain.recent import CellSample
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http import feed as feeds
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
+from mesh.http.refusals import encoded
 from mesh.report.cell_state import CellPicture
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
+from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
 
 ADMIN = Caller()
@@ -44,7 +47,7 @@ class Watched:
         status = replace(STATUS, uptime_s=float(self.taken))
         return [replace(PICTURE, status=status) for _ in callers]
 
-    def samples(self) -> Sequence[CellSample]:
+    def samples(self, asks: Caller) -> Sequence[CellSample]:
         return [
             CellSample(
                 time_unix_s=float(n),
@@ -84,8 +87,13 @@ async def told(blocks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str, An
             yield given.get("id", ""), given["event"], json.loads(given["data"])
 
 
-async def uptimes(events: AsyncIterator[tuple[str, str, Any]], some: int) -> set[float]:
-    return {(await anext(events))[2]["patch"]["status"]["uptime_s"] for _ in range(some)}
+async def uptimes(events: AsyncIterator[tuple[str, str, Any]], after: int) -> list[float]:
+    """The first five that are told after so many snapshots."""
+    found: list[float] = []
+    while len(found) < 5:
+        uptime_s = (await anext(events))[2]["patch"]["status"]["uptime_s"]
+        found += [uptime_s] if uptime_s > after else []
+    return found
 
 
 async def test_a_viewer_is_told_the_whole_and_then_its_changes(watched: Watched) -> None:
@@ -108,8 +116,8 @@ async def test_a_snapshot_is_taken_for_all_viewers_not_for_nobody(watched: Watch
     async with aclosing(feed.events(ADMIN, "")) as one, aclosing(feed.events(TENANT, "")) as two:
         await anext(one)
         await anext(two)
-        seen = [await uptimes(told(one), 5), await uptimes(told(two), 5)]
-        assert len(seen[0] & seen[1]) >= 4, "each snapshot was told to all"
+        both = watched.taken + 1
+        assert await uptimes(told(one), both) == await uptimes(told(two), both)
     before = watched.taken
     await asyncio.sleep(5 * feeds.TICK_S)
     assert (feed.viewers, watched.taken) == (0, before)
@@ -194,6 +202,26 @@ async def test_the_state_says_what_the_command_line_says(http: Edge) -> None:
     assert (recent["finished"], recent["met"], recent["attainment"]) == (1, 1, 1.0)
 
 
+def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
+    one: dict[str, object] = {"name": "\u202edeployment", "texts": ["x" * 1_000, None, 1.5]}
+    state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
+    for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
+        pieces = list(feeds._pieces(told, 2 + encloses))
+        assert b"".join(pieces) == encoded(told)
+        assert max(map(len, pieces)) < 2_000
+
+
+async def test_a_look_at_the_headers_takes_no_viewers_place(http: Edge) -> None:
+    def look() -> None:
+        with requests.Session() as session:
+            head = session.head(http.url + "/api/v1/events", timeout=WAIT_S_MAX)
+            assert head.headers["content-type"].startswith("text/event-stream")
+            told = session.get(http.url + "/api/v1/cell", timeout=WAIT_S_MAX)
+            assert told.status_code == 200, "the same connection is free for more"
+
+    await http.cell.ask(look)
+
+
 async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
     client = raw(http, b"GET /api/v1/events", b"")
     read = b""
@@ -203,3 +231,45 @@ async def test_a_viewer_that_leaves_is_seen_to_leave(http: Edge) -> None:
     client.close()
     again = await http.get("/api/v1/cell")
     assert again.json()["why"] == ""
+
+
+async def test_requests_are_shown_told_whole_and_cancelled(http: Edge) -> None:
+    node = await http.cell.deployed()
+    assert (await http.chat()).status_code == 200
+    told = (await http.get("/api/v1/requests")).json()
+    (ended,) = told["ended"]
+    assert (told["open"], ended["end"], told["after"]) == ([], "length", 1)
+    whole = (await http.get(f"/api/v1/requests/{ended['request_id']}")).json()
+    assert whole["steps"][0]["text"].startswith("asked: ")
+    assert whole["output_tokens"] == len(whole["tokens_after_s"])
+    node.held = True
+    asked = asyncio.create_task(http.chat())
+    still: list[Any] = []
+    while not still:
+        still = (await http.get("/api/v1/requests?after=1")).json()["open"]
+    assert still[0]["headroom_s"] > 0
+    path = f"/api/v1/requests/{still[0]['request_id']}/cancel"
+    other = {"Origin": "http://localhost:1"}
+    assert (await http.post(path, {}, headers=other)).status_code == 403
+    assert (await http.post(path, {})).status_code == 200
+    assert (await asked).status_code >= 400
+    assert (await http.post(path, {})).status_code == 404
+    trace = (await http.get("/api/v1/trace")).json()["traceEvents"]
+    assert {"prefill", "decode"} <= {event["name"] for event in trace}
+    (used,) = (await http.get("/api/v1/usage?by=deployment")).json()
+    assert used["deployment"] == "chat"
+    report = (await http.get("/api/v1/report?since_s=600")).json()
+    assert [(one["deployment"], one["calls"]) for one in report["calls"]] == [
+        ("all", 2),
+        ("chat", 2),
+    ]
+    assert (report["calls"][0]["finished"], report["calls"][0]["judged"]) == (1, 1)
+    kept = await http.get("/api/v1/report.html")
+    assert "attachment" in kept.headers["content-disposition"]
+    assert "<script" not in kept.text
+    told = json.loads(await http.cell.ask(http.cell.client.report, 600.0))
+    assert told["calls"] == report["calls"]
+    for wrong in ("usage?by=colour", "usage?since_s=nan", "requests?after=-1", "requests/r9"):
+        refused = await http.get(f"/api/v1/{wrong}")
+        assert refused.status_code in (400, 404), wrong
+        assert refused.json()["error"]["message"]

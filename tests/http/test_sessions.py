@@ -101,9 +101,51 @@ async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell,
     for name in ("a", "b"):
         assert (seen[name]["nodes"], seen[name]["status"]["state_path"]) == ({}, "")
     assert seen["admin"]["nodes"]
+    assert seen["admin"]["samples"]["time_unix_s"]
+    assert seen["b"]["samples"]["time_unix_s"] == [], "samples count what all tenants do"
+    asks = Tab(cell)
+    await asks.sign_in(keys.a)
+    assert (await asks.ask("POST", "/v1/chat/completions", HELLO)).status_code == 200
+    (mine,) = (await asks.ask("GET", "/api/v1/requests")).json()["ended"]
+    assert [one["tenant"] for one in (await asks.ask("GET", "/api/v1/usage?by=tenant")).json()] == [
+        "a"
+    ]
     tab = Tab(cell)
     await tab.sign_in(keys.b)
     assert (await tab.ask("POST", "/api/v1/deployments/chat/delete", {})).status_code == 404
+    theirs = f"/api/v1/requests/{mine['request_id']}"
+    assert (await tab.ask("GET", theirs)).status_code == 404
+    assert (await tab.ask("POST", theirs + "/cancel", {})).status_code == 404
+    assert (await tab.ask("GET", "/api/v1/requests")).json()["ended"] == []
+    assert (await tab.ask("GET", "/api/v1/usage")).json() == []
+    report = (await tab.ask("GET", "/api/v1/report")).json()
+    assert (report["calls"][0]["calls"], report["looks"], report["faults"]) == (0, [], [])
+
+
+async def test_an_operator_makes_a_key_that_is_told_once_and_revokes_it(
+    closed: tuple[LiveCell, Keys],
+) -> None:
+    cell, keys = closed
+    tab = Tab(cell)
+    await tab.sign_in(keys.a)
+    assert (await tab.ask("GET", "/api/v1/keys")).status_code == 403
+    assert (await tab.ask("POST", "/api/v1/keys", {"role": "admin"})).status_code == 403
+    await tab.sign_in(keys.admin)
+    made = await tab.ask("POST", "/api/v1/keys", {"role": "tenant", "tenant": "c", "days": 1})
+    assert (made.status_code, made.headers["cache-control"]) == (200, "no-store")
+    told = made.json()
+    listed = await tab.ask("GET", "/api/v1/keys")
+    assert told["key"] not in listed.text
+    assert told["key_id"] in {one["key_id"] for one in listed.json()}
+    other = Tab(cell)
+    assert (await other.sign_in(told["key"])).json()["tenant"] == "c"
+    revoke = f"/api/v1/keys/{told['key_id']}/revoke"
+    assert (await tab.ask("POST", revoke, {}, headers={TOKEN_HEADER: ""})).status_code == 403
+    assert (await tab.ask("POST", revoke, {})).status_code == 200
+    assert (await other.ask("GET", "/api/v1/cell")).status_code == 401
+    assert (await tab.ask("POST", "/api/v1/keys/nobody/revoke", {})).status_code == 404
+    for wrong in ({"role": "king"}, {"role": "tenant"}, {"tenant": "c", "days": 0}, {"more": 1}):
+        assert (await tab.ask("POST", "/api/v1/keys", wrong)).status_code == 400, wrong
 
 
 async def test_a_revoked_key_closes_the_open_tab(closed: tuple[LiveCell, Keys]) -> None:

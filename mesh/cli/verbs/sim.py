@@ -19,10 +19,12 @@ from mesh.cli import sim_tables as tables
 from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format
 from mesh.cli.progress import Report, progress
+from mesh.cli.report_file import read_report, write_report
 from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.evaluation.simulation_report import SimulationReport, node_uses
 from mesh.evaluation.summary import summarize
+from mesh.evaluation.virtual_report import VirtualReport
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.sim.checking import FaultyRun
@@ -108,6 +110,8 @@ REPORT_EVERY = 16
     help="That callers take, in place of the scenario's; by default what the context leaves.",
 )
 @ideal_option
+@file_option("--html", "Write a report as one page that needs nothing else.")
+@file_option("--beside", "Show another run beside it in that page: a report as JSON.")
 @file_option("--journal", "Write down every decision of the controller.")
 @click.option(
     "--check",
@@ -139,6 +143,8 @@ def sim(
     duration: float | None,
     output_tokens_max: int | None,
     ideal: bool | None,
+    html: Path | None,
+    beside: Path | None,
     journal: Path | None,
     check: bool | None,
     check_refusals: bool | None,
@@ -169,9 +175,20 @@ def sim(
         output_tokens_max=output_tokens_max or read.output_tokens_max,
     )
     fit = trace is not None or models is not None
+    other = read_report(beside)
     with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
         looks = RefusalChecks(seed=read.seed) if check_refusals else None
-        report = _simulate(read, journal, show, fit=fit, check=bool(check), looks=looks)
+        report = _simulate(
+            read,
+            journal,
+            show,
+            fit=fit,
+            check=bool(check),
+            looks=looks,
+            named=scenario.stem if html else None,
+        )
+    if html is not None and report.report is not None:
+        write_report(html, report.report, other)
     if form is not Format.TABLE:
         output.structured(report, form)
         return
@@ -204,9 +221,10 @@ def _simulate(
     fit: bool,
     check: bool,
     looks: RefusalChecks | None,
+    named: str | None,
 ) -> SimulationReport:
     """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants. `looks`:
-    at its refusals.
+    at its refusals. `named`: the name of its report, where there is to be one.
     """
     began_s = time.perf_counter()
     if isinstance(scenario.workload, TraceFile):
@@ -223,12 +241,19 @@ def _simulate(
     assert duration_s is not None, "only the trace of a file may have no duration before it is read"
     with ExitStack() as opened:
         journals = Journals(journal, opened)
+        told = None if named is None else VirtualReport(cell_plan, duration_s)
         run = FaultyRun(
             cell_plan,
             faults(scenario, cell_plan),
             check=check,
-            started=lambda start: [*journals.started(start), *([looks] if looks else ())],
+            started=lambda start: [
+                *journals.started(start),
+                *([looks] if looks else ()),
+                *(told.recorders if told else ()),
+            ],
         )
+        if told is not None:
+            told.attach(run.cell)
         if looks is not None:
             looks.attach(run.cell)
         outcomes = run.run(coming, _Shown(show, duration_s).arrived)
@@ -243,6 +268,7 @@ def _simulate(
         faults=counts.faults,
         checks=counts.checks,
         refusals=None if looks is None else looks.counts(outcomes),
+        report=None if told is None else told.report(named or "", outcomes),
     )
 
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import RefusalReason
-from mesh.evaluation.distribution import Distribution
+from mesh.report.distribution import Distribution
 
 TPOT_ERROR_MAX = 0.03
 E2E_ERROR_MAX = 0.03

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.cell_numbers import RankGroup
-from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.evaluation.charts.page import Section, drawn, file_name, of_table, render
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
 from mesh.evaluation.paper.tables import tables
 from mesh.evaluation.series import NodeSeries, binned, nodes_in_use
+from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
+from mesh.report.charts.page import Section, drawn, file_name, of_table, render
 
 BINS = 120
 """Points of a line over time."""

@@ -6,8 +6,8 @@ Before: `evaluation`. After: the command line, and the HTML page.
 
 from collections.abc import Callable, Sequence
 
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, ratio
+from mesh.report.charts.page import Table
 
 NONE = "-"
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.results import CallResult
+from mesh.report.distribution import Distribution
 
 ALL = "all"
 

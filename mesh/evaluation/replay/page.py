@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.domain.errors import StorageError
-from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.evaluation.charts.page import Section, drawn, of_table, render
-from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.tables import tables
+from mesh.report.calls import CallEnd
+from mesh.report.cell_page import sections
+from mesh.report.cell_report import CellReport, cell_report
+from mesh.report.charts.chart import Chart, Line, LineChart, Points
+from mesh.report.charts.page import Section, drawn, of_table, render
 
 BINS = 120
 """Points of a line over time."""
-BARS_MAX = 24
-"""Deployments in a chart of bars: the first by calls."""
 
 
 def write_page(report: ReplayReport, path: Path) -> None:
@@ -46,29 +46,22 @@ def page(report: ReplayReport) -> str:
 
 
 def _sections(report: ReplayReport) -> Iterator[Section]:
-    yield Section(title="Overview", wide=drawn([_attained(report)]), charts=drawn(_charts(report)))
+    live = side("live", report.results, report)
+    beside = report.simulated_results
+    yield from sections(live, side("simulated", beside, report) if beside else None)
+    yield Section(title="Over time", charts=drawn(_charts(report)))
     yield from map(of_table, tables(report))
+
+
+def side(name: str, results: Sequence[CallResult], report: ReplayReport) -> CellReport:
+    """The calls of one side as the report of a cell; those that were not sent are left out."""
+    ends = [CallEnd.of(result.outcome) for result in results if result.judged]
+    until_s = max([report.plan.duration_s, *(end.at_s for end in ends)])
+    return cell_report(name, ends, from_s=0.0, until_s=until_s)
 
 
 def _charts(report: ReplayReport) -> list[Chart]:
     found: list[Chart] = [
-        LineChart(
-            name="ttft",
-            title="TTFT, share of all calls",
-            x_label="seconds",
-            y_label="%",
-            lines=_both(report, lambda r: r.outcome.ttft_s),
-            log_x=True,
-            y_most=100.0,
-        ),
-        LineChart(
-            name="tpot",
-            title="Mean TPOT, share of all calls",
-            x_label="seconds",
-            y_label="%",
-            lines=_both(report, lambda r: r.outcome.tpot_s),
-            y_most=100.0,
-        ),
         LineChart(
             name="ends",
             title="Calls by how they ended, by when they were due",
@@ -85,42 +78,6 @@ def _charts(report: ReplayReport) -> list[Chart]:
         ),
     ]
     return found
-
-
-def _attained(report: ReplayReport) -> BarChart:
-    shown = sorted(report.numbers[1:], key=lambda n: (-n.calls, n.deployment))[:BARS_MAX]
-    shown = [each for each in shown if each.judged]
-    none = (None,) * len(shown)
-    return BarChart(
-        name="slo",
-        title="SLO met",
-        y_label="% of calls",
-        groups=tuple(each.deployment for each in shown),
-        bars=(
-            Bars(
-                name="every token",
-                values=tuple(100 * each.attainment for each in shown),
-                marks=none,
-            ),
-            Bars(
-                name="TTFT and mean TPOT",
-                values=tuple(100 * each.attainment_in_the_mean for each in shown),
-                marks=none,
-            ),
-        ),
-        y_most=100.0,
-    )
-
-
-def _both(report: ReplayReport, value: Callable[[CallResult], float | None]) -> tuple[Line, ...]:
-    sides = [("live", report.results), ("simulated", report.simulated_results)]
-    return tuple(Line(name=name, points=_curve(side, value)) for name, side in sides if side)
-
-
-def _curve(results: Sequence[CallResult], value: Callable[[CallResult], float | None]) -> Points:
-    values = [value(result) for result in results if result.judged]
-    spread = Distribution.of(each for each in values if each is not None)
-    return tuple((x, 100 * share) for x, share in spread.curve(len(values)))
 
 
 def _ends(report: ReplayReport) -> tuple[Line, ...]:

@@ -5,9 +5,9 @@ Before: `report`. After: the command line, `page`.
 
 from collections.abc import Sequence
 
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.replay.numbers import ReplayNumbers, WorkerNumbers
 from mesh.evaluation.replay.report import ReplayReport
+from mesh.report.charts.page import Table
 
 NONE = "-"
 HEADERS = (

@@ -11,7 +11,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.evaluation.replay.cell import CellCounts, Counted, CountPair, counted
 from mesh.evaluation.replay.numbers import ALL, numbers, worker_numbers
-from mesh.evaluation.replay.page import page, write_page
+from mesh.evaluation.replay.page import page, side, write_page
 from mesh.evaluation.replay.record import Record
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.results import CallResult
@@ -175,10 +175,27 @@ def test_both_sides_stand_beside_each_other() -> None:
     assert ">simulated<" in page(report)
 
 
+def test_the_report_has_the_numbers_of_the_replay() -> None:
+    """As `-o json` has them: the shares, the counts and the percentiles of each deployment."""
+    told = {one.deployment: one for one in side("live", RESULTS, REPORT).calls}
+    assert set(told) == {said.deployment for said in NUMBERS if said.judged}
+    for name, found in told.items():
+        said = next(each for each in NUMBERS if each.deployment == name)
+        assert found.finished == said.finished
+        assert (found.judged, dict(found.refused)) == (said.judged, dict(said.refused))
+        assert (found.attainment or 0.0) == said.attainment
+        assert (found.attainment_in_the_mean or 0.0) == said.attainment_in_the_mean
+        for seconds, p50, p95 in (
+            (found.ttft_s, said.ttft_s_p50, said.ttft_s_p95),
+            (found.tpot_s, said.tpot_s_p50, said.tpot_s_p95),
+        ):
+            assert (seconds[50], seconds[95]) == (p50, p95) if seconds else (p50 is None)
+
+
 def test_the_page_has_all_of_it_and_is_well_formed() -> None:
     text = page(replace(REPORT, plan=replace(PLAN, name="<made>")))
     assert "Replay of &lt;made&gt;" in text
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 1 + 2 * 3 + 2
     assert "Stopped early" in text
     for start in (i for i in range(len(text)) if text.startswith("<svg", i)):
         parseString(text[start : text.index("</svg>", start) + 6])

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from mesh.evaluation.charts.chart import BarChart, Chart, LineChart, log_ticks, x_range, y_top
+from mesh.report.charts.chart import BarChart, Chart, LineChart, log_ticks, x_range, y_top
 
 HEIGHT_INCHES = 3.6
 WIDTH_INCHES, BAR_WIDTH_INCHES = 8.0, 12.0

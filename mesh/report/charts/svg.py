@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from html import escape
 
-from mesh.evaluation.charts.chart import (
+from mesh.report.charts.chart import (
     BarChart,
     Chart,
     LineChart,

@@ -11,8 +11,8 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mesh.evaluation.charts.chart import Chart
-from mesh.evaluation.charts.svg import SERIES_MAX, names, svg
+from mesh.report.charts.chart import Chart
+from mesh.report.charts.svg import SERIES_MAX, names, svg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def render(title: str, about: Sequence[str], sections: Sequence[Section]) -> str
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    source = resources.files("mesh.evaluation.charts").joinpath("page.html").read_text("utf-8")
+    source = resources.files("mesh.report.charts").joinpath("page.html").read_text("utf-8")
     return environment.from_string(source).render(
         title=title, about=about, sections=sections, series=SERIES_MAX
     )

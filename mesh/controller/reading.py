@@ -1,0 +1,103 @@
+"""What the page and `/api/v1` read of requests and of usage, each caller what its key may see.
+
+Before: `mesh.http.reading`, which writes it. After: the book of calls, the gateway, which ends
+requests, and the usage file.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from mesh.controller.lookup import no_request
+from mesh.controller.recent import Recent
+from mesh.controller.watch import CellLog
+from mesh.domain.access import Caller, Role
+from mesh.domain.ids import RequestId
+from mesh.domain.usage import Usage, UsageBy, summed
+from mesh.report.call_views import Sees, chrome_trace, story, timeline
+from mesh.report.calls import CallBook
+from mesh.report.cell_report import CellReport, cell_report
+from mesh.report.plain import Plain, plain
+from mesh.runtime.clock import Now
+
+
+class Reading:
+    """`cancel` ends an open request, `usage` gives what was used since a time, `log` what happened
+    and `recent` how the nodes stood; `unix_s` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        book: CallBook,
+        cancel: Callable[[RequestId], None],
+        usage: Callable[[float], Sequence[Usage]],
+        log: CellLog,
+        recent: Recent,
+        clock: Now,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._book = book
+        self._cancel = cancel
+        self._usage = usage
+        self._log = log
+        self._recent = recent
+        self._clock = clock
+        self._unix_s = unix_s
+        self._started_s = clock.now_s()
+
+    def requests(self, asks: Caller, after: int) -> dict[str, Plain]:
+        """Those that are open, and those that ended after the one of this number."""
+        now_s = self._clock.now_s()
+        return timeline(self._book, now_s, self._unix_s(), after=after, sees=_sees(asks))
+
+    def request(self, asks: Caller, request_id: str) -> dict[str, Plain]:
+        """Raises NotFound for one that is not known any more, or that is another tenant's."""
+        found = self._book.find(request_id)
+        if found is None or not _sees(asks)(found.tenant):
+            raise no_request(RequestId(request_id))
+        return story(found, self._clock.now_s(), self._unix_s())
+
+    def end(self, asks: Caller, request_id: str) -> None:
+        """Raises NotFound for one that is not open, or that is another tenant's."""
+        found = self._book.open.get(RequestId(request_id))
+        if found is None or not _sees(asks)(found.tenant):
+            raise no_request(RequestId(request_id))
+        self._cancel(found.request_id)
+
+    def trace(self, asks: Caller) -> dict[str, Plain]:
+        return chrome_trace(self._book, self._clock.now_s(), _sees(asks))
+
+    def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:
+        """Raises StorageError."""
+        found = self._usage(since_unix_s)
+        mine = [one for one in found if asks.role is Role.ADMIN or one.tenant == asks.tenant]
+        return plain(summed(mine, by))
+
+    async def report(self, asks: Caller, since_s: float) -> CellReport:
+        """The last `since_s` seconds, as far as they are known. A tenant is told of its calls."""
+        now_s, operator = self._clock.now_s(), asks.role is Role.ADMIN
+        from_s = max(now_s - since_s, self._started_s)
+        ends, sees = list(self._book.ends), _sees(asks)
+        if ends and len(ends) == self._book.ends.maxlen:
+            from_s = max(from_s, ends[0].at_s)
+        loads = list(self._book.loads) if operator else []
+        lines = self._log.lines() if operator else []
+        looks = list(self._recent.looks) if operator else []
+        began_unix_s = self._unix_s() - (now_s - from_s)
+        return await asyncio.to_thread(
+            lambda: cell_report(
+                "The cell",
+                [end for end in ends if sees(end.tenant)],
+                from_s=from_s,
+                until_s=now_s,
+                loads=loads,
+                looks=looks,
+                lines=lines,
+                began_unix_s=began_unix_s,
+            )
+        )
+
+
+def _sees(asks: Caller) -> Sees:
+    return lambda tenant: asks.role is Role.ADMIN or tenant == asks.tenant != ""

@@ -1,0 +1,118 @@
+"""`/api/v1/requests`, `/trace`, `/usage` and `/report`: what the page reads beside the feed, and
+what ends a request.
+
+Before: the routes. After: the controller's `reading`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mesh.domain.access import Caller
+from mesh.domain.errors import InvalidInput
+from mesh.domain.usage import HOUR_S, UsageBy
+from mesh.http.page import HEADERS
+from mesh.http.refusals import encoded
+from mesh.http.sessions import check_origin
+from mesh.report.cell_page import page
+from mesh.report.cell_report import CellReport
+from mesh.report.plain import Plain, plain
+from mesh.wire.access import caller
+
+AFTER_MAX = 2**53
+USAGE_S_MAX = 400 * 24 * 3600.0
+_SHOWN_CHARS = 40
+
+
+class Reads(Protocol):
+    """What the controller tells each caller."""
+
+    def requests(self, asks: Caller, after: int) -> dict[str, Plain]: ...
+
+    def request(self, asks: Caller, request_id: str) -> dict[str, Plain]: ...
+
+    def end(self, asks: Caller, request_id: str) -> None: ...
+
+    def trace(self, asks: Caller) -> dict[str, Plain]: ...
+
+    def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
+
+    async def report(self, asks: Caller, since_s: float) -> CellReport: ...
+
+
+def reading(told: Callable[[], Reads]) -> list[Route]:
+    """The routes; `told` gives what is read now."""
+
+    async def requests(request: Request) -> Response:
+        after = _number(request, "after", 0, AFTER_MAX)
+        return _json(told().requests(caller(), int(after)))
+
+    async def one(request: Request) -> Response:
+        return _json(told().request(caller(), request.path_params["request_id"]))
+
+    async def cancel(request: Request) -> Response:
+        check_origin(request)
+        request_id = request.path_params["request_id"]
+        told().end(caller(), request_id)
+        return _json({"message": f"{request_id} was cancelled"})
+
+    async def trace(request: Request) -> Response:
+        body = await asyncio.to_thread(encoded, told().trace(caller()))
+        named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
+        return Response(body, media_type="application/json", headers=named)
+
+    async def usage(request: Request) -> Response:
+        since_s = _number(request, "since_s", 24 * 3600.0, USAGE_S_MAX)
+        given = request.query_params.get("by", UsageBy.DEPLOYMENT.value)
+        if given not in set(UsageBy):
+            raise InvalidInput(
+                f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
+                hint=f"there are {', '.join(UsageBy)}",
+            )
+        return _json(told().usage(caller(), time.time() - since_s, UsageBy(given)))
+
+    async def report(request: Request) -> Response:
+        since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
+        return _json(plain(await told().report(caller(), since_s)))
+
+    async def report_page(request: Request) -> Response:
+        since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
+        text = await asyncio.to_thread(page, await told().report(caller(), since_s))
+        named = {"content-disposition": 'attachment; filename="mesh-report.html"'}
+        return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
+
+    return [
+        Route("/api/v1/report", report, methods=["GET"]),
+        Route("/api/v1/report.html", report_page, methods=["GET"]),
+        Route("/api/v1/requests", requests, methods=["GET"]),
+        Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
+        Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),
+        Route("/api/v1/trace", trace, methods=["GET"]),
+        Route("/api/v1/usage", usage, methods=["GET"]),
+    ]
+
+
+def _json(value: Plain) -> Response:
+    return Response(encoded(value), media_type="application/json")
+
+
+def _number(request: Request, name: str, otherwise: float, most: float) -> float:
+    """Raises InvalidInput for what is no number from 0 to `most`."""
+    given = request.query_params.get(name)
+    if given is None:
+        return otherwise
+    try:
+        found = float(given)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= most:
+        raise InvalidInput(
+            f"{name}={given[:_SHOWN_CHARS]!r} is no number from 0 to {most:g}",
+            hint=f"leave {name} out, or give such a number",
+        )
+    return found

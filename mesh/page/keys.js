@@ -1,0 +1,56 @@
+// Keys, for operators of a cell that wants them: listed, made (shown once) and revoked.
+
+import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { Fault, Notice, Table, Text } from "./parts.js";
+import { post } from "./post.js";
+import { fetched } from "./requests.js";
+
+const PATH = "api/v1/keys";
+
+export function Keys() {
+  const [keys, setKeys] = useState(null);
+  const [made, setMade] = useState(null);
+  const [error, setError] = useState(null);
+  const [asking, setAsking] = useState("");
+  const look = () => fetched(PATH).then(setKeys, setError);
+  useEffect(() => { look(); }, []);
+  const create = async (event) => {
+    event.preventDefault();
+    const given = new FormData(event.target);
+    const days = given.get("days");
+    const told = await post(PATH, { role: given.get("role"), tenant: given.get("tenant").trim(), days: days ? Number(days) : null });
+    setError(told.error ?? null);
+    setMade(told.error ? null : told);
+    look();
+  };
+  const revoke = async (id) => {
+    setAsking("");
+    setError((await post(`${PATH}/${encodeURIComponent(id)}/revoke`, {})).error ?? null);
+    look();
+  };
+  return html`<h1>Keys</h1>
+    <form class="chosen" onSubmit=${create}>
+      <label>role <select name="role">${["tenant", "admin", "node"].map((role) => html`<option value=${role}>${role}</option>`)}</select></label>
+      <label>tenant <input name="tenant" maxlength="63" autocomplete="off" /></label>
+      <label>days until it expires <input name="days" type="number" min="1" max="36500" placeholder="never" /></label>
+      <button class="first">make a key</button>
+    </form>
+    <${Fault} error=${error} />
+    ${made && html`<${Notice}>The key <code>${made.key}</code> is shown this once: keep it now.
+      <button onClick=${() => navigator.clipboard.writeText(made.key)}>copy</button> <button onClick=${() => setMade(null)}>done</button><//>`}
+    ${keys && html`<${Table} label="Keys" columns=${columns(asking, setAsking, revoke)} rows=${keys.map((key) => ({ ...key }))} keyOf=${(key) => key.key_id} />`}`;
+}
+
+const day = (unixS) => (unixS ? new Date(1000 * unixS).toISOString().slice(0, 10) : "–");
+
+const columns = (asking, setAsking, revoke) => [
+  { title: "key", cell: (key) => html`<code>${key.key_id}</code>` },
+  { title: "role", cell: (key) => key.role },
+  { title: "tenant", cell: (key) => html`<${Text}>${key.tenant || "–"}<//>` },
+  { title: "made (UTC)", cell: (key) => day(key.created_unix_s) },
+  { title: "expires (UTC)", cell: (key) => day(key.expires_unix_s) },
+  { title: "revoked (UTC)", cell: (key) => day(key.revoked_unix_s) },
+  { title: "revoke", cell: (key) => (key.revoked_unix_s ? "revoked" : asking === key.key_id
+    ? html`<span class="asked">for good? <button class="bad" onClick=${() => revoke(key.key_id)}>revoke it</button> <button onClick=${() => setAsking("")}>keep it</button></span>`
+    : html`<button class="bad" aria-label=${`revoke ${key.key_id}`} onClick=${() => setAsking(key.key_id)}>revoke …</button>`) },
+];

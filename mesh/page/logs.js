@@ -1,0 +1,57 @@
+// What happened in the cell, live, as `mesh logs` has it: filtered, searched, paused, copied.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { Text } from "./parts.js";
+import { ask } from "./route.js";
+import { clock } from "./words.js";
+
+const KINDS = ["deployment", "instance", "request", "node", "cell"];
+const SHOWN_MAX = 500;
+const CHARS_MAX = 2000; // of one line; the rest is shown when it is opened
+
+export function Logs({ live, asked }) {
+  const [held, setHeld] = useState(null); // the lines as they were when it was paused
+  const [copied, setCopied] = useState(false);
+  const wanted = Object.fromEntries(["kind", "deployment", "node", "search"].map((name) => [name, asked.get(name) ?? ""]));
+  const lines = (held ?? live.lines).filter((line) => fits(line, wanted, live.state));
+  const shown = lines.slice(-SHOWN_MAX);
+  const copy = async () => {
+    await navigator.clipboard.writeText(shown.map(written).join("\n"));
+    setCopied(true);
+    setTimeout(() => setCopied(false), 2000);
+  };
+  const choice = (name, all) => html`<label>${name} <select value=${wanted[name]} onChange=${(event) => ask({ [name]: event.target.value })}>
+    ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
+  return html`<h1>Logs</h1>
+    <div class="chosen">
+      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${choice("node", Object.keys(live.state.nodes).sort())}
+      <label>search <input type="search" value=${wanted.search} onInput=${(event) => ask({ search: event.target.value })} /></label>
+      <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live.lines)}>${held ? "go on" : "pause"}</button>
+      <button onClick=${copy}>${copied ? "copied" : "copy"}</button>
+      <span class="dim" role="status">${shown.length} of ${(held ?? live.lines).length} lines${held ? `, paused; ${newer(held, live.lines)} newer` : ""}</span>
+    </div>
+    ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`
+      : html`<p class="dim">${live.lines.length ? "No line fits." : "Nothing has happened since this page was opened."}</p>`}`;
+}
+
+const newer = (held, lines) => (lines.at(-1)?.number ?? 0) - (held.at(-1)?.number ?? 0);
+
+const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subject} ${line.text}`;
+
+function Line({ line }) {
+  const long = line.text.length > CHARS_MAX;
+  return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b> <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
+    ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;
+}
+
+// A line is of a deployment or node that it is about, by its instance, or that it names.
+function fits(line, { kind, deployment, node, search }, { instances }) {
+  if (kind && line.kind !== kind) return false;
+  const instance = instances[line.subject];
+  const about = (name, of) => line.subject === name || of === name || named(line.text, name);
+  if (deployment && !about(deployment, instance?.deployment)) return false;
+  if (node && !about(node, instance?.node_id)) return false;
+  return !search || written(line).toLowerCase().includes(search.toLowerCase());
+}
+
+const named = (text, name) => text.split(/[\s,:]+/).some((word) => word === name || word.startsWith(`${name}-`));

@@ -1,0 +1,43 @@
+// What was used, as `mesh usage` has it: by deployment, hour, tenant or key.
+
+import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { Fault, Notice, Table, Text } from "./parts.js";
+import { fetched } from "./requests.js";
+import { ask } from "./route.js";
+import { count } from "./words.js";
+
+const BY = ["deployment", "hour", "both", "tenant", "key"];
+const HOURS = { 1: "the last hour", 24: "a day", 168: "a week", 720: "30 days" };
+
+export function Usage({ asked }) {
+  const by = asked.get("by") ?? BY[0];
+  const hours = asked.get("since_h") ?? "24";
+  const [told, setTold] = useState({});
+  const query = new URLSearchParams({ by, since_s: 3600 * hours }).toString();
+  useEffect(() => {
+    let left = false;
+    fetched(`api/v1/usage?${query}`).then((rows) => left || setTold({ rows, by }), (error) => left || setTold({ error }));
+    return () => { left = true; };
+  }, [query]);
+  const choice = (label, name, value, all) => html`<label>${label} <select value=${value} onChange=${(event) => ask({ [name]: event.target.value })}>
+    ${Object.entries(all).map(([one, title]) => html`<option value=${one} selected=${one === value}>${title}</option>`)}</select></label>`;
+  return html`<h1>Usage</h1>
+    <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, one === "both" ? "hour and deployment" : one])))}
+      ${choice("of", "since_h", hours, HOURS)}</div>
+    <${Fault} error=${told.error} />
+    ${told.rows && (told.rows.length
+      ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id}`} />`
+      : html`<${Notice}>Nothing was used in that time.<//>`)}`;
+}
+
+const HOUR = { title: "hour (UTC)", cell: (u) => new Date(1000 * u.hour_unix_s).toISOString().slice(0, 16).replace("T", " ") };
+const DEPLOYMENT = { title: "deployment", cell: (u) => html`<${Text}>${u.deployment || "(unknown)"}<//>` };
+const TENANT = { title: "tenant", cell: (u) => html`<${Text}>${u.tenant || "(none)"}<//>` };
+const KEY = { title: "key", cell: (u) => html`<${Text}>${u.key_id || "(none)"}<//>` };
+const COLUMNS = { deployment: [DEPLOYMENT], hour: [HOUR], both: [HOUR, DEPLOYMENT], tenant: [TENANT], key: [TENANT, KEY] };
+const COUNTS = [
+  { title: "requests", number: true, cell: (u) => count(u.requests) },
+  { title: "prompt tokens", number: true, cell: (u) => count(u.prompt_tokens) },
+  { title: "output tokens", number: true, cell: (u) => count(u.output_tokens) },
+  { title: "refused", number: true, cell: (u) => count(u.refused) },
+];

@@ -1,0 +1,169 @@
+"""The requests of a `CallBook` as plain values: those that are open, a timeline of the last
+minutes, one story whole, and a trace for Chrome's and Perfetto's viewers. Pure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from mesh.report.calls import WINDOW_S, Call, CallBook, Load
+from mesh.report.plain import Plain
+
+OPEN_SHOWN_MAX = 100
+"""The oldest are shown, and how many there are."""
+ENDED_SHOWN_MAX = 400
+"""The newest are shown."""
+Sees = Callable[[str], bool]
+"""Whether whoever asks may see what is of this tenant."""
+
+
+def timeline(
+    book: CallBook, now_s: float, unix_s: float, *, after: int, sees: Sees
+) -> dict[str, Plain]:
+    """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known."""
+    zero_s = unix_s - now_s
+    mine = [call for call in book.open.values() if sees(call.tenant)]
+    later = (c for c in reversed(book.stories) if c.number > after and sees(c.tenant))
+    ended = list(islice((c for c in later if _recent(c.ended_s, now_s)), ENDED_SHOWN_MAX))
+    loads = [one for one in book.loads if _recent(one.ended_s, now_s)] if sees("") else []
+    return {
+        "time_unix_s": round(unix_s, 3),
+        "window_s": WINDOW_S,
+        "after": max((c.number for c in ended), default=after),
+        "open_count": len(mine),
+        "open": [_open(call, now_s, zero_s) for call in islice(mine, OPEN_SHOWN_MAX)],
+        "ended": [_drawn(call, zero_s) for call in reversed(ended)],
+        "loads": [_load(one, zero_s) for one in loads],
+    }
+
+
+def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
+    """One request, with each decision about it in words and its tokens beside their deadlines."""
+    zero_s = unix_s - now_s
+    shown = range(len(call.tokens_after_s))
+    return {
+        **_open(call, now_s, zero_s),
+        "slo": {"ttft_s": call.slo.ttft_limit_s(call.prompt_tokens), "tpot_s": call.slo.tpot_s},
+        "steps": [
+            {"after_s": round(at_s - call.arrived_s, 3), "text": text} for at_s, text in call.steps
+        ],
+        "steps_left_out": call.steps_left_out,
+        "tokens_after_s": [round(after_s, 4) for after_s in call.tokens_after_s],
+        "due_after_s": [round(call.due_s(n) - call.arrived_s, 4) for n in shown],
+    }
+
+
+def chrome_trace(book: CallBook, now_s: float, sees: Sees) -> dict[str, Plain]:
+    """Trace events: a process for the queue and for each node, a track for each request or
+    instance; times in microseconds of the controller's clock.
+    """
+    calls = [call for call in (*book.stories, *book.open.values()) if sees(call.tenant)]
+    loads = list(book.loads) if sees("") else []
+    tracks = _Tracks()
+    events: list[Plain] = []
+    for call in calls:
+        for span in call.spans:
+            place = tracks.of(str(span.node_id or "queue"), str(call.request_id))
+            told: dict[str, Plain] = {"deployment": str(call.deployment), "end": call.end}
+            told["instance"] = None if span.instance_id is None else str(span.instance_id)
+            events.append(_complete(span.kind, span.begun_s, span.ended_s or now_s, place, told))
+        for at_s in call.late_s:
+            place = tracks.of("late tokens", str(call.request_id))
+            events.append({"name": "late", "ph": "i", "ts": _us(at_s), "s": "t", **place})
+    for load in loads:
+        place = tracks.of(str(load.node_id), str(load.instance_id))
+        name = f"load from {load.tier}" if load.tier else "load"
+        events.append(_complete(name, load.begun_s, load.ended_s or now_s, place, {}))
+    return {"displayTimeUnit": "ms", "traceEvents": [*tracks.names(), *events]}
+
+
+class _Tracks:
+    """Numbers processes and threads in the order in which they are named."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, dict[str, int]] = {}
+
+    def of(self, process: str, thread: str) -> dict[str, Plain]:
+        threads = self._processes.setdefault(process, {})
+        threads.setdefault(thread, len(threads) + 1)
+        return {"pid": list(self._processes).index(process) + 1, "tid": threads[thread]}
+
+    def names(self) -> Iterator[Plain]:
+        for pid, (process, threads) in enumerate(self._processes.items(), start=1):
+            yield {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": process}}
+            for thread, tid in threads.items():
+                named: dict[str, Plain] = {"name": thread}
+                yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": named}
+
+
+def _complete(
+    name: str, begun_s: float, ended_s: float, place: dict[str, Plain], told: dict[str, Plain]
+) -> dict[str, Plain]:
+    times: dict[str, Plain] = {"ts": _us(begun_s), "dur": max(_us(ended_s) - _us(begun_s), 0)}
+    return {"name": name, "cat": "request", "ph": "X", **times, **place, "args": told}
+
+
+def _us(at_s: float) -> int:
+    return round(at_s * 1e6)
+
+
+def _recent(ended_s: float | None, now_s: float) -> bool:
+    return ended_s is None or ended_s >= now_s - WINDOW_S
+
+
+def _open(call: Call, now_s: float, zero_s: float) -> dict[str, Plain]:
+    place = call.place
+    until_s = now_s if call.ended_s is None else call.ended_s
+    running = call.ended_s is None
+    return {
+        **_drawn(call, zero_s),
+        "tenant": call.tenant,
+        "phase": call.end or (call.spans[-1].kind if call.spans else ""),
+        "node_id": None if place is None else str(place.node_id),
+        "instance_id": None if place is None else str(place.instance_id),
+        "age_s": round(until_s - call.arrived_s, 3),
+        "prompt_tokens": call.prompt_tokens,
+        "output_tokens": call.output_tokens,
+        "output_tokens_max": call.output_tokens_max,
+        "headroom_s": round(call.due_s(call.output_tokens) - now_s, 3) if running else None,
+        "grace_s": call.grace_s,
+        "late_tokens": call.late_tokens,
+    }
+
+
+def _drawn(call: Call, zero_s: float) -> dict[str, Plain]:
+    return {
+        "request_id": str(call.request_id),
+        "deployment": str(call.deployment),
+        "end": call.end,
+        "spans": [
+            {
+                "kind": span.kind,
+                "begun_unix_s": round(span.begun_s + zero_s, 3),
+                "ended_unix_s": _at(span.ended_s, zero_s),
+                "node_id": None if span.node_id is None else str(span.node_id),
+                "instance_id": None if span.instance_id is None else str(span.instance_id),
+            }
+            for span in call.spans
+        ],
+        "late_unix_s": _all_at(call.late_s, zero_s),
+    }
+
+
+def _load(load: Load, zero_s: float) -> dict[str, Plain]:
+    return {
+        "instance_id": str(load.instance_id),
+        "deployment": str(load.deployment),
+        "node_id": None if load.node_id is None else str(load.node_id),
+        "begun_unix_s": round(load.begun_s + zero_s, 3),
+        "ended_unix_s": _at(load.ended_s, zero_s),
+        "tier": load.tier,
+        "failed": load.failed,
+    }
+
+
+def _at(at_s: float | None, zero_s: float) -> float | None:
+    return None if at_s is None else round(at_s + zero_s, 3)
+
+
+def _all_at(times_s: Iterable[float], zero_s: float) -> list[Plain]:
+    return [round(at_s + zero_s, 3) for at_s in times_s]

@@ -1,0 +1,106 @@
+"""A journal is looked at step by step as its cell was: forwards, backwards, to its torn end."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.journal_view import JournalView
+from mesh.domain.access import Caller
+from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.views import CellSnapshot
+from mesh.http.feed import Feed
+from mesh.report.cell_state import cell_state
+from mesh.runtime.journal import open_journal
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import arrivals, plan
+from tests.sim.scenarios import SMALL, scenario
+
+ANYONE = Caller()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CellSnapshot]:
+    """A journal with a torn last line, and its cell as it was in the end."""
+    folder = tmp_path_factory.mktemp("run")
+    read = scenario(folder, SMALL)
+    made = plan(read)
+    path = folder / "journal"
+    journal = open_journal(path, made.start())
+    cell = VirtualCell(made, recorders=(journal,))
+    cell.run(arrivals(read))
+    journal.close()
+    *_, last = path.read_text().splitlines()
+    ended = cell.core.snapshot(json.loads(last)["now_s"])
+    with path.open("a") as torn:
+        torn.write('{"now_s": 9')
+    return path, ended
+
+
+async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapshot]) -> None:
+    path, ended = written
+    view = JournalView(path)
+    await view.seek(10**9)
+    assert view.position.index == view.position.events > 100
+    (picture,) = view.pictures([ANYONE])
+    assert (picture.nodes, picture.deployments) == (ended.nodes, ended.deployments)
+    assert picture.status.served == ended.served > 0
+    told = view.reading.requests(ANYONE, 0)
+    assert told["open"] == []
+    assert view.samples(ANYONE)
+    report = await view.reading.report(ANYONE, 10**6)
+    assert report.calls[0].finished == ended.served
+    with pytest.raises(NotFound):
+        view.reading.end(ANYONE, "r1-1")
+
+
+async def test_a_step_back_is_as_it_was(written: tuple[Path, CellSnapshot]) -> None:
+    path, _ = written
+    view = JournalView(path)
+    await view.seek(20)
+    before = cell_state(view.pictures([ANYONE])[0])
+    await view.seek(21)
+    assert view.position.event
+    assert json.loads(view.position.decision.removesuffix(" …"))["event"]
+    await view.seek(20)
+    assert cell_state(view.pictures([ANYONE])[0]) == before
+    at_s = view.position.at_s
+    await view.advance(2.0)
+    assert view.position.at_s == pytest.approx(at_s + 2.0)
+    assert 20 < view.position.index < view.position.events
+
+
+async def test_viewers_are_told_the_whole_wherever_one_moves(
+    written: tuple[Path, CellSnapshot],
+) -> None:
+    view = JournalView(written[0])
+    feed = Feed(view, run="j", unix_s=view.unix_s)
+    viewer = feed.events(ANYONE, "")
+    assert b"event: cell" in await anext(viewer)
+    await view.seek(50)
+    await feed.again()
+    async with asyncio.timeout(20):
+        told = await anext(viewer)
+        while b"event: cell" not in told or b"event: line" not in told:
+            told += await anext(viewer)
+    await viewer.aclose()
+
+
+async def test_what_is_no_controllers_journal_is_refused(
+    written: tuple[Path, CellSnapshot], tmp_path: Path
+) -> None:
+    foreign, spoilt = tmp_path / "foreign", tmp_path / "spoilt"
+    foreign.write_text("a diary\n")
+    with pytest.raises(InvalidInput, match="no journal"):
+        JournalView(foreign)
+    with pytest.raises(InvalidInput, match="cannot read"):
+        JournalView(tmp_path / "none")
+    lines = written[0].read_text().splitlines(keepends=True)[:30]
+    lines[10] = '{"now_s": 1.0, "event": {"_type": "Explode"}, "actions": []}\n'
+    spoilt.write_text("".join(lines))
+    view = JournalView(spoilt)
+    await view.seek(9)
+    with pytest.raises(InvalidInput, match="spoilt:11 is no decision"):
+        await view.seek(20)
+    assert view.position.index == 9

@@ -1,0 +1,95 @@
+"""The book of calls says of a run's requests what their callers saw, and how each came to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.outcome import Outcome
+from mesh.report.call_views import chrome_trace, story, timeline
+from mesh.report.calls import CallBook, CallEnd
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import arrivals, plan
+from tests.sim.scenarios import SMALL, scenario
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[CallBook, tuple[Outcome, ...], float]:
+    """A run in which some requests are refused: its book, what its callers saw, and its end."""
+    folder: Path = tmp_path_factory.mktemp("run")
+    read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
+    made = plan(read)
+    specs = {one.spec.name: one.spec for one in made.start().deployments}
+    book = CallBook(specs.get)
+    cell = VirtualCell(made, recorders=(book,))
+    return book, cell.run(arrivals(read)), cell.clock.now_s()
+
+
+def test_the_ends_are_those_that_the_callers_saw(
+    run: tuple[CallBook, tuple[Outcome, ...], float],
+) -> None:
+    book, outcomes, _ = run
+    assert not book.open
+    assert any(outcome.finished for outcome in outcomes)
+    assert any(not outcome.admitted for outcome in outcomes)
+    seen = [CallEnd.of(one) for one in sorted(outcomes, key=lambda one: one.ended_s)]
+    for told, found in zip(sorted(book.ends, key=lambda one: one.at_s), seen, strict=True):
+        assert (told.end, told.refused, told.output_tokens) == (
+            found.end,
+            found.refused,
+            found.output_tokens,
+        )
+        assert (told.met, told.met_in_the_mean) == (found.met, found.met_in_the_mean)
+        assert told.ttft_s == pytest.approx(found.ttft_s, abs=1e-3)
+        assert told.tpot_s == pytest.approx(found.tpot_s, abs=1e-3)
+
+
+def test_a_story_tells_every_decision_and_each_token_beside_its_deadline(
+    run: tuple[CallBook, tuple[Outcome, ...], float],
+) -> None:
+    book, _, now_s = run
+    call = next(c for c in book.stories if c.end == "stop" and c.output_tokens > 2)
+    told = story(call, now_s, 1_000.0 + now_s)
+    texts = [step["text"] for step in told["steps"]]  # type: ignore[index, call-overload, union-attr]
+    words = " | ".join(map(str, texts))
+    for part in (
+        "asked: ",
+        "accepted: ",
+        f"to {call.spans[-1].instance_id} on ",
+        "ended by stop",
+    ):
+        assert part in words
+    assert (call.spans[0].kind, call.spans[-1].kind) == ("wait", "decode")
+    assert all(span.ended_s is not None for span in call.spans)
+    tokens, due = told["tokens_after_s"], told["due_after_s"]
+    assert isinstance(tokens, list)
+    assert isinstance(due, list)
+    assert len(tokens) == len(due) == call.output_tokens
+    assert due == sorted(due)  # type: ignore[type-var]
+    refused = next(c for c in book.stories if c.ended().refused)
+    assert refused.steps[-1][1].startswith(f"refused ({refused.end}): ")
+
+
+def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
+    run: tuple[CallBook, tuple[Outcome, ...], float],
+) -> None:
+    book, _, now_s = run
+    whole = timeline(book, now_s, now_s, after=0, sees=lambda tenant: True)
+    assert whole["ended"]
+    again = timeline(book, now_s, now_s, after=int(str(whole["after"])), sees=lambda tenant: True)
+    assert again["ended"] == []
+    assert again["after"] == whole["after"]
+    other = timeline(book, now_s, now_s, after=0, sees=lambda tenant: tenant == "acme")
+    assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
+
+
+def test_a_trace_is_what_perfetto_opens(
+    run: tuple[CallBook, tuple[Outcome, ...], float],
+) -> None:
+    book, _, now_s = run
+    trace = json.loads(json.dumps(chrome_trace(book, now_s, lambda tenant: True)))
+    events = trace["traceEvents"]
+    named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}
+    drawn = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in drawn} >= {"wait", "prefill", "decode"}
+    assert all((e["pid"], e["tid"]) in named and e["dur"] >= 0 for e in drawn)
