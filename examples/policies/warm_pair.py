@@ -28,7 +28,7 @@ class WarmPair(LlmMesh):
         busiest = max(cell.deployments(), key=lambda d: (cell.calls_per_s(d.name), d.name))
         calls_per_s = cell.calls_per_s(busiest.name)
         for spare in spares:
-            if 2 * cell.calls_per_s(spare.deployment) < calls_per_s and not spare.batch:
+            if 2 * cell.calls_per_s(spare.deployment) < calls_per_s and spare.may_go:
                 yield Release(instance=spare)
         if not spares and calls_per_s >= self.calls_per_s_least:
             for node in sorted(cell.nodes(), key=lambda n: (-n.free_bytes, n.node_id))[:1]:

@@ -127,6 +127,11 @@ class InstanceView(Protocol):
         ...
 
     @property
+    def may_go(self) -> bool:
+        """Whether it is idle and nobody needs it to stay: a minimum, a promise, a measurement."""
+        ...
+
+    @property
     def idle_since_s(self) -> float: ...
     @property
     def next_due_s(self) -> float:

@@ -67,7 +67,7 @@ def test_model_files_of_each_kind_are_drawn(tmp_path: Path) -> None:
 
     @seed(1)
     @settings(
-        max_examples=150,
+        max_examples=400,
         database=None,
         deadline=None,
         phases=[Phase.generate],

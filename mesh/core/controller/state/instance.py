@@ -170,6 +170,10 @@ class InstanceEntry:
         return self.state is InstanceState.PARKED
 
     @property
+    def may_go(self) -> bool:
+        return self.node.may_go(self)
+
+    @property
     def next_due_s(self) -> float:
         """When the first of its next tokens is due; infinite where it has no request."""
         return min((request.due_s for request in self.requests.values()), default=inf)
