@@ -25,7 +25,10 @@ class WarmPair(LlmMesh):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         spares = [i for i in cell.instances() if i.label == SPARE]
-        busiest = max(cell.deployments(), key=lambda d: (cell.calls_per_s(d.name), d.name))
+        called = sorted(cell.deployments(), key=lambda d: (cell.calls_per_s(d.name), d.name))
+        if not called:
+            return
+        busiest = called[-1]
         calls_per_s = cell.calls_per_s(busiest.name)
         for spare in spares:
             if 2 * cell.calls_per_s(spare.deployment) < calls_per_s and spare.may_go:

@@ -24,7 +24,7 @@ STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 CHAT_MESSAGES_MAX = 4096
 LOGPROBS_MAX = 20
-PROMPT_LOGPROBS_MAX = 262_144
+PROMPT_LOGPROBS_MAX = 65_536
 """They come in one message, of some 20 bytes each."""
 PENALTY_MAX = 2.0
 """Presence and frequency, as with OpenAI."""

@@ -109,8 +109,8 @@ class JournalView:
 
     async def advance(self, seconds: float) -> None:
         """By so much of the journal's time. Raises InvalidInput where a line is none."""
-        until_s = self._now_s + seconds
         async with self._seeking:
+            until_s = self._now_s + seconds
             while self._index < self._events:
                 if self._next is None:
                     self._next = next(self._decisions, None)

@@ -205,7 +205,9 @@ class ClientStream:
 def _joined(tokens: Tokens | None, outputs: RequestTokens, request: Request) -> Tokens:
     """What a client has not been given yet, and what came after it."""
     if tokens is None:
-        told = request.sampling.prompt_logprobs is not None and not outputs.first_index
+        asked = request.sampling.prompt_logprobs is not None and not outputs.first_index
+        # A node of an earlier release tells none.
+        told = asked and len(outputs.prompt_logprobs) == len(request.prompt_tokens) - 1
         return Tokens(
             first_index=outputs.first_index,
             token_ids=outputs.token_ids,

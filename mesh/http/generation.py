@@ -4,8 +4,10 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -77,7 +79,7 @@ class Generation:
                         if body.stream:
                             await self._stream(write, events, exchange)
                         else:
-                            await self._whole(write, len(asked), events, exchange)
+                            await self._whole(write, asked, events, exchange)
             except InvalidInput as error:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
@@ -132,9 +134,13 @@ class Generation:
         await exchange.end(writer.closing(ends))
 
     async def _whole(
-        self, write: Callable[[], Writer], answers: int, events: Numbered, exchange: Exchange
+        self,
+        write: Callable[[], Writer],
+        asked: Sequence[Invocation],
+        events: Numbered,
+        exchange: Exchange,
     ) -> None:
-        parts: list[list[Tokens]] = [[] for _ in range(answers)]
+        parts: list[list[Tokens]] = [[] for _ in asked]
         ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
@@ -145,8 +151,10 @@ class Generation:
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = write()
-        await exchange.json(writer.whole(parts, [ends[number] for number in range(answers)]))
+        whole = partial(write().whole, parts, [ends[number] for number in range(len(asked))])
+        # The log-probabilities of prompts may take seconds to write.
+        aside = asked[0].prompt_logprobs is not None
+        await exchange.json(await asyncio.to_thread(whole) if aside else whole())
 
 
 def _usage_told(body: Body) -> UsageTold:

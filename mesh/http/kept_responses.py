@@ -13,14 +13,17 @@ from pydantic_core import from_json
 
 from mesh.domain.access import TenantName
 from mesh.domain.errors import InvalidInput
+from mesh.http.exchange import BODY_BYTES_MAX
 from mesh.http.refusals import encoded
 from mesh.wire.access import caller
 
 KEPT_S_MAX = 3600.0
 KEPT_BYTES_MAX = 64 << 20
-"""Beyond that the oldest of the tenant goes that has most."""
+"""When all answers together take more, the oldest one of the tenant with the most bytes goes."""
 CONTINUED_MAX = 1024
 """At most so many answers make a conversation."""
+REFERENCES_MAX = 128
+"""At most so many items of a call are references to items that are kept."""
 _ENTRY_BYTES = 1024
 """An entry takes that beside its bytes."""
 
@@ -30,12 +33,14 @@ class _Kept:
     said: bytes
     """The items of its call, as JSON."""
     answer: bytes
+    output: bytes
+    """The items of the answer without their log-probabilities, as JSON."""
     previous: str | None
     until_s: float
 
     @property
     def size_bytes(self) -> int:
-        return len(self.said) + len(self.answer) + _ENTRY_BYTES
+        return len(self.said) + len(self.answer) + len(self.output) + _ENTRY_BYTES
 
 
 class KeptResponses:
@@ -51,7 +56,13 @@ class KeptResponses:
     def keep(self, answer: Mapping[str, Any], *, said: bytes, previous: str | None) -> None:
         """An answer that has ended."""
         until_s = self._now_s() + KEPT_S_MAX
-        kept = _Kept(said=said, answer=encoded(answer), previous=previous, until_s=until_s)
+        kept = _Kept(
+            said=said,
+            answer=encoded(answer),
+            output=encoded([_without_logprobs(item) for item in answer["output"]]),
+            previous=previous,
+            until_s=until_s,
+        )
         tenant = caller().tenant
         self._kept[tenant][answer["id"]] = kept
         self._bytes[tenant] += kept.size_bytes
@@ -70,7 +81,7 @@ class KeptResponses:
 
     def conversation(self, id_: str) -> list[Any]:
         """The items up to an answer, itself included. Raises InvalidInput where it is not kept, or
-        another one that it continues.
+        another one that it continues, and where together they exceed what a body may have.
         """
         found = list[_Kept]()
         wanted: str | None = id_
@@ -85,13 +96,20 @@ class KeptResponses:
                 )
             found.append(kept)
             wanted = kept.previous
-        parts = ((from_json(one.said), from_json(one.answer)["output"]) for one in reversed(found))
+        size_bytes = sum(len(one.said) + len(one.output) for one in found)
+        if size_bytes > BODY_BYTES_MAX:
+            raise InvalidInput(
+                f"the conversation has {size_bytes} bytes; {BODY_BYTES_MAX} is the limit",
+                hint="begin another one",
+                field="previous_response_id",
+            )
+        parts = ((from_json(one.said), from_json(one.output)) for one in reversed(found))
         return [item for said, answered in parts for item in (*said, *answered)]
 
     def item(self, id_: str) -> Any:
         """One of a kept answer, which its id tells. Raises InvalidInput."""
         kept = self._used("resp_" + id_.partition("_")[2].rpartition("_")[0])
-        items = [] if kept is None else from_json(kept.answer)["output"]
+        items = [] if kept is None else from_json(kept.output)
         for item in items:
             if item["id"] == id_:
                 return item
@@ -117,3 +135,11 @@ class KeptResponses:
         self._bytes[tenant] -= kept.size_bytes
         if not self._kept[tenant]:
             del self._kept[tenant], self._bytes[tenant]
+
+
+def _without_logprobs(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    parts = item.get("content")
+    if not isinstance(parts, list):
+        return item
+    plain = [{**part, "logprobs": []} if part.get("logprobs") else part for part in parts]
+    return {**item, "content": plain}

@@ -18,6 +18,7 @@ from mesh import __version__
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Finished
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import ModelInfo
 from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
@@ -42,6 +43,7 @@ TAG = ":latest"
 """Clients write it after names that have none."""
 
 _NS = 1_000_000_000
+_HELD = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("presence_penalty", "frequency_penalty"),
@@ -363,11 +365,11 @@ class Listed:
         loaded = [
             {
                 **self._card(deployment, model),
-                "size_vram": sum(one.weights_bytes for one in deployment.instances),
+                "size_vram": sum(one.weights_bytes for one in held),
                 "context_length": deployment.context_tokens_max,
             }
             for deployment, model in self._known()
-            if deployment.instances
+            if (held := [one for one in deployment.instances if one.state in _HELD])
         ]
         return _json({"models": loaded})
 

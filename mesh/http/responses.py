@@ -31,7 +31,7 @@ from mesh.http.bodies import (
 )
 from mesh.http.exchange import Bodies
 from mesh.http.generation import NewWriter
-from mesh.http.kept_responses import KeptResponses
+from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
 from mesh.http.refusals import encoded
 from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseWriter
 from mesh.http.together import Gateway
@@ -169,7 +169,7 @@ class OfferedFunction(Strict):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(default=None, description="Required calls keep to it all the same.")
+    strict: bool | None = None
     output_schema: Any = Field(default=None, description="Ignored, as are the next ones.")
     allowed_callers: Any = None
     defer_loading: Any = None
@@ -302,12 +302,20 @@ class Responses:
         if body.store is not False:
             said = [item.model_dump(exclude_none=True) for item in own]
             keep = partial(self._kept.keep, said=encoded(said), previous=body.previous_response_id)
-        return chat, lambda to: ResponseWriter(to, _told(body), keep)
+        repeated = _repeated(body)
+        return chat, lambda to: ResponseWriter(to, repeated, keep)
 
     def chat_of(self, body: InputBody, own: Sequence[AnyItem] | None = None) -> ChatBody:
         """The same in the words of Chat Completions. Raises InvalidInput."""
         check_built(body)
         items = [*self._earlier(body), *(_own_items(body) if own is None else own)]
+        references = sum(isinstance(item, ReferenceItem) for item in items)
+        if references > REFERENCES_MAX:
+            raise InvalidInput(
+                f"input has {references} item references; {REFERENCES_MAX} is the limit",
+                hint="send the items themselves",
+                field="input",
+            )
         said = _messages([self._referred(item) for item in items])
         instructions = [] if body.instructions is None else [_message("system", body.instructions)]
         tools, choice = _tools(body)
@@ -444,7 +452,10 @@ def _tools(body: InputBody) -> tuple[list[Tool], ToolChoice | None]:
 
 def _tool(tool: OfferedFunction) -> Tool:
     function = Function.model_construct(
-        name=tool.name, description=tool.description, parameters=tool.parameters
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
     )
     return Tool.model_construct(type="function", function=function)
 
@@ -458,13 +469,14 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
     if form.type == "json_schema":
         if form.schema_ is None:
             raise InvalidInput("text.format lacks schema", field="text.format.schema")
-        schema = JsonSchema.model_construct(schema_=form.schema_)
+        schema = JsonSchema.model_construct(schema_=form.schema_, strict=form.strict)
     return ResponseFormat.model_construct(type=form.type, json_schema=schema)
 
 
-def _told(body: ResponsesBody) -> dict[str, Any]:
+def _repeated(body: ResponsesBody) -> dict[str, Any]:
     """What an answer repeats of its call."""
-    said = body.model_dump(by_alias=True, exclude_none=True)
+    parts = {"text", "tool_choice", "tools"}
+    said = body.model_dump(include=parts, by_alias=True, exclude_none=True)
     reasoning = body.reasoning
     return {
         "instructions": body.instructions,

@@ -24,7 +24,8 @@ export function Journal() {
   useEffect(() => { fetched(PATH).then(take, setError); }, []);
   useEffect(() => {
     if (!where) return undefined;
-    const timer = setTimeout(() => fetched(PATH).then(take, setError), where.speed ? PLAYED_MS : STILL_MS);
+    const again = (fault) => { setError(fault); setWhere((known) => ({ ...known })); };
+    const timer = setTimeout(() => fetched(PATH).then(take, again), where.speed ? PLAYED_MS : STILL_MS);
     return () => clearTimeout(timer);
   }, [where]);
   if (!where) return error ? html`<${Fault} error=${error} />` : null;

@@ -71,6 +71,8 @@ async function reason() {
 }
 
 function appended(columns, samples) {
+  const last = columns.time_unix_s?.at(-1) ?? -Infinity; // a journal that stands still has no new ones
+  samples = samples.filter((one) => one.time_unix_s > last);
   if (!samples.length) return columns;
   return Object.fromEntries(
     Object.keys(samples[0]).map((name) => [

@@ -108,7 +108,7 @@ const ENDED = [
   { title: "ended by", cell: (r) => r.end },
   { title: "at", number: true, cell: (r) => clock(endOf(r)) },
   { title: "took", number: true, cell: (r) => seconds(endOf(r) - r.spans[0].begun_unix_s) },
-  { title: "late tokens", number: true, cell: (r) => r.late_unix_s.length },
+  { title: "late tokens", number: true, cell: (r) => count(r.late_tokens) },
 ];
 
 // The words' letters stand in the bars, so that no meaning is in a colour alone.

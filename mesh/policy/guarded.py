@@ -189,8 +189,10 @@ class Guarded:
         looked_at = 0
         try:
             for plan in ask():
-                if type(plan) not in _PLANS:
-                    _meant(plan)
+                if call == "relieve":
+                    _check_releases(plan)
+                elif type(plan) not in _PLANS:
+                    raise TypeError(f"not a plan: {plan!r}")
                 yield plan
                 looked_at += 1
                 if looked_at >= PLANS_SPARE and looked_at >= 2 * cell.size() + PLANS_SPARE:
@@ -205,11 +207,10 @@ class Guarded:
         self.fault(PolicyFaultKind.RAISED, call, f"{type(error).__name__}: {message}")
 
 
-def _meant(plan: object) -> None:
-    """Raises TypeError where it is neither a plan nor releases that go together."""
-    releases = isinstance(plan, tuple) and all(isinstance(release, Release) for release in plan)
-    if not releases:
-        raise TypeError(f"not a plan: {plan!r}")
+def _check_releases(plan: object) -> None:
+    """Raises TypeError where they are no releases that go together."""
+    if not (isinstance(plan, tuple) and all(isinstance(release, Release) for release in plan)):
+        raise TypeError(f"not a tuple of releases: {plan!r}")
 
 
 def _comparable(rank: Rank) -> Rank:

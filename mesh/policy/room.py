@@ -144,11 +144,14 @@ def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
         if (about := cell.about(made.name)) is not None
     ]
     for made, about in nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0].calls_log, of[0].name)):
-        for node in sorted(about.starts(), key=lambda n: (-about.tier(n).nearness, n.node_id)):
-            given = _given_ahead(made, node, about) if cell.rests(node) else None
+        resting = (node for node in about.starts() if cell.rests(node))
+        for node in sorted(resting, key=lambda n: (-about.tier(n).nearness, n.node_id)):
+            remote = about.tier(node) is LoadTier.REMOTE
+            quick = remote or about.load_s(node) <= cell.load_s_max
+            given = _given_ahead(made, node, about) if quick else None
             if given is not None:
                 yield Prefetch(deployment=made.name, node=node, instead_of=given)
-                if not cell.rests(node):
+                if remote or not cell.rests(node):
                     break
 
 

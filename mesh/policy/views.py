@@ -271,6 +271,11 @@ class AheadView(CellView, Protocol):
         """How long an idle instance stays that keeps its weights alone."""
         ...
 
+    @property
+    def load_s_max(self) -> float:
+        """A load that takes longer is not begun for nobody: who calls another model would wait."""
+        ...
+
     def rests(self, node: NodeView) -> bool:
         """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
         ...

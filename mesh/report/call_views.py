@@ -21,6 +21,8 @@ def timeline(
 ) -> dict[str, Plain]:
     """`unix_s` is the wall clock at `now_s`; `after` the number of the last end that is known."""
     zero_s = unix_s - now_s
+    if after > book.number:
+        after = 0  # of another controller's book, which counted further
     mine = [call for call in book.open.values() if sees(call.tenant)]
     later = (c for c in reversed(book.stories) if c.number > after and sees(c.tenant))
     ended = list(islice((c for c in later if _recent(c.ended_s, now_s)), ENDED_SHOWN_MAX))
@@ -146,6 +148,7 @@ def _drawn(call: Call, zero_s: float) -> dict[str, Plain]:
             for span in call.spans
         ],
         "late_unix_s": _all_at(call.late_s, zero_s),
+        "late_tokens": call.late_tokens,
     }
 
 

@@ -149,7 +149,8 @@ class Call:
     @property
     def place(self) -> Span | None:
         """Where it is computed; `None` while it waits."""
-        return next((s for s in reversed(self.spans) if s.ended_s is None and s.instance_id), None)
+        running = (s for s in reversed(self.spans) if s.ended_s is None and s.kind != "move")
+        return next((span for span in running if span.instance_id), None)
 
     def step(self, at_s: float, text: str) -> None:
         if len(self.steps) < STEPS_MAX:
@@ -193,8 +194,9 @@ class Call:
             spare_s = self.due_s(0) - now_s
             early = f"{spare_s:.2f} s early" if spare_s >= 0 else f"{-spare_s:.2f} s late"
             self.step(now_s, f"first token after {after_s:.2f} s, {early}")
-            if place := self.place:
-                self.begin(now_s, "decode", place.node_id, place.instance_id)
+        place = self.place
+        if place is not None and place.kind == "prefill":
+            self.begin(now_s, "decode", place.node_id, place.instance_id)
 
     def ended(self) -> CallEnd:
         assert self.ended_s is not None
@@ -233,7 +235,8 @@ class CallBook:
         self._nodes: dict[int, NodeId] = {}
         """The nodes by their links."""
         self._loading: dict[InstanceId, Load] = {}
-        self._number = 0
+        self.number = 0
+        """How many requests have ended."""
         self.open: dict[RequestId, Call] = {}
         self.stories: deque[Call] = deque(maxlen=STORIES_MAX)
         """Those that have ended, in that order."""
@@ -299,6 +302,8 @@ class CallBook:
                 for one in self._on(node_id):
                     one.step(now_s, f"its node {node_id} was lost")
                     one.begin(now_s, "wait")
+                for load in [one for one in self._loading.values() if one.node_id == node_id]:
+                    self._loaded(now_s, load.instance_id, failed=f"its node {node_id} was lost")
             case Reported(report=InstanceLoaded() as loaded):
                 self._loaded(now_s, loaded.instance_id, tier=loaded.tier.value)
             case Reported(report=LoadFailed() | InstanceGone() as gone):
@@ -370,8 +375,8 @@ class CallBook:
     def _end(self, now_s: float, call: Call, end: str) -> None:
         del self.open[call.request_id]
         call.close(now_s)
-        self._number += 1
-        call.number, call.end, call.ended_s = self._number, end, now_s
+        self.number += 1
+        call.number, call.end, call.ended_s = self.number, end, now_s
         self.ends.append(call.ended())
         self.stories.append(call)
         while (ended_s := self.stories[0].ended_s) is not None and ended_s < now_s - WINDOW_S:

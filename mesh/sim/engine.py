@@ -94,7 +94,7 @@ class CostEngine(VirtualEngine):
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         """The folder is never looked at: there is none."""
-        footprint = self.footprint(order.model)
+        footprint = self.footprint(order.model).at_context(order.context_tokens_max)
         known = self._models[order.model.model_id]
         tier = self.tier_of(order)
         seconds = self._load_alone_s(0 if tier is LoadTier.HOST else known.profile.weights_bytes)

@@ -74,8 +74,11 @@ def loosened(schema: Any) -> Any:
         else:
             new[key] = loosened(value)
     if "oneOf" in new:
-        one_of = {"anyOf": new.pop("oneOf")}
-        new = {**new, "allOf": [*new.get("allOf", ()), one_of]} if "anyOf" in new else new | one_of
+        one_of, both = {"anyOf": new.pop("oneOf")}, new.get("allOf", [])
+        if "anyOf" not in new:
+            new |= one_of
+        elif isinstance(both, list):
+            new["allOf"] = [*both, one_of]
     return new
 
 

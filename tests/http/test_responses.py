@@ -10,6 +10,7 @@ from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import GrammarKind
 from mesh.http.answers import ErrorBody
+from mesh.http.exchange import BODY_BYTES_MAX
 from mesh.http.kept_responses import CONTINUED_MAX, KEPT_S_MAX, KeptResponses
 from mesh.http.response_answers import DeletedResponse, ResponseAnswer
 from mesh.wire import access
@@ -23,6 +24,13 @@ TOOL = {
     "type": "function",
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+STRICT = {
+    "type": "json_schema",
+    "name": "cities",
+    "schema": {"type": "array", "uniqueItems": True},
 }
 
 
@@ -189,6 +197,8 @@ WEB = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
         ({"background": True}, "background", "background"),
         ({"truncation": "auto"}, "truncation", "truncation"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "schema"),
+        ({"text": {"format": {**STRICT, "strict": True}}}, None, "uniqueItems"),
+        ({"input": [{"id": f"msg_r{n}_0"} for n in range(129)]}, "input", "129 item references"),
         ({"n": 2}, "n", "unknown member n"),
         ({"input": "x" * 600}, None, "maximum context length"),
     ],
@@ -265,3 +275,14 @@ def test_a_conversation_has_a_bound(kept: Any) -> None:
     assert len(book.conversation(f"resp_{CONTINUED_MAX - 1}")) == CONTINUED_MAX
     with pytest.raises(InvalidInput, match=f"the last of {CONTINUED_MAX}"):
         book.conversation(f"resp_{CONTINUED_MAX}")
+
+
+def test_what_is_continued_has_no_log_probabilities_and_is_no_longer_than_a_body(kept: Any) -> None:
+    book = kept()
+    part = {"type": "output_text", "text": "x" * BODY_BYTES_MAX, "logprobs": [{"logprob": 0.0}]}
+    answer = {"id": "resp_1", "output": [{"id": "msg_1_0", "content": [part]}]}
+    book.keep(answer, said=b"[]", previous=None)
+    assert book.item("msg_1_0")["content"][0]["logprobs"] == []
+    assert json.loads(book.get("resp_1")) == answer
+    with pytest.raises(InvalidInput, match="the conversation has"):
+        book.conversation("resp_1")

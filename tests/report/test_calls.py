@@ -1,6 +1,7 @@
 """The book of calls says of a run's requests what their callers saw, and how each came to it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from mesh.domain.outcome import Outcome
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook, CallEnd
+from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import VirtualCell
-from mesh.sim.scenario import arrivals, plan
+from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
 from tests.sim.scenarios import SMALL, scenario
 
 
@@ -79,6 +81,8 @@ def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     again = timeline(book, now_s, now_s, after=int(str(whole["after"])), sees=lambda tenant: True)
     assert again["ended"] == []
     assert again["after"] == whole["after"]
+    anew = timeline(book, now_s, now_s, after=book.number + 1, sees=lambda tenant: True)
+    assert anew["ended"] == whole["ended"], "the number is of another controller's book"
     other = timeline(book, now_s, now_s, after=0, sees=lambda tenant: tenant == "acme")
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
@@ -93,3 +97,16 @@ def test_a_trace_is_what_perfetto_opens(
     drawn = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in drawn} >= {"wait", "prefill", "decode"}
     assert all((e["pid"], e["tid"]) in named and e["dur"] >= 0 for e in drawn)
+
+
+def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
+    read = replace(read_scenario(Path(__file__).parents[2] / "workloads/faults.toml"), seed=4)
+    made = plan(read)
+    book = CallBook({one.spec.name: one.spec for one in made.start().deployments}.get)
+    run = FaultyRun(made, faults(read, made), check=False, started=lambda start: [book])
+    run.run(arrivals(read, trace_of(read)))
+    lost = [load for load in book.loads if "was lost" in load.failed]
+    assert lost
+    assert all(load.ended_s is not None for load in lost)
+    again = [c for c in book.stories if [s.kind for s in c.spans].count("decode") > 1]
+    assert again, "one that is computed elsewhere decodes there, too"

@@ -94,6 +94,9 @@ class Adversary(DefaultAnswers):
         hows = tuple(How)
         for instance in cell.instances():
             yield (Release(instance=instance, how=hows[_turn(cell.now_s, 3)]),)
+            yield (Release(instance=instance), Release(instance=instance))
+        if _turn(missing_bytes / 1e6, 4) == 1:
+            yield from (Release(instance=i) for i in cell.neighbours(place))  # type: ignore[misc]
         yield tuple(Release(instance=instance) for instance in cell.neighbours(place))
         yield from LLM_MESH.relieve(place, missing_bytes, cell)
 

@@ -25,6 +25,7 @@ from mesh.text.grammars import (
     compiled,
     json_grammar,
 )
+from mesh.text.schemas import loosened
 from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec
 from tests.text.conftest import tiny_assets
@@ -188,6 +189,16 @@ def test_of_alternatives_that_overlap_any_will_do_unless_it_is_strict() -> None:
         grammar = json_grammar({**schema, **more}, strict=False)
         check_grammar(grammar)
         assert (keeps(grammar, "1"), keeps(grammar, "1.5")) == (True, not more)
+
+
+def test_alternatives_beside_others_stand_in_what_all_have_to_fit() -> None:
+    both = {"anyOf": [{"type": "string"}], "oneOf": [{"minLength": 1}]}
+    assert loosened(both) == {
+        "anyOf": [{"type": "string"}],
+        "allOf": [{"anyOf": [{"minLength": 1}]}],
+    }
+    for wrong in (None, 5, {"type": "string"}):
+        assert loosened({**both, "allOf": wrong})["allOf"] == wrong
 
 
 def test_schemas_are_taken_as_data_or_text() -> None:

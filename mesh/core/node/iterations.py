@@ -25,8 +25,12 @@ def learn(
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
     Beside a load, how much loads slow iterations down is learned instead; but for an estimate
-    which takes too long even so: that much is known of it.
+    which takes too long even so: that much is known of it. Prompts whose log-probabilities are
+    asked for take longer than others, and teach nothing.
     """
+    asked = (of.order.request.sampling.prompt_logprobs for of in instance.requests.values())
+    if result.prefill_tokens and any(most is not None for most in asked):
+        return
     batch = result.decode_batch
     now_s, correction = ctx.now_s, instance.correction
     measured_s = now_s - node.step_started_s

@@ -27,7 +27,7 @@ _SPARE = 1
 _STORE = Path("store")
 _BLOBS = _STORE / "compiled"
 """In the node's state folder, beside its models."""
-_FOOTPRINTS = Path("footprints")
+_FOOTPRINTS = Path("footprints-without-rope")
 _PRECISIONS = Path("precisions")
 
 

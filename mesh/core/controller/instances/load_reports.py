@@ -38,7 +38,8 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
         return True
     owner.note_footprint(node.hello.engine, said.footprint)
     # Another instance may have said it while this one was loading.
-    estimated = promised != node.footprint_of(owner.deployment)
+    known = node.footprint_of(owner.deployment)
+    estimated = promised != known.at_context(instance.context_tokens_max)
     node.note_footprint(owner.deployment.model, said.footprint)
     return not (estimated and node.free_bytes < 0)
 

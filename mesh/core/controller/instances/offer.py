@@ -172,7 +172,8 @@ def released(
     taken = []
     for release in releases:
         instance = node.instances.get(release.instance.instance_id)
-        if instance is None or instance is not release.instance or instance is place:
+        known = instance is not None and instance is release.instance
+        if instance is None or not known or instance is place or instance in taken:
             gone = f"{release.instance.instance_id} is not another instance of {node.node_id}"
             ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Release", gone)
             return []

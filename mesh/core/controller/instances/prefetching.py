@@ -39,6 +39,10 @@ class _Ahead(Offer):
     def parked_s_max(self) -> float:
         return self.ctx.limits.parked_s_max
 
+    @property
+    def load_s_max(self) -> float:
+        return self.ctx.limits.prefetch_load_s_max
+
     def rests(self, node: NodeView) -> bool:
         there = self._node(node)
         instances, station = there.instances.values(), there.station
@@ -81,7 +85,9 @@ def prefetch(ctx: EventContext) -> None:
 
 
 def _carry_out(ctx: EventContext, plan: Plan) -> None:
-    """Begin a prefetch, if that may be: its node has to have a budget for it, and to be quick."""
+    """Begin a prefetch, if that may be: its node has to have a budget for it, and to be quick, and
+    no other operation may be under way there, since one that waits could not give way.
+    """
     if not isinstance(plan, Prefetch):
         ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, type(plan).__name__, "it is no prefetch")
         return
@@ -100,9 +106,10 @@ def _carry_out(ctx: EventContext, plan: Plan) -> None:
 def _may_fetch(
     ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
 ) -> bool:
-    budget = node.hello.prefetch_bytes > 0 and node.prefetches.importing is None
-    tries = budget and node.prefetches.may_try(deployment.model.model_id)
-    return tries and ctx.takes_another(node, entry)
+    has_budget = node.hello.prefetch_bytes > 0 and node.prefetches.importing is None
+    begins = not node.station.running_reservations() and not node.station.waiting()
+    may_try = has_budget and begins and node.prefetches.may_try(deployment.model.model_id)
+    return may_try and ctx.takes_another(node, entry)
 
 
 def _size_bytes(node: NodeEntry, deployment: Deployment) -> int:

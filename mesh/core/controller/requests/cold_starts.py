@@ -76,7 +76,7 @@ def _look(
     """
     search = _search(ctx, entry, request, late=late)
     again = late or request.original.request_id in ctx.deferred
-    joins = enumerate(chain(_loaded(entry) if again else (), _loading(ctx, entry)))
+    joins = enumerate(chain(_loaded(ctx, entry) if again else (), _loading(ctx, entry)))
     offer = search.offer(joins) if search else Offer(ctx=ctx, entry=entry, joins=joins)
     for plan in ctx.policy.places(request, offer):
         if request.state is not RequestState.QUEUED:
@@ -123,8 +123,9 @@ def _promise(ctx: EventContext, found: Price, *, late: bool) -> bool:
     return True
 
 
-def _loaded(entry: DeploymentEntry) -> Iterator[InstanceEntry]:
-    return (i for i in entry.candidates if i.takes_now and not i.is_full)
+def _loaded(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:
+    open_ = (i for i in entry.candidates if i.takes_now and not i.is_full)
+    return (instance for instance in open_ if ctx.validations_left)
 
 
 def _loading(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:

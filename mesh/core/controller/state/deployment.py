@@ -204,11 +204,16 @@ class DeploymentEntry:
         self.refused += 1
 
     def note_footprint(self, engine: str, footprint: Footprint) -> None:
-        """An instance says what the deployment takes on its engine, unless that is known."""
-        deployment = self.deployment
-        if deployment is not None and engine not in dict(deployment.footprints):
-            footprints = (*deployment.footprints, (engine, footprint))
-            self.deployment = replace(deployment, footprints=footprints)
+        """An instance says what the deployment takes on its engine, unless that is known whole: an
+        earlier release said nothing of what grows with the context.
+        """
+        if self.deployment is None:
+            return
+        footprints = dict(self.deployment.footprints)
+        known = footprints.get(engine)
+        if known is None or (footprint.context_token_bytes and not known.context_token_bytes):
+            footprints[engine] = footprint
+            self.deployment = replace(self.deployment, footprints=tuple(footprints.items()))
 
     def note_loaded(self) -> None:
         """A load has ended well."""

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from mesh.domain.limits import BATCH_MAX
 from mesh.domain.steps import Decode, Prefill, PrefillBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import paged_attention as names
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.kv_cache import FIRST_BLOCK
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence

@@ -10,13 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
-from cattrs import Converter
 
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ComputePrecision, KvPrecision
@@ -47,8 +47,11 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.sequence import sequences_of
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
 
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+T = TypeVar("T")
 _DONE = "done "
-_CONVERTER = Converter(detailed_validation=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,21 @@ class TrialJob:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialJob":
-        job = _CONVERTER.structure(json.loads(text), cls)
+        job = _structured(json.loads(text), cls)
         rope = replace(job.architecture.rope, short_factors=())
         return replace(job, architecture=replace(job.architecture, rope=rope, windows=()))
+
+
+@cache
+def _converter() -> "Converter":
+    """It is imported where a trial is read: it takes 30 ms, which no other start need pay."""
+    from cattrs import Converter
+
+    return Converter(detailed_validation=False)
+
+
+def _structured(content: Any, kind: type[T]) -> T:
+    return _converter().structure(content, kind)
 
 
 def timings_json(timed: Sequence[Timed]) -> str:
@@ -81,7 +96,7 @@ def read_timings(content: Any) -> tuple[Timed, ...]:
     """The timings in what `timings_json` wrote. Raises KeyError, TypeError or ValueError, also if
     nothing was timed.
     """
-    timed = _CONVERTER.structure(content, tuple[Timed, ...])
+    timed = _structured(content, tuple[Timed, ...])
     if not any(each.rounds for each in timed):
         raise ValueError("no precision was timed")
     for each in timed:

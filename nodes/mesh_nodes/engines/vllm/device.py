@@ -32,8 +32,8 @@ def preload() -> None:
     used = "torch has initialised it" if torch.cuda.is_initialized() else cuda_in_use()
     if used:
         raise RuntimeError(
-            f"an import has begun to use CUDA ({used}), which no process forked from here could: "
-            "see which plugins of vLLM are installed"
+            f"an import has begun to use CUDA, or has asked NVML ({used}): no process forked from "
+            "here could use CUDA any more. See which plugins of vLLM are installed"
         )
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.limits import BATCH_MAX
 from mesh.domain.request import SamplingParams
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino.batch import padded, plan
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from tests.nodes.engines.openvino.pools import pool_of
@@ -81,13 +81,13 @@ def test_prompts_that_are_asked_about_take_no_more_rows_of_logits_than_a_batch()
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     asked = [
         Sequence(
-            replace(request(name, [1] * 200), sampling=sampling),
+            replace(request(name, [1] * 80), sampling=sampling),
             context_tokens_max=4096,
             vocabulary_tokens=97,
         )
         for name in ("p", "q")
     ]
     planned = plan([*running, *asked], 1000, pool)
-    assert [work.tokens for work in planned.work[20:]] == [200, BATCH_MAX - 22 - 200]
+    assert [work.tokens for work in planned.work[20:]] == [80, BATCH_MAX - 22 - 80]
     rows = sum(work.prompt_rows + work.yields for work in planned.work)
     assert rows <= BATCH_MAX

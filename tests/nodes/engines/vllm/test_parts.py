@@ -76,7 +76,7 @@ def test_a_part_that_is_gone_and_a_use_of_cuda_are_refused_by_name(
     looked: tuple[dict[str, bool], list[str]],
 ) -> None:
     in_use, gone = looked[1]
-    assert "begun to use CUDA (/dev/nvidia-uvm is open)" in in_use
+    assert "asked NVML (/dev/nvidia-uvm is open)" in in_use
     assert "has no BlockPool.touch, which mesh needs" in gone
 
 
