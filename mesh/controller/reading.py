@@ -6,7 +6,7 @@ requests, and the usage file.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mesh.controller.lookup import no_request
 from mesh.controller.recent import Recent
@@ -65,7 +65,7 @@ class Reading:
             raise no_request(RequestId(request_id))
         self._cancel(found.request_id)
 
-    def trace(self, asks: Caller) -> dict[str, Plain]:
+    def trace(self, asks: Caller) -> Iterator[Plain]:
         return chrome_trace(self._book, self._clock.now_s(), _sees(asks))
 
     def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:

@@ -242,7 +242,9 @@ class Feed:
 
     def _keep(self, event: CellEvent) -> bytes:
         at_s = round(self._unix_s() - event.age_s, 3)
-        block = _block("line", {"time_unix_s": at_s, **plain_fields(event.line)})
+        block = b"event: line\ndata: %b\n\n" % encoded(
+            {"time_unix_s": at_s, **plain_fields(event.line)}
+        )
         self._lines.append((event.line, block))
         return block
 

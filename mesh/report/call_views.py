@@ -54,28 +54,33 @@ def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
     }
 
 
-def chrome_trace(book: CallBook, now_s: float, sees: Sees) -> dict[str, Plain]:
+def chrome_trace(book: CallBook, now_s: float, sees: Sees) -> Iterator[Plain]:
     """Trace events: a process for the queue and for each node, a track for each request or
-    instance; times in microseconds of the controller's clock.
+    instance; times in microseconds of the controller's clock. The book is read at once; the events
+    may be made in a thread.
     """
     calls = [call for call in (*book.stories, *book.open.values()) if sees(call.tenant)]
     loads = list(book.loads) if sees("") else []
+    recent = [call for call in calls if _recent(call.ended_s, now_s)]
+    return _trace_events(recent, loads, now_s)
+
+
+def _trace_events(calls: Iterable[Call], loads: Iterable[Load], now_s: float) -> Iterator[Plain]:
     tracks = _Tracks()
-    events: list[Plain] = []
     for call in calls:
         for span in call.spans:
             place = tracks.of(str(span.node_id or "queue"), str(call.request_id))
             told: dict[str, Plain] = {"deployment": str(call.deployment), "end": call.end}
             told["instance"] = None if span.instance_id is None else str(span.instance_id)
-            events.append(_complete(span.kind, span.begun_s, span.ended_s or now_s, place, told))
+            yield _complete(span.kind, span.begun_s, span.ended_s or now_s, place, told)
         for at_s in call.late_s:
             place = tracks.of("late tokens", str(call.request_id))
-            events.append({"name": "late", "ph": "i", "ts": _us(at_s), "s": "t", **place})
+            yield {"name": "late", "ph": "i", "ts": _us(at_s), "s": "t", **place}
     for load in loads:
         place = tracks.of(str(load.node_id), str(load.instance_id))
         name = f"load from {load.tier}" if load.tier else "load"
-        events.append(_complete(name, load.begun_s, load.ended_s or now_s, place, {}))
-    return {"displayTimeUnit": "ms", "traceEvents": [*tracks.names(), *events]}
+        yield _complete(name, load.begun_s, load.ended_s or now_s, place, {})
+    yield from tracks.names()
 
 
 class _Tracks:

@@ -91,8 +91,7 @@ def test_a_trace_is_what_perfetto_opens(
     run: tuple[CallBook, tuple[Outcome, ...], float],
 ) -> None:
     book, _, now_s = run
-    trace = json.loads(json.dumps(chrome_trace(book, now_s, lambda tenant: True)))
-    events = trace["traceEvents"]
+    events = json.loads(json.dumps(list(chrome_trace(book, now_s, lambda tenant: True))))
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}
     drawn = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in drawn} >= {"wait", "prefill", "decode"}
