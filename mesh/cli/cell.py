@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
-from mesh.cli.kept_child import NO_RESTARTS, KeptChild, RestartLimits
+from mesh.cli.kept_child import KeptChild
 from mesh.cli.progress import Report, progress
 from mesh.cli.pulse import Pulse
+from mesh.cli.restarts import NO_RESTARTS, RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.controller import options as controller
 from mesh.controller.state_check import check_restart

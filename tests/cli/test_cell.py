@@ -15,7 +15,7 @@ from mesh.cli import children, pulse
 from mesh.cli.cell import ANSWER_S_MAX, LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.children import Child
-from mesh.cli.kept_child import RestartLimits
+from mesh.cli.restarts import RestartLimits
 from mesh.controller import state_check
 from mesh.domain.errors import StorageError
 from mesh.wire.client import UNARY_S_MAX

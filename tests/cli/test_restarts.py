@@ -7,14 +7,8 @@ import pytest
 
 from mesh.cli import children
 from mesh.cli.children import Child
-from mesh.cli.kept_child import (
-    LET_GO_S_MAX,
-    NO_RESTARTS,
-    KeptChild,
-    Restart,
-    RestartLimits,
-    Restarts,
-)
+from mesh.cli.kept_child import LET_GO_S_MAX, KeptChild
+from mesh.cli.restarts import NO_RESTARTS, Restart, RestartLimits, Restarts
 from mesh.domain.errors import MeshError
 
 LIMITS = RestartLimits(in_a_row_max=3, pause_s_min=1.0, pause_s_max=3.0, well_s=10.0)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import requests
 
-from mesh.cli.kept_child import RestartLimits
+from mesh.cli.restarts import RestartLimits
 from mesh.controller.registry import SqliteRegistry
 from mesh_nodes import hardware
 from tests.cli.running import mesh, mesh_process

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mesh.cli.kept_child import RestartLimits
+from mesh.cli.restarts import RestartLimits
 from mesh.domain.errors import Refused, Unavailable
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo

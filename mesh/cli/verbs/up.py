@@ -17,8 +17,8 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, on_numa_nodes, plan_nodes
-from mesh.cli.kept_child import RestartLimits
 from mesh.cli.options import DEFAULT_ADDRESS, program_options
+from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.controller import options as controller
 from mesh.controller.state_check import check_state
