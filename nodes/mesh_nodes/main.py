@@ -35,11 +35,12 @@ from mesh_nodes.agent import Agent
 from mesh_nodes.announcing import Announcer
 from mesh_nodes.engines.choosing import BuiltEngine, Say, build_engine
 from mesh_nodes.engines.host_memory import own_resident_bytes
-from mesh_nodes.hardware import bind, fingerprint, numa_node, probe, usable_cpus
+from mesh_nodes.hardware import fingerprint, probe
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
 from mesh_nodes.load_probe import measured_rate, tried_rates
 from mesh_nodes.options import NodeOptions, read_options
+from mesh_nodes.topology import bind, numa_node, usable_cpus
 
 DONE, FAILED, USAGE = 0, 1, 2
 

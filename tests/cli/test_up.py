@@ -16,7 +16,7 @@ import requests
 
 from mesh.cli.restarts import RestartLimits
 from mesh.controller.registry import SqliteRegistry
-from mesh_nodes import hardware
+from mesh_nodes import topology
 from tests.cli.running import mesh, mesh_process
 from tests.e2e.live_cell import SETTLED
 from tests.support.tiny_model import write_tiny_llama
@@ -146,7 +146,7 @@ def test_a_home_whose_controller_runs_alone_is_refused_at_once(tmp_path: Path) -
 
 
 def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path) -> None:
-    there = hardware.numa_nodes(hardware.usable_cpus())
+    there = topology.numa_nodes(topology.usable_cpus())
     if not there:
         pytest.skip("this kernel tells of no NUMA node")
     home, err = tmp_path / "home", tmp_path / "err"

@@ -13,21 +13,11 @@ import pytest
 from mesh.domain.errors import InvalidInput, Unavailable
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
+from mesh_nodes.cgroup import CgroupLimits, cgroup_limits
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
-from mesh_nodes.hardware import (
-    CgroupLimits,
-    Hardware,
-    NumaNode,
-    cgroup_limits,
-    cores_of,
-    default_node_id,
-    fingerprint,
-    numa_node,
-    numa_nodes,
-    probe,
-    usable_cpus,
-)
+from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, probe
 from mesh_nodes.load_probe import CHUNK_BYTES, WRITTEN_BYTES, measured_rate
+from mesh_nodes.topology import NumaNode, cores_of, numa_node, numa_nodes, usable_cpus
 from tests.support.nvml import DRIVER_NOT_LOADED, FakeNvml
 
 CPUINFO = """\
@@ -337,7 +327,7 @@ def test_threads_and_children_stay_where_a_process_was_bound() -> None:
     """Bound to one of this machine's CPUs, in a process of its own."""
     program = """
 import subprocess, sys, threading
-from mesh_nodes.hardware import NumaNode, bind, usable_cpus
+from mesh_nodes.topology import NumaNode, bind, usable_cpus
 one = min(usable_cpus())
 bind(NumaNode(number=0, cpus=frozenset({one}), memory_bytes=1))
 seen = [usable_cpus()]

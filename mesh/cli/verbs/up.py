@@ -27,7 +27,7 @@ from mesh.domain.source_rules import read_source_rules
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import credentials, show
-from mesh_nodes import hardware
+from mesh_nodes import topology
 from mesh_nodes import options as node
 
 FILE_NAME = "up.lock"
@@ -116,7 +116,7 @@ def up(
         show(replace(credentials(), tls=read_tls(certificates, Part.CLIENT)))
     nodes = plan_nodes(wanted)
     if numa:
-        there = hardware.numa_nodes(hardware.usable_cpus())
+        there = topology.numa_nodes(topology.usable_cpus())
         nodes = on_numa_nodes(nodes, [node.number for node in there])
     plan = CellPlan(
         http=None if http == controller.HTTP_OFF else http,
