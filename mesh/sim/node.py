@@ -18,7 +18,7 @@ from mesh.runtime.node_actions import Lane
 from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
-from mesh.sim.faults import EngineFaults, FaultyEngine
+from mesh.sim.engine_faults import EngineFaults, FaultyEngine
 from mesh.sim.links import VirtualLinks
 
 RESTART_S = 1.0

@@ -16,7 +16,8 @@ from mesh.sim.checking import FaultyRun
 from mesh.sim.clock import HeapClock
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.faults import EngineFaults, Fault, FaultKind, FaultyEngine
+from mesh.sim.engine_faults import EngineFaults, FaultyEngine
+from mesh.sim.faults import Fault, FaultKind
 from mesh.sim.scenario import plan
 from mesh.sim.testbed import known_model
 from tests.sim.scenarios import SMALL, scenario

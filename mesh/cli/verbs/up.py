@@ -27,8 +27,8 @@ from mesh.domain.source_rules import read_source_rules
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import credentials, show
-from mesh_nodes import topology
 from mesh_nodes import options as node
+from mesh_nodes import topology
 
 FILE_NAME = "up.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
