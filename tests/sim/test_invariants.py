@@ -13,7 +13,8 @@ from mesh.domain.messages import ResizeKv, UnloadInstance
 from mesh.domain.model import Size
 from mesh.domain.request import RequestTokens
 from mesh.memory.station import ReservationKind
-from mesh.sim.checking import CellChecks, FaultyRun, check_rest
+from mesh.sim.cell_checks import CellChecks, check_rest
+from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.faults import FaultKind
