@@ -2,22 +2,15 @@
 
 Every safetensors file must be whole and hold the tensors that config.json calls for, in a float
 type or as their quantisation has them. The weights are taken as they are, shards included;
-config.json is brought into one form: transformers has moved keys over the years (`rope_parameters`,
-`dtype`, `type` for `rope_type`) and leaves out what equals its defaults. What only vLLM runs is
-taken whole, where it is imported for vLLM; other architectures, and folders with pickled weights
-only, go to convert_import.
+config.json is brought into one form. What only vLLM runs is taken whole, where it is imported for
+vLLM; other architectures, and folders with pickled weights only, go to convert_import.
 """
 
-import json
 import math
-import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
@@ -25,16 +18,14 @@ from mesh.runtime.engine import Progress
 from mesh_loader.architectures import (
     NATIVE_ARCHITECTURES,
     Shape,
-    check_rotary,
     expected_tensors,
-    number_in,
     shape_of,
     size_in,
-    with_defaults,
 )
 from mesh_loader.config_keys import ANY_CONFIG, check_config
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.disk import place
+from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import (
     CONFIG_BYTES_MAX,
     INDEX_BYTES_MAX,
@@ -46,191 +37,8 @@ from mesh_loader.model_info import (
 )
 from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
+from mesh_loader.tensor_values import Located, check_finite, equal, located
 from mesh_loader.tokenizer_file import complete_tokenizer, require_tokenizer
-
-PIECE_BYTES = 1 << 20
-"""Read at once: so much stays in a core's cache until it has been looked through."""
-
-_NOT_FINITE: Mapping[str, tuple[str, int]] = {
-    "F16": ("<u2", 0x7C00),
-    "BF16": ("<u2", 0x7F80),
-    "F32": ("<u4", 0x7F800000),
-    "F64": ("<u8", 0x7FF0000000000000),
-    "F8_E5M2": ("<u1", 0x7C),
-    "F8_E4M3": ("<u1", 0x7F),
-    "F8_E8M0": ("<u1", 0xFF),
-}
-"""By element type: the unsigned integer of its size, and the bits that are all set in a NaN and,
-where the type has it, in an infinity, and in no finite number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """A tensor and where its bytes lie in a file."""
-
-    path: Path
-    name: str
-    tensor: StoredTensor
-    begin_bytes: int
-    end_bytes: int
-
-    def pieces(self, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Its bytes. Raises TornModel for a file that has become shorter."""
-        with self.path.open("rb") as file:
-            file.seek(self.begin_bytes)
-            left = self.end_bytes - self.begin_bytes
-            while left:
-                data = file.read(min(left, piece_bytes))
-                if len(data) < min(left, piece_bytes):
-                    raise TornModel(
-                        f"{self.path.name} became shorter while it was read, in tensor {self.name}",
-                        hint="import it again",
-                    )
-                left -= len(data)
-                yield data
-
-
-def located(path: Path, tensors: Mapping[str, StoredTensor]) -> list[Located]:
-    """The file's tensors, in the order of their bytes."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    found = []
-    for name, tensor in tensors.items():
-        begin, end = (8 + length + int(offset) for offset in header[name]["data_offsets"])
-        found.append(Located(path=path, name=name, tensor=tensor, begin_bytes=begin, end_bytes=end))
-    return sorted(found, key=lambda one: (one.begin_bytes, one.name))
-
-
-def check_finite(tensors: Collection[Located], progress: Progress) -> None:
-    """Looks through every tensor of a float type.
-
-    Raises TornModel with the name of a tensor that holds a NaN or an infinity.
-    """
-    total_bytes = max(1, sum(one.end_bytes - one.begin_bytes for one in tensors))
-    done_bytes = 0
-    for one in tensors:
-        if one.tensor.dtype in _NOT_FINITE:
-            integer, bits = _NOT_FINITE[one.tensor.dtype]
-            mask = np.dtype(integer).type(bits)
-            for piece in one.pieces():
-                if int((np.frombuffer(piece, integer) & mask).max()) == bits:
-                    raise TornModel(
-                        f"{one.path.name}: tensor {one.name} holds values that are not finite",
-                        hint="fetch the file again; if it is as published, its weights are broken",
-                    )
-                done_bytes += len(piece)
-                progress("check weights", done_bytes / total_bytes)
-    progress("check weights", 1.0)
-
-
-def equal(one: Located, other: Located) -> bool:
-    """Whether two tensors of float types and of one shape hold the same numbers."""
-    if one.tensor.dtype == other.tensor.dtype:
-        return all(a == b for a, b in zip(one.pieces(), other.pieces(), strict=True))
-    sizes = [np.dtype(_NOT_FINITE[each.tensor.dtype][0]).itemsize for each in (one, other)]
-    pieces = [
-        each.pieces(PIECE_BYTES // 8 * size) for each, size in zip((one, other), sizes, strict=True)
-    ]
-    return all(
-        np.array_equal(_values(a, one.tensor.dtype), _values(b, other.tensor.dtype))
-        for a, b in zip(*pieces, strict=True)
-    )
-
-
-def _values(piece: bytes, dtype: str) -> npt.NDArray[np.float64]:
-    if dtype == "BF16":
-        upper = np.frombuffer(piece, "<u2").astype(np.uint32) << np.uint32(16)
-        return upper.view(np.float32).astype(np.float64)
-    floats = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]
-    return np.frombuffer(piece, floats).astype(np.float64)
-
-
-ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
-
-
-def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, Any]:
-    """The config with all keys filled in; `name` is the file for error messages.
-
-    Raises UnsupportedModel for a rotary scaling that transformers does not name either.
-    """
-    config = with_defaults(config)
-    rope, local = _rope(config, name)
-    partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-    check_rotary(shape, partial, name)
-    kind = rope.get("rope_type", "default")
-    given = rope.pop("rope_theta", None)
-    theta = number_in(config if given is None else {"rope_theta": given}, "rope_theta", name)
-    if shape.architecture == "phi3" and kind in ("su", "yarn") and "short_factor" in rope:
-        kind = rope["rope_type"] = "longrope"  # as its early configs name it
-    if kind not in (*ROPE_TYPES, "default"):
-        raise UnsupportedModel(f"{name}: rotary scaling {kind!r} is not supported")
-    if kind in ("llama3", "yarn", "longrope"):
-        original = config.get("original_max_position_embeddings")
-        # The key outside comes first, as in transformers.
-        inside = rope.get("original_max_position_embeddings")
-        rope["original_max_position_embeddings"] = (
-            original or inside or config.get("max_position_embeddings")
-        )
-    factors = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
-    for key in (*(("factor",) if kind in ("linear", "dynamic", "llama3") else ()), *factors):
-        number_in(rope, key, name)
-    if shape.architecture == "gemma3_text":
-        local = number_in({"rope_local_base_freq": local}, "rope_local_base_freq", name)
-    filled = {key: value for key, value in config.items() if key != "rope_parameters"}
-    if shape.experts:
-        filled["num_experts"] = shape.experts
-    if partial != 1.0:
-        filled["partial_rotary_factor"] = partial
-    else:
-        filled.pop("partial_rotary_factor", None)
-    if local is not None:
-        filled["rope_local_base_freq"] = local
-    return {
-        **filled,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "hidden_act": config.get("hidden_activation") or config.get("hidden_act"),
-        "rope_theta": float(theta),
-        "rope_scaling": None if kind == "default" else rope,
-        "tie_word_embeddings": shape.tied,
-        "attention_bias": shape.attention_bias,
-        "torch_dtype": config.get("torch_dtype", config.get("dtype")),
-    }
-
-
-def _rope(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], float | None]:
-    """The rotary scaling, and the base frequency of layers with a window where it is another.
-
-    `rope_scaling` comes before `rope_parameters`, as in transformers.
-    """
-    parameters, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    local = config.get("rope_local_base_freq")
-    for given in (parameters, scaling):
-        if not isinstance(given, dict):
-            raise TornModel(f"{name}: the rotary scaling should be an object, it is {given!r}")
-    if "full_attention" in parameters or "sliding_attention" in parameters:
-        sliding = _typed(parameters.get("sliding_attention") or {}, name)
-        if sliding.get("rope_type", "default") != "default":
-            raise UnsupportedModel(
-                f"{name}: rotary scaling {sliding['rope_type']!r} of layers with a window is not "
-                "supported"
-            )
-        local = sliding.get("rope_theta", local)
-        full = _typed(parameters.get("full_attention") or {}, name)
-        return {**full, **_typed(scaling, name)}, local
-    return _typed(scaling or parameters, name), local
-
-
-def _typed(given: Any, name: str) -> dict[str, Any]:
-    """A copy, in which the type is called `rope_type`."""
-    if not isinstance(given, dict):
-        raise TornModel(f"{name}: the rotary scaling should be an object, it is {given!r}")
-    rope = dict(given)
-    if "type" in rope:
-        rope.setdefault("rope_type", rope.pop("type"))
-    return rope
-
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -15,7 +15,8 @@ from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelInfo
 from mesh_loader.architectures import shape_of
 from mesh_loader.config_keys import CONFIG, ROPE, shown
-from mesh_loader.hf_import import HfPlan, normalised, plan_hf
+from mesh_loader.hf_config import normalised
+from mesh_loader.hf_import import HfPlan, plan_hf
 from mesh_loader.model_info import read_json, stop_token_ids
 from mesh_loader.model_plan import plan_import
 from mesh_loader.safetensors_file import read_whole

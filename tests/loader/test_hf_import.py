@@ -15,9 +15,9 @@ from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedMode
 from mesh.domain.model import ModelFormat
 from mesh.text.assets import read_assets
 from mesh_loader import convert_import
-from mesh_loader.hf_import import check_finite, located
 from mesh_loader.safetensors_file import StoredTensor, header_bytes, read_whole
 from mesh_loader.store import ModelStore, StoredModel
+from mesh_loader.tensor_values import check_finite, located
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
 

@@ -14,7 +14,7 @@ import pytest
 from mesh_loader.architectures import NATIVE_ARCHITECTURES, shape_of, with_defaults
 from mesh_loader.gguf_config import config_of
 from mesh_loader.gguf_file import read_header
-from mesh_loader.hf_import import normalised
+from mesh_loader.hf_config import normalised
 from mesh_nodes.engines.openvino.architecture import Rope, parse_architecture
 from tests.loader.tiny_gguf import write_tiny_gguf
 
