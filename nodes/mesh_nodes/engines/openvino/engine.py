@@ -50,10 +50,11 @@ from mesh_nodes.engines.openvino.compilation import (
     engine_errors,
     return_memory,
 )
-from mesh_nodes.engines.openvino.footprint import BATCH_MAX, MeasuredFootprints
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
+from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory

@@ -1,18 +1,12 @@
-"""What instances are booked at: an estimate from the model's shape, corrected by what unloads free.
+"""What an instance will take before it is loaded, from the model's shape alone.
 
-`engine` uses the result, and tells what its unloads have freed; the rule of the correction is
-`mesh.memory.footprints`. The constants of the estimate were fitted to resident memory after a load,
-a 512-token prefill and many shapes, on four models of 0.13 to 1.2 billion parameters: what a new
-instance takes was 0 to 35 % less than estimated, never more. What the first load leaves behind is
-the node's.
+`measured_footprints` corrects the `estimate` by what unloads have freed, and `engine` uses the
+result. The constants were fitted to resident memory after a load, a 512-token
+prefill and many shapes, on four models of 0.13 to 1.2 billion parameters: what a new instance takes
+was 0 to 35 % less than estimated, never more. What the first load leaves behind is the node's.
 """
 
-import json
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from mesh.domain.model import (
     ComputePrecision,
@@ -22,12 +16,9 @@ from mesh.domain.model import (
     ModelInfo,
     WeightPrecision,
 )
-from mesh.domain.units import format_bytes
-from mesh.memory.footprints import Seen, booked_bytes
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.rope import token_bytes
 from mesh_nodes.engines.openvino.weights import COARSE_GROUPS
-from mesh_nodes.kept_json import keep_json
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
@@ -199,88 +190,3 @@ def _intermediate_size(model: ModelInfo) -> int:
     embedding = model.vocabulary_tokens * model.hidden_size
     per_layer = (model.active_parameters - embedding) // model.layers - attention
     return max(per_layer // (3 * model.hidden_size), model.hidden_size)
-
-
-SIZES_MIN = 8
-"""Sizes of iterations that an instance has met before what it holds counts towards booking less."""
-SHAPES_MAX = 1024
-"""Footprints are remembered for this many shapes; those that were seen longest ago are forgotten.
-"""
-
-log = logging.getLogger(__name__)
-
-
-class MeasuredFootprints:
-    """`note` is for one thread at a time, `footprint` for any."""
-
-    def __init__(
-        self,
-        *,
-        weights: WeightPrecision,
-        kv: KvPrecision,
-        compute: ComputePrecision = ComputePrecision.F32,
-        path: Path | None,
-    ) -> None:
-        """Without a path nothing outlives the engine."""
-        self._compute = compute
-        self._weights = weights
-        self._kv = kv
-        self._path = path
-        self._seen: Mapping[str, Seen] = {} if path is None else _read(path)
-
-    def footprint(self, model: ModelInfo) -> Footprint:
-        """What an instance of the model is booked at from now on, rope tables apart."""
-        first = estimate(model, weights=self._weights, kv=self._kv, compute=self._compute)
-        booked = booked_bytes(first.weights_bytes, self._seen.get(model.shape))
-        return replace(first, weights_bytes=booked, shared_bytes=shared_bytes(model, booked))
-
-    def note(self, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
-        """An instance has gone, in a quiet moment, and so much of the process's memory with it, the
-        KV cache and rope tables apart. What it had not met of iterations is reckoned on top.
-        """
-        held_bytes = freed_bytes + unmet_bytes(model, reached)
-        whole = len(reached.sizes) >= SIZES_MIN
-        merged = _merged({} if self._path is None else _read(self._path), self._seen)
-        seen = merged.pop(model.shape, Seen()).after(held_bytes, whole=whole)
-        self._seen = dict(list({**merged, model.shape: seen}.items())[-SHAPES_MAX:])
-        booked = format_bytes(self.footprint(model).weights_bytes)
-        freed = format_bytes(max(freed_bytes, 0))
-        log.info("%s: unloaded, %s freed; its shape is booked at %s", model.model_id, freed, booked)
-        if self._path is not None:
-            _write(self._path, self._seen)
-
-
-def _merged(kept: Mapping[str, Seen], own: Mapping[str, Seen]) -> dict[str, Seen]:
-    """What other nodes have seen of a shape counts as much."""
-    merged = dict(kept)
-    for shape, seen in own.items():
-        other = merged.pop(shape, seen)
-        merged[shape] = Seen(
-            most_bytes=max(seen.most_bytes, other.most_bytes), lives=max(seen.lives, other.lives)
-        )
-    return merged
-
-
-def _write(path: Path, seen: Mapping[str, Seen]) -> None:
-    content = {shape: [found.most_bytes, found.lives] for shape, found in seen.items()}
-    try:
-        keep_json(path, content)
-    except OSError as error:
-        log.warning("footprints are not kept in %s: %s", path, error.strerror or error)
-
-
-def _read(path: Path) -> Mapping[str, Seen]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {shape: _checked_seen(*found) for shape, found in content.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("what %s says of earlier instances is not used: %s", path, error)
-        return {}
-
-
-def _checked_seen(most_bytes: int, lives: int) -> Seen:
-    if not (int(most_bytes) >= 0 and int(lives) >= 0):
-        raise ValueError(f"{most_bytes} bytes in {lives} lives")
-    return Seen(most_bytes=int(most_bytes), lives=int(lives))

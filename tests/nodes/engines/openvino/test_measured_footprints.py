@@ -9,14 +9,8 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.model import ComputePrecision, KvPrecision, ModelInfo, WeightPrecision
 from mesh.memory.footprints import SEEN_MIN
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from mesh_nodes.engines.openvino.footprint import (
-    BATCH_MAX,
-    KERNEL_SIZES,
-    SIZES_MIN,
-    MeasuredFootprints,
-    Reached,
-    estimate,
-)
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, KERNEL_SIZES, Reached, estimate
+from mesh_nodes.engines.openvino.measured_footprints import SIZES_MIN, MeasuredFootprints
 from tests.nodes.engines.openvino.tiny import HEAD_SIZE, TinyModel
 from tests.nodes.engines.serving import load
 
