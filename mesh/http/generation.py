@@ -1,4 +1,4 @@
-"""`/v1/completions`, `/v1/chat/completions`, `/v1/messages`: one endpoint, several writers.
+"""One endpoint for the paths of all protocols that generate, with a reader and a writer for each.
 
 The status waits for the first token, so that a refusal is one. Before: the routes. After: the
 gateway is asked, and what it yields is written as a stream or whole.

@@ -304,7 +304,7 @@ class Outlook(Protocol):
         ...
 
     def has_just_come(self) -> bool:
-        """Whether no queue has been tried again since it came."""
+        """Whether it came so lately that its queue need not have been tried again."""
         ...
 
     def has_node(self) -> bool:

@@ -1,7 +1,7 @@
 """The error tree on the wire: a MeshError becomes a gRPC status with metadata, and back.
 
-`STATUSES` has a row for every error and every refusal reason, for HTTP as well: `mesh.http` writes
-the status in the way of its protocols.
+`_ERRORS` and `_REFUSALS` have a row for every error and every refusal reason, for HTTP as well:
+`mesh.http` writes the status in the way of its protocols.
 
 The status code is for clients that are not ours; ours read the class, the hint and the reason from
 the trailing metadata, so that the command line raises what the controller raised.
