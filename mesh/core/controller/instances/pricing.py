@@ -1,10 +1,11 @@
 """What a plan would cost the node where it happens: memory, a load, and the time of all there.
 
 A plan is priced at one place: a request joins an instance, loaded or loading, or has one started on
-a node. Each part of the price is worked out when somebody asks for it; the forecast and the place of
-a load, which take the longest, are kept. Before: the searches, which know what the books allow
-(`queueing`, `cold_starts`, `placement`, `preemption`, `migration`). After: the policy, which reads the price (`mesh.policy.interface.Tests`), and then
-`submitting` and `lifecycle`, which book what is taken.
+a node. Each part of the price is worked out when somebody asks for it; the forecast and the place
+of a load, which take the longest, are kept. Before: the searches, which know what the books allow
+(`queueing`, `cold_starts`, `placement`, `preemption`, `migration`). After: the policy, which reads
+the price (`mesh.policy.interface.Tests`), and then `submitting` and `lifecycle`, which book what is
+taken.
 """
 
 from collections.abc import Sequence
