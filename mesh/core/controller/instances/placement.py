@@ -1,4 +1,7 @@
-"""What a new instance needs of a node, whether the node has it, and why no node takes one. Before: `requests.search`, which looks for a node. After: `kv_cache`, which knows sizes."""
+"""What a new instance needs of a node, whether the node has it, and why no node takes one.
+
+Before: `requests.search`, which looks for a node. After: `kv_cache`, which knows sizes.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
