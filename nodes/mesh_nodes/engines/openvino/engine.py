@@ -248,6 +248,9 @@ class OpenVinoEngine:
         if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
             self._footprints.note(model, freed_bytes - tables_bytes, reached)
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        raise EngineError(f"instance {instance_id} stays: this engine does not swap")
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
 

@@ -211,6 +211,9 @@ class VllmEngine:
         )
         return self._sleeping.listed() + pooled
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        raise EngineError(f"instance {instance_id} stays: this engine does not swap")
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         """Submits the request, also to an instance whose process is gone. The next step reports
         that and ends the instance; a refusal would only send this request elsewhere and the next
