@@ -121,12 +121,22 @@ def test_what_needs_weights_is_refused_while_it_is_out(driver: Driver) -> None:
         driver.engine.step(driver.instance_id, 64)
     with pytest.raises(EngineError):
         driver.engine.measure(driver.instance_id, IterationShape(prefill_tokens=4))
-    with pytest.raises(EngineError):
-        driver.engine.resize_kv(driver.instance_id, 32)
     assert driver.books == before
     driver.swap(True)
     driver.finish()
     assert len(running.tokens) == 12
+
+
+def test_its_kv_cache_grows_and_shrinks_while_it_is_out(driver: Driver) -> None:
+    alone = driver.run("alone", PROMPT, greedy(20))
+    running = driver.submit("r", PROMPT, greedy(20))
+    for blocks in (8, 70):
+        driver.step(24)
+        driver.swap(False)
+        assert driver.resize(blocks) == blocks
+        driver.swap(True)
+    driver.finish()
+    assert running.tokens == alone
 
 
 def test_one_that_is_not_loaded_is_not_swapped(engine: Engine) -> None:

@@ -264,7 +264,6 @@ class Instance:
         """See the engine port. Never above the range reserved at load, where no request of a full
         batch could use more.
         """
-        self._require_bound()
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
         with self._budget.lock:
             before = self._pool.blocks

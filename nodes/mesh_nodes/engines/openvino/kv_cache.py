@@ -266,8 +266,8 @@ class CopyingKvCache:
         self._blocks = 0
 
     def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
-        assert self._request is not None
-        self._request.set_tensor(layer.port, layer.tensor(array))
+        if self._request is not None:
+            self._request.set_tensor(layer.port, layer.tensor(array))
 
 
 def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:
@@ -304,7 +304,7 @@ class KvCache(Protocol):
         ...
 
     def unbind(self) -> None:
-        """Keep nothing of the request and its model. It is not resized until it is bound again."""
+        """Keep nothing of the request and its model."""
         ...
 
     def claim(self, free: Blocks, count: int) -> Blocks:
