@@ -147,8 +147,11 @@ class CostEngine(VirtualEngine):
 
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
         """The weights come at the rate of a load, without its fixed part."""
+        instance = self._instance(instance_id)
+        if resident == (instance.pool.weights_bytes > 0):
+            return
         super().swap(instance_id, resident)
-        known = self._models[self._instance(instance_id).order.model.model_id]
+        known = self._models[instance.order.model.model_id]
         seconds = self._swap_s(known.profile.weights_bytes if resident else 0)
         self._spend(seconds)
         self._loads_for(seconds)

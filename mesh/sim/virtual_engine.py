@@ -71,7 +71,9 @@ class VirtualEngine:
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
         instance = self._instance(instance_id)
         weights_bytes = instance.footprint.weights_bytes if resident else 0
-        more_bytes = weights_bytes - instance.pool.weights_bytes
+        more_bytes, share = weights_bytes - instance.pool.weights_bytes, instance.pool.share
+        if share is not None and self._is_shared(instance.order):
+            more_bytes -= share.size_bytes
         self._budget.begin_load(instance_id, max(more_bytes, 0))
         try:
             if more_bytes > 0:
@@ -162,7 +164,8 @@ class VirtualEngine:
 
     def _is_shared(self, order: LoadOrder) -> bool:
         """Whether what it asks for would share an instance's weights."""
-        pools = [instance.pool for instance in self._instances.values()]
+        every = self._instances.values()
+        pools = [instance.pool for instance in every if instance.pool.weights_bytes]
         return any(pool.share is not None and pool.share.key == kind_of(order) for pool in pools)
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
