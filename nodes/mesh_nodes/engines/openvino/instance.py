@@ -4,6 +4,7 @@ A step reads plan, infer, choose, advance. Owns the sequences and the block pool
 after the other, from the engine's compute thread, but for `memory`.
 """
 
+import threading
 import time
 from dataclasses import replace
 from itertools import islice
@@ -56,6 +57,10 @@ class Instance:
         Raises OutOfMemory or EngineError.
         """
         self.instance_id: InstanceId = order.instance_id
+        self.order = order
+        self._stated = footprint
+        self._running = threading.Lock()
+        """It is held while the instance computes, and while what it computes with changes."""
         self._vocabulary_tokens = order.model.vocabulary_tokens
         self._model_path = order.model_path
         self._context_tokens_max = order.context_tokens_max
@@ -64,7 +69,7 @@ class Instance:
         self._booked = footprint = stated.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
-        self._graph = graph
+        self.graph = graph
         self._budget = budget
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
@@ -122,11 +127,32 @@ class Instance:
     @property
     def share(self) -> Share:
         """The weights that this instance shares with all that run the same compiled graph."""
-        return Share(key=id(self._graph), size_bytes=self._booked.shared_bytes)
+        return Share(key=id(self.graph), size_bytes=self._booked.shared_bytes)
 
     def shares_with(self, other: "Instance") -> bool:
         """Whether both run what was compiled once."""
-        return self._graph is other._graph
+        return self.graph is other.graph
+
+    def twin(self, graph: CompiledGraph) -> "Instance":
+        """The smallest instance of the same model over another compiled model, in no budget. Raises
+        as `__init__`.
+        """
+        order = replace(self.order, kv_blocks=1, batch_max=1)
+        return Instance(order, graph, footprint=self._stated, budget=CacheBudget())
+
+    def move_to(self, graph: CompiledGraph) -> None:
+        """Compute with another compiled model of the same weights and context limit, from the next
+        iteration on. May be called from any thread; waits for the iteration under way. Raises
+        RuntimeError as OpenVINO does, and then nothing has changed but what the cache is bound to.
+        """
+        request = graph.model.create_infer_request()
+        inputs = BatchInputs(graph.model, request)
+        with self._running:
+            self._cache.bind(graph.model, request)
+            self.graph, self._request, self._inputs = graph, request, inputs
+            self.reached = Reached()
+        with self._budget.lock:
+            self._pool.share = self.share
 
     def submit(self, request: EngineRequest) -> int:
         """See the engine port. Raises EngineError when the request can never run here."""
@@ -164,7 +190,8 @@ class Instance:
         prefills = [work for work in planned.work if not work.sequence.decoding]
         prefill_tokens = sum(work.tokens for work in prefills)
         past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
-        outputs = self._run(planned)
+        with self._running:
+            outputs = self._run(planned)
         self._books = self._count()
         return StepResult(
             outputs=outputs,
@@ -203,8 +230,10 @@ class Instance:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
+            planned = plan(active, shape.prefill_tokens, self._pool)
             start_s = time.perf_counter()
-            self._run(plan(active, shape.prefill_tokens, self._pool))
+            with self._running:
+                self._run(planned)
             return time.perf_counter() - start_s
         finally:
             for sequence in active:
@@ -215,7 +244,7 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        with self._budget.lock:
+        with self._running, self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
             in_use = self._places.taken()
@@ -274,7 +303,7 @@ class Instance:
         )
         self.reached.note(tokens, rows)
         if tokens > LASTING_TOKENS:
-            self._graph.release_activations()
+            self.graph.release_activations()
             self.reached.note_release()
         for work in planned.work:
             work.sequence.advance(work.tokens, self._pool)
@@ -319,6 +348,6 @@ class Instance:
             stop_token_ids=(),
         )
         self._sequences[request.request_id] = self._sequence(request)
-        with self._graph.first_run():
+        with self.graph.first_run():
             self.step(1)
         self.abort(request.request_id)

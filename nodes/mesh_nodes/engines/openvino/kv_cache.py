@@ -115,8 +115,7 @@ class ElasticKvCache:
             self._range.array(layer.element, layer.shape(range_blocks), begin)
             for layer, begin in zip(layers, begins, strict=True)
         ]
-        for layer, array in zip(layers, self._arrays, strict=True):
-            request.set_tensor(layer.port, layer.tensor(array))
+        self.bind(compiled, request)
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)
@@ -129,6 +128,10 @@ class ElasticKvCache:
             shared_blocks=reach if self.dense else 0,
             free_pages=partial(_free_pages, self._range, spans, self._backed),
         )
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        for layer, array in zip(layer_caches(compiled), self._arrays, strict=True):
+            request.set_tensor(layer.port, layer.tensor(array))
 
     @property
     def held_bytes(self) -> int:
@@ -199,14 +202,17 @@ class CopyingKvCache:
     ) -> None:
         """Raises OutOfMemory when the addresses cannot be had."""
         self.dense = True
-        self._request = request
-        self._layers = layer_caches(compiled)
-        self.block_bytes = sum(layer.block_bytes for layer in self._layers)
+        layers = layer_caches(compiled)
+        self.block_bytes = sum(layer.block_bytes for layer in layers)
         self._blocks = blocks
-        self._memory = [_allocate(layer, blocks) for layer in self._layers]
+        self._memory = [_allocate(layer, blocks) for layer in layers]
+        self.bind(compiled, request)
+        self._backed = np.zeros(blocks, np.bool_)
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        self._layers, self._request = layer_caches(compiled), request
         for layer, (_, array) in zip(self._layers, self._memory, strict=True):
             self._bind(layer, array)
-        self._backed = np.zeros(blocks, np.bool_)
 
     @property
     def held_bytes(self) -> int:
@@ -278,6 +284,10 @@ class KvCache(Protocol):
     @property
     def held_bytes(self) -> int:
         """What it takes of the system's memory. May be read from any thread."""
+        ...
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        """This infer request of this compiled model uses the cache from now on."""
         ...
 
     def claim(self, free: Blocks, count: int) -> Blocks:
