@@ -60,8 +60,10 @@ class LayerCache:
 
 
 def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
-    """Those that the compiled model takes as inputs."""
-    return [
+    """Those that the compiled model takes as inputs, in the same order for all that are compiled
+    from one model.
+    """
+    caches = [
         LayerCache(
             port,
             np.dtype(_WORDS[port.element_type.size]),
@@ -70,6 +72,7 @@ def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
         for port in compiled.inputs
         if port.any_name.startswith((KEY_CACHE, VALUE_CACHE))
     ]
+    return sorted(caches, key=lambda layer: str(layer.port.any_name))
 
 
 def back_blocks(arrays: Iterable[npt.NDArray[Any]], blocks: Blocks) -> None:
@@ -132,6 +135,9 @@ class ElasticKvCache:
     def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
         for layer, array in zip(layer_caches(compiled), self._arrays, strict=True):
             request.set_tensor(layer.port, layer.tensor(array))
+
+    def unbind(self) -> None:
+        """The request is the only one that knows of it."""
 
     @property
     def held_bytes(self) -> int:
@@ -202,10 +208,11 @@ class CopyingKvCache:
     ) -> None:
         """Raises OutOfMemory when the addresses cannot be had."""
         self.dense = True
-        layers = layer_caches(compiled)
-        self.block_bytes = sum(layer.block_bytes for layer in layers)
+        self._request: ov.InferRequest | None
+        self._layers = layer_caches(compiled)
+        self.block_bytes = sum(layer.block_bytes for layer in self._layers)
         self._blocks = blocks
-        self._memory = [_allocate(layer, blocks) for layer in layers]
+        self._memory = [_allocate(layer, blocks) for layer in self._layers]
         self.bind(compiled, request)
         self._backed = np.zeros(blocks, np.bool_)
 
@@ -213,6 +220,9 @@ class CopyingKvCache:
         self._layers, self._request = layer_caches(compiled), request
         for layer, (_, array) in zip(self._layers, self._memory, strict=True):
             self._bind(layer, array)
+
+    def unbind(self) -> None:
+        self._request = None
 
     @property
     def held_bytes(self) -> int:
@@ -256,7 +266,8 @@ class CopyingKvCache:
         self._blocks = 0
 
     def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
-        self._request.set_tensor(layer.port, layer.tensor(array))
+        if self._request is not None:
+            self._request.set_tensor(layer.port, layer.tensor(array))
 
 
 def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:
@@ -275,7 +286,7 @@ class KvResize(StrEnum):
 
 
 class KvCache(Protocol):
-    """Key and value caches of all layers, bound to one infer request."""
+    """Key and value caches of all layers, bound to one infer request at most."""
 
     block_bytes: int
     dense: bool
@@ -287,7 +298,13 @@ class KvCache(Protocol):
         ...
 
     def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
-        """This infer request of this compiled model uses the cache from now on."""
+        """This request reads and writes it from now on. Raises RuntimeError where the model keeps
+        keys and values in another way than the one that it was made for.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Keep nothing of the request and its model."""
         ...
 
     def claim(self, free: Blocks, count: int) -> Blocks:

@@ -60,12 +60,12 @@ class OwnGraphs:
         """The instance has computed. Where it pays, a compiled model of its own is made for it
         beside its further iterations.
         """
-        tokens = padded(result.prefill_tokens + result.decode_batch)
-        if not tokens:
+        tokens, graph = padded(result.prefill_tokens + result.decode_batch), instance.graph
+        if graph is None or not tokens:
             return
         instance_id = instance.instance_id
-        before, tokens_before = self._last.get(instance.graph, (instance_id, tokens))
-        self._last[instance.graph] = instance_id, tokens
+        before, tokens_before = self._last.get(graph, (instance_id, tokens))
+        self._last[graph] = instance_id, tokens
         switches = self._switches.pop(instance_id, 0)
         switches += before != instance_id and tokens != tokens_before
         self._switches[instance_id] = switches
@@ -88,7 +88,7 @@ class OwnGraphs:
                 if self._budget.spare_bytes >= 0:
                     break
                 shared = self._compiler.shared(instance.order)
-                if shared is not None and shared is not instance.graph:
+                if shared is not None and instance.graph not in (shared, None):
                     instance.move_to(shared)
                     return_memory()
                     log.info("%s shares its compiled model again", instance.instance_id)
@@ -101,19 +101,20 @@ class OwnGraphs:
             self._start(self.give_back)
 
     def forget(self, instance: Instance) -> None:
-        """The instance is about to go. If it was the last one of the compiled model that further
-        instances would share, another's takes its place: the weights are booked as shared as long
+        """The instance's weights are about to go. If it was the last one of the compiled model that
+        further instances would share, another's takes its place: the weights are booked as shared as long
         as there is any instance of them.
         """
         self._switches.pop(instance.instance_id, None)
         with self._moving:
-            order = instance.order
-            if self._compiler.shared(order) is not instance.graph:
+            order, place = instance.order, self._compiler.place(instance.order)
+            if instance.graph is None or self._compiler.shared(order) is not instance.graph:
                 return
-            place = self._compiler.place(order)
-            like = [i for i in self._instances() if self._compiler.place(i.order) == place]
-            if like and not any(map(instance.shares_with, like)):
-                self._compiler.share(order, like[0].graph)
+            others = [i for i in self._instances() if i is not instance]
+            left = [i.graph for i in others if self._compiler.place(i.order) == place]
+            graphs = [graph for graph in left if graph is not None]
+            if graphs and instance.graph not in graphs:
+                self._compiler.share(order, graphs[0])
 
     def close(self) -> None:
         """Waits for what is being made."""
@@ -125,15 +126,16 @@ class OwnGraphs:
         if not any(instance.shares_with(o) for o in self._instances() if o is not instance):
             return False
         spare_bytes = min(self._budget.spare_bytes, self._available_bytes())
-        return instance.share.size_bytes <= min(spare_bytes, COPY_BYTES_MAX)
+        return instance.footprint.shared_bytes <= min(spare_bytes, COPY_BYTES_MAX)
 
     def _make(self, instance: Instance) -> None:
-        size_bytes = instance.share.size_bytes
+        size_bytes = instance.footprint.shared_bytes
         self.making = {instance.instance_id: size_bytes}
         key = "own graph", instance.instance_id
         self._budget.begin_load(key, size_bytes)
         try:
-            again = instance.graph.import_again
+            known = instance.graph
+            again = known.import_again if known is not None else None
             graph = again() if again is not None else None
             if graph is None:
                 return
