@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.loading_lane import (
     Slot,
@@ -36,6 +37,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import LoadTier
@@ -45,6 +47,8 @@ MARGIN_SHARE = 0.1
 """A load that waits for others in its lane is counted on only if its request would be in time even
 if the first token came later by this share of the time until it.
 """
+_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
+"""What is said of a place without a forecast."""
 NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
 
@@ -130,9 +134,31 @@ class Price:
     # What the search and the books read.
 
     def validate(self) -> Forecast:
-        """What becomes of the request there, beside all others; one validation of the event."""
-        self.ctx.note_validation(self.node)
-        return self.forecast()
+        """What becomes of the request there, beside all others; one validation of the event. That a
+        loaded instance refuses one that waits is known without it if an earlier request has to be
+        let through, or it has refused one that was no longer; see `state.refusals`.
+        """
+        ctx, instance, request = self.ctx, self.instance, self.wanted_by
+        if instance is None or self.moves or instance.state is InstanceState.LOADING:
+            ctx.note_validation(self.node)
+            return self.forecast()
+        if must_give_way(ctx, self.node, request):
+            return _UNSEEN[Verdict.DELAYS_RUNNING]
+        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
+        known = refusals.why_refuses(instance, request, left)
+        if known is not None:
+            if known is Verdict.TPOT_EXCEEDED:
+                # Counts as one all the same: an event must not go through every full instance.
+                ctx.note_validation()
+            return _UNSEEN[known]
+        ctx.note_validation(self.node)
+        forecast = self.forecast()
+        if forecast.verdict is not Verdict.PASSES:
+            refusals.note_refused(instance, request, left, forecast.verdict)
+            care = self.node.rule.overestimate
+            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
+                request.refusals.note_in_time_as_predicted()
+        return forecast
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
