@@ -180,7 +180,7 @@ class Search(Offer):
         ctx, entry, request, self._roomy = self.ctx, self.entry, self.request, []
         assert self.among is not None
         remembers = self.remembers and request is not None
-        if remembers and ctx.policy.promises and not ctx.validations_left:
+        if remembers and not ctx.may_validate:
             self._no_time = self.stopped = True
             return ()
         nodes = asked = self.among()
@@ -191,7 +191,9 @@ class Search(Offer):
             self._no_time = len(asked) < len(nodes)
         if asked:  # In overload most often no node has changed since it refused.
             self._needs = InstanceNeeds(ctx, entry, self._waiting())
-            self._roomy = [n for n in asked if ctx.takes_another(n, entry) and self._has_room(n)]
+            takers = [node for node in asked if ctx.takes_another(node, entry)]
+            self._needed_bytes = self._needs.least_bytes(takers)
+            self._roomy = [node for node in takers if self._has_room(node)]
             self._left = {node.node_id for node in self._roomy}
             self._fresh = not self._left <= entry.avoided.keys()
         return self._roomy
@@ -205,8 +207,7 @@ class Search(Offer):
         return waiting
 
     def _has_room(self, node: NodeEntry) -> bool:
-        assert self._needs is not None, "nodes are asked"
-        needed_bytes = self._needed_bytes[node.node_id] = self._needs.least_bytes(node)
+        needed_bytes = self._needed_bytes[node.node_id]
         if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
             return True
         if self.request is not None and not self.late:
@@ -230,7 +231,8 @@ class Search(Offer):
             if not moves:
                 request.refusals.note_no_room()
             return None
-        if self._has_stopped(request):
+        if not self.ctx.may_validate:
+            self.stopped = True
             if self.loaded:
                 self.ctx.cell.refusals.note_stopped(self.entry.spec.name, self.place)
             return None
@@ -256,9 +258,9 @@ class Search(Offer):
         if request is None:
             return Price(self.ctx, plan, self.entry, node, None, None, room)
         name, refusals, late = self.entry.spec.name, self.ctx.cell.refusals, self.late
-        if self._has_stopped(request):
+        if not self.ctx.may_validate:
+            self.stopped = self._no_time = True
             refusals.note_not_all_tried(name, request)
-            self._no_time = True
             return None
         late = late or (request.accepted and not moves)
         price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
@@ -274,12 +276,6 @@ class Search(Offer):
                 passes = False
         self._no_time = self._no_time or not passes
         return price if passes else None
-
-    def _has_stopped(self, request: RequestEntry) -> bool:
-        """Whether no validation is left for the request; the next search goes on from here."""
-        ctx = self.ctx
-        self.stopped = self.stopped or (ctx.policy.promises and not ctx.validations_left)
-        return self.stopped
 
     def _instance_of(self, plan: Plan) -> InstanceEntry | None:
         """The instance that the request is to join or to move to, as far as the books go. What is
