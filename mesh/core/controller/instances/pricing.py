@@ -26,6 +26,7 @@ from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
     forecast_on_start,
+    link_left_s,
     time_left_s,
 )
 from mesh.core.controller.instances.prefixes import cached_tokens
@@ -38,6 +39,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
+from mesh.domain.steps import LoadTier
 from mesh.policy.plans import Plan, Shortage
 
 MARGIN_SHARE = 0.1
@@ -97,9 +99,14 @@ class Price:
         seconds = times.prefill_s(request.tokens - cached, cached)
         seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
         most_s = self.ctx.limits.delivery_s_max + slack_s
-        if max(self.arrives_s(plan), now_s) + seconds + most_s > request.due_s:
+        first_token_s = max(self.arrives_s(plan), now_s) + seconds + most_s
+        if first_token_s > request.due_s and not self.late:
             return Verdict.FIRST_TOKEN_LATE
-        left_s = time_left_s(self.node, now_s, request.due_s, seconds)
+        due_s = max(request.due_s, first_token_s)
+        left_s = time_left_s(self.node, now_s, due_s, seconds)
+        if self.node.swaps:
+            copied_s = link_left_s(self.node, instance, now_s, due_s, self._copy_s)
+            left_s = min(left_s, copied_s)
         return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
 
     def utilisation(self, plan: Plan) -> float:
@@ -120,7 +127,8 @@ class Price:
 
     def arrives_s(self, plan: Plan) -> float:
         self._check(plan)
-        return self._slot_by(inf).ready_s if self.instance is None else self.ready_s
+        ready_s = self._slot_by(inf).ready_s if self.instance is None else self.ready_s
+        return ready_s + self._copy_s(self.instance)
 
     # What the search and the books read.
 
@@ -208,7 +216,7 @@ class Price:
         """
         seen = self.seen
         if seen is None or not self.validated or seen.first_token_s == inf:
-            return self.ready_s
+            return self.ready_s + self._copy_s(self.instance)
         return seen.first_token_s
 
     def is_tight(self) -> bool:
@@ -267,6 +275,17 @@ class Price:
         without = () if self.room is None else self.room.reclaim
         planned = plan_load(self.ctx, self._deployment, self.node, without)
         return slot_for(self.node, planned, needed_s, self.ctx.now_s)
+
+    def _copy_s(self, instance: InstanceEntry | None) -> float:
+        """Seconds in which the weights of an instance, or of one that starts, come from the host to
+        the device; 0 where they are there, or come with the load.
+        """
+        node = self.node
+        if not node.swaps or (instance is not None and instance.resident):
+            return 0.0
+        footprint = node.footprint_of(self._deployment) if instance is None else instance.footprint
+        hello, weights_bytes = node.hello, footprint.weights_bytes
+        return self.ctx.cell.expectations.load_s(hello, weights_bytes, LoadTier.HOST)
 
     def _times(self) -> Times:
         return Times(self._profile(), self.node.rule.overestimate)
