@@ -166,8 +166,8 @@ class Instance:
 
     def move_to(self, graph: CompiledGraph) -> None:
         """Compute from the next iteration on with another compiled model of the same, which has
-        run. May be called from any thread; waits for the iteration under way. Nothing happens to one
-        that has left or is closed. Raises RuntimeError as OpenVINO does.
+        run. May be called from any thread; waits for the iteration under way. Nothing happens to
+        one that has left or is closed. Raises RuntimeError as OpenVINO does.
         """
         request = graph.model.create_infer_request()
         bound = _Bound(graph, request, BatchInputs(graph.model, request))
