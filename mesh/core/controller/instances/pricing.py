@@ -104,7 +104,7 @@ class Price:
             return Verdict.FIRST_TOKEN_LATE
         due_s = max(request.due_s, first_token_s)
         left_s = time_left_s(self.node, now_s, due_s, seconds)
-        if self.node.swaps:
+        if self._copy_s(instance):
             copied_s = link_left_s(self.node, instance, now_s, due_s, self._copy_s)
             left_s = min(left_s, copied_s)
         return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
