@@ -247,8 +247,9 @@ class Instance:
                 f"addresses for {self._range_blocks}"
             )
         self._order = order
-        self.weights.to_device()
-        self._resident = True
+        if not order.swapped:
+            self.weights.to_device()
+        self._resident = not order.swapped
         self._resize(order.kv_blocks)
 
     def begin_swap(self, resident: bool, where: Range | None) -> None:
