@@ -81,8 +81,11 @@ def release(ctx: EventContext, plan: Release) -> bool:
     if they cannot do so while they run, they are computed anew elsewhere.
     """
     instance = _known(ctx, plan.instance)
+    to = None if plan.to is None else _known(ctx, plan.to)
     if instance is None:
         _not_in_books(ctx, plan, f"there is no instance {_name(plan.instance)}")
+    elif plan.to is not None and (to is None or to.deployment != instance.deployment):
+        _not_in_books(ctx, plan, f"{instance.instance_id} cannot go into {_name(plan.to)}")
     elif plan.how is How.SWAP:
         _cannot(ctx, plan, f"{instance.node.node_id} has no swap of weights to its host")
     elif instance.node.may_go(instance):
@@ -93,7 +96,7 @@ def release(ctx: EventContext, plan: Release) -> bool:
             park(ctx, instance)
         return True
     elif plan.how is How.UNLOAD and preemption.may_be_preempted(ctx, instance):
-        return migration.leave(ctx, instance) or preemption.displace(ctx, [instance])
+        return migration.leave(ctx, instance, to) or preemption.displace(ctx, [instance], to)
     else:
         _not_in_books(ctx, plan, f"{instance.instance_id} may not go now")
     return False

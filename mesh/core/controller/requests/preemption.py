@@ -6,7 +6,7 @@ a node that has room. If one finds no such place, nothing moves. Before: a reque
 instance, for which there is no memory. After: it has it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.placement import StartSearch, Wanted
@@ -44,12 +44,16 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     return False
 
 
-def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
+def displace(
+    ctx: EventContext,
+    taken: Sequence[InstanceEntry],
+    to: InstanceEntry | None = None,
+) -> bool:
     """Have instances of a node go whose requests get other places, where each is in time; False
     when one has none, and nothing moves. Requests whose new instance has to be loaded first are
-    queued.
+    queued. `to`: the only instance that they may join; none is loaded for them then.
     """
-    moves = _plan(ctx, taken)
+    moves = _plan(ctx, taken, to)
     if moves is None:
         return False
     for move in sorted(moves, key=lambda move: move.instance is None):
@@ -76,7 +80,9 @@ def may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     return bool(instance.requests) and not often and above_minimum
 
 
-def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | None:
+def _plan(
+    ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None
+) -> list[Price] | None:
     """Where all requests of the victims go, none of them on their node; `None` if one has no place.
     An instance is loaded only for a victim's only request: the start of one is validated for one.
 
@@ -89,8 +95,9 @@ def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | No
         for request in sorted(victim.requests.values(), key=_by_deadline):
             if not ctx.validations_left:
                 return None
-            move = _join(ctx, owner, request, moves, victim.node)
-            if move is None and len(victim.requests) == 1:
+            joins = _open(ctx, owner.candidates if to is None else (to,), moves, victim.node)
+            move = _join(ctx, owner, request, moves, joins)
+            if move is None and to is None and len(victim.requests) == 1:
                 move = _start(ctx, owner, request, moves, victim.node)
             if move is None:
                 return None
@@ -107,11 +114,10 @@ def _join(
     owner: DeploymentEntry,
     request: RequestEntry,
     moves: Sequence[Price],
-    away_from: NodeEntry,
+    joins: Iterator[InstanceEntry],
 ) -> Price | None:
-    """The move to a loaded instance on another node, as the policy has it."""
-    joins = enumerate(_open(ctx, owner, moves, away_from))
-    offer = Offer(ctx=ctx, entry=owner, joins=joins)
+    """The move to one of these instances, as the policy has it."""
+    offer = Offer(ctx=ctx, entry=owner, joins=enumerate(joins))
     for plan in ctx.policy.places(request, offer):
         instance = offer.last
         if isinstance(plan, Join) and instance is not None and plan.instance is instance:
@@ -122,12 +128,15 @@ def _join(
 
 
 def _open(
-    ctx: EventContext, owner: DeploymentEntry, moves: Sequence[Price], away_from: NodeEntry
+    ctx: EventContext,
+    among: Iterable[InstanceEntry],
+    moves: Sequence[Price],
+    away_from: NodeEntry,
 ) -> Iterator[InstanceEntry]:
     """Loaded instances on other nodes that may take one more of those that move. Only one instance
     of a node grows for them, and none does where one is to be loaded.
     """
-    for instance in owner.candidates:
+    for instance in among:
         full = instance.free_places <= len(going_to(instance, moves))
         if full or not instance.takes_now or instance.node is away_from:
             continue
