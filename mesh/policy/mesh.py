@@ -57,8 +57,8 @@ class Mesh(LlmMesh):
 
     # An instance that serves goes once all of its requests have places, in time, on one instance of
     # its deployment: from a GPU, which is scarce, to a CPU, or into a larger one on a GPU. What is
-    # moved is computed again: a CPU is too slow to take it from another CPU, and nothing moves while
-    # a request waits, which needs that time more.
+    # moved is computed again, for which a CPU is too slow to take it from another CPU; and nothing
+    # moves while a request waits, which needs that time more.
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         if self.merges and not any(made.queued for made in cell.deployments()):

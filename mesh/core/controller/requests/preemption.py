@@ -9,10 +9,10 @@ instance, for which there is no memory. After: it has it.
 from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import StartSearch, Wanted
-from mesh.core.controller.instances.pricing import Price, going_to, price_move
+from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -21,7 +21,6 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.policy.plans import Join
 from mesh.policy.room import freed_bytes
 
 
@@ -45,9 +44,7 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
 
 
 def displace(
-    ctx: EventContext,
-    taken: Sequence[InstanceEntry],
-    to: InstanceEntry | None = None,
+    ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None = None
 ) -> bool:
     """Have instances of a node go whose requests get other places, where each is in time; False
     when one has none, and nothing moves. Requests whose new instance has to be loaded first are
@@ -93,12 +90,9 @@ def _plan(
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
         for request in sorted(victim.requests.values(), key=_by_deadline):
-            if not ctx.validations_left:
-                return None
-            joins = _open(ctx, owner.candidates if to is None else (to,), moves, victim.node)
-            move = _join(ctx, owner, request, moves, joins)
-            if move is None and to is None and len(victim.requests) == 1:
-                move = _start(ctx, owner, request, moves, victim.node)
+            alone = to is None and len(victim.requests) == 1
+            among = owner.candidates if to is None else (to,)
+            move = _place(ctx, owner, request, moves, among, alone=alone)
             if move is None:
                 return None
             moves.append(move)
@@ -109,29 +103,41 @@ def _by_deadline(request: RequestEntry) -> tuple[float, RequestId]:
     return request.due_s, request.original.request_id
 
 
-def _join(
+def _place(
     ctx: EventContext,
     owner: DeploymentEntry,
     request: RequestEntry,
     moves: Sequence[Price],
-    joins: Iterator[InstanceEntry],
+    among: Iterable[InstanceEntry],
+    *,
+    alone: bool,
 ) -> Price | None:
-    """The move to one of these instances, as the policy has it."""
-    offer = Offer(ctx=ctx, entry=owner, joins=enumerate(joins))
-    for plan in ctx.policy.places(request, offer):
-        instance = offer.last
-        if isinstance(plan, Join) and instance is not None and plan.instance is instance:
-            move = price_move(ctx, plan, owner, instance, request, going_to(instance, moves))
-            if move is not None:
-                return move
-    return None
+    """The move to one of these instances on another node, as the policy has it, or, of one that is
+    `alone` on its instance, to a new one on a node that no other of them goes to. None starts in
+    the pause after a failed load.
+    """
+    assert request.instance is not None, "it runs"
+    away_from = request.instance.node
+
+    def nodes() -> list[NodeEntry]:
+        taken = [away_from, *(move.node for move in moves)]
+        return [node for node in ctx.cell.nodes.values() if node not in taken]
+
+    starts = alone and ctx.now_s >= owner.paused_until_s
+    joins = enumerate(_open(among, moves, away_from))
+    search = Search(
+        ctx=ctx,
+        entry=owner,
+        request=request,
+        before=moves,
+        joins=joins,
+        among=nodes if starts else None,
+    )
+    return search.first()
 
 
 def _open(
-    ctx: EventContext,
-    among: Iterable[InstanceEntry],
-    moves: Sequence[Price],
-    away_from: NodeEntry,
+    among: Iterable[InstanceEntry], moves: Sequence[Price], away_from: NodeEntry
 ) -> Iterator[InstanceEntry]:
     """Loaded instances on other nodes that may take one more of those that move. Only one instance
     of a node grows for them, and none does where one is to be loaded.
@@ -141,27 +147,8 @@ def _open(
         if full or not instance.takes_now or instance.node is away_from:
             continue
         others = any(m.node is instance.node and m.instance is not instance for m in moves)
-        if not others and ctx.validations_left:
+        if not others:
             yield instance
-
-
-def _start(
-    ctx: EventContext,
-    owner: DeploymentEntry,
-    request: RequestEntry,
-    moves: Sequence[Price],
-    away_from: NodeEntry,
-) -> Price | None:
-    """The move to a new instance on a node that no other of them goes to; none starts in the pause
-    after a failed load.
-    """
-    if ctx.now_s < owner.paused_until_s:
-        return None
-    taken = [away_from, *(move.node for move in moves)]
-    nodes = [node for node in ctx.cell.nodes.values() if node not in taken]
-    wanted = Wanted(by=request, moves=True)
-    found = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes).run()
-    return found if isinstance(found, Price) else None
 
 
 def _move(ctx: EventContext, move: Price) -> None:
