@@ -1,19 +1,26 @@
-"""`mesh`: `llm-mesh` that merges the instances of a deployment while they serve, and in overload
-starts instances for those that are called most.
+"""`mesh`: LLM-Mesh's headroom and placement, and weights that are swapped token by token (Aegaeon).
 
-Both free memory: an instance with one request holds all of its weights, and so does one of a
-deployment that hardly anybody calls. docs/policy-mesh.md says what each rule is worth, and where it
-costs something.
+On nodes whose engine swaps, memory for weights is no limit any more: an instance has its KV cache
+there, and its weights come when a token is due. What limits such a node is its time: at the pace of
+the SLOs, before each deadline, and on the link that the weights come by. Other nodes are used as by
+`llm-mesh`.
+
+While nobody waits, small instances merge into others of their deployment, so that GPUs come free.
+While somebody does, memory for a new instance goes to the deployment that is called most.
+docs/policy-mesh.md says what each rule is worth.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, Verdict
+from mesh.policy.interface import Tests
 from mesh.policy.llm_mesh import LlmMesh
-from mesh.policy.plans import Join, Plan, Release, Start
+from mesh.policy.plans import Join, Move, Plan, Release, Shortage, Start
 from mesh.policy.room import roomy_first
-from mesh.policy.views import CellView, DeploymentView, InstanceView, RequestView
+from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.turns import TurnRule
+from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, RequestView
 
 TARGETS_MAX = 2
 """Instances that one look tries to merge another one into."""
@@ -22,6 +29,13 @@ TARGETS_MAX = 2
 @dataclass(frozen=True, kw_only=True)
 class Mesh(LlmMesh):
     name: str = "mesh"
+    rule: TurnRule = SWAPPING
+    start_share: float = 0.7
+    """A new instance starts on a node that swaps as long as no more of its time is in use at the
+    pace of the SLOs: the rest is for prompts, and for requests that join.
+    """
+    join_share: float = 1.0
+    """The same for a request that joins: it makes a decode of its instance hardly longer."""
     upkeep_s: float = 0.25
     merges: bool = True
     """Whether small instances go into others of their deployment."""
@@ -29,6 +43,19 @@ class Mesh(LlmMesh):
     """Whether who is called most starts first where several wait for memory."""
     served_share_least: float = 0.4
     """A deployment of which a smaller share is served starts before all others that have more."""
+
+    # A request is in time there if the node keeps up with the pace of all, if its prompt and those
+    # of others are computed before they are due, and if the weights of all that are out come before
+    # their next tokens are due. Shadow validation does not model swaps.
+
+    def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
+        node = _node_of(plan)
+        if node is None or not node.swaps:
+            return super().passes(plan, tests)
+        most = self.start_share if isinstance(plan, Start) else self.join_share
+        if tests.utilisation(plan) > most:
+            return Verdict.TPOT_EXCEEDED
+        return tests.demand(plan)
 
     # A request joins what is there before anything starts. Where several deployments wait for an
     # instance, memory goes to those that are served least, and then to those called most: an
@@ -69,12 +96,23 @@ class Mesh(LlmMesh):
                         yield Release(instance=small, to=to)
 
 
+def _node_of(plan: Plan) -> NodeView | None:
+    match plan:
+        case Start():
+            return plan.node
+        case Join():
+            return plan.instance.node
+        case Move():
+            return plan.to.node
+        case _:
+            return None
+
+
 def _targets(small: InstanceView, cell: CellView) -> list[InstanceView]:
     """The instances that another one of the deployment may go into, the best first."""
     made = cell.deployment(small.deployment)
     others = [] if made is None else made.instances.values()
-    loaded = [other for other in others if other.resident_share == 1.0]
-    found = [i for i in loaded if (not _on_cpu(small) if _on_cpu(i) else _size(i) > _size(small))]
+    found = [i for i in others if (not _on_cpu(small) if _on_cpu(i) else _size(i) > _size(small))]
     return sorted(found, key=lambda i: (_on_cpu(i), _size(i)), reverse=True)
 
 

@@ -9,8 +9,8 @@ from mesh.policy.sllm import SLLM, SLLM_CPU, SLLM_CPU_SHARE
 
 _ALL: tuple[Policy, ...] = (
     LLM_MESH,
-    *ABLATIONS,
     MESH,
+    *ABLATIONS,
     *MESH_ABLATIONS,
     SLLM,
     SLLM_CPU,
