@@ -30,7 +30,7 @@ TARGETS_MAX = 2
 class Mesh(LlmMesh):
     name: str = "mesh"
     rule: TurnRule = SWAPPING
-    start_share: float = 0.7
+    start_share: float = 0.6
     """A new instance starts on a node that swaps as long as no more of its time is in use at the
     pace of the SLOs: the rest is for prompts, and for requests that join.
     """

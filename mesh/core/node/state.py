@@ -76,9 +76,6 @@ class LocalNode:
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
-    swap_began_s: float = 0.0
-    copy_s_per_byte: float = 0.0
-    """Of the last weights that came to the device; 0 before the first."""
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -131,17 +128,15 @@ class LocalNode:
             held_bytes += 0 if footprint is None else footprint.weights_bytes
         return self.rule.swap_bytes - held_bytes
 
-    def begin_swap(self, instance: LocalInstance, now_s: float) -> None:
-        self.swapping, self.swap_began_s = instance.instance_id, now_s
+    def begin_swap(self, instance: LocalInstance) -> None:
+        self.swapping = instance.instance_id
 
-    def end_swap(self, now_s: float, *, failed: bool) -> LocalInstance | None:
+    def end_swap(self, *, failed: bool) -> LocalInstance | None:
         """The instance whose weights are on their way no more, if it is still there."""
         name, self.swapping = self.swapping, None
         instance = self.instances.get(name) if name is not None else None
         if instance is not None:
             instance.note_swapped(failed=failed)
-            if instance.weights_bytes and not failed:
-                self.copy_s_per_byte = (now_s - self.swap_began_s) / instance.weights_bytes
         return instance
 
     def computes(self, instance: LocalInstance) -> bool:

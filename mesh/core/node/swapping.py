@@ -36,7 +36,7 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
         return
     found = rule.swap([_weights(ctx, node, each, margin_s) for each in ready], free_bytes)
     if found is not None:
-        node.begin_swap(node.instances[found.instance_id], ctx.now_s)
+        node.begin_swap(node.instances[found.instance_id])
         ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
 
 
@@ -52,7 +52,6 @@ def _weights(
     return Weights(
         instance_id=instance.instance_id,
         weights_bytes=instance.footprint.weights_bytes,
-        swap_s=node.copy_s_per_byte * instance.footprint.weights_bytes,
         resident=not instance.out,
         due_s=ctx.now_s if measured else _due_s(run_queue),
         may_go=node.stepping != instance.instance_id,
@@ -67,7 +66,7 @@ def _due_s(queue: RunQueue | None) -> float:
 
 def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> None:
     """Weights are where they were to go, or where they were."""
-    instance = node.end_swap(ctx.now_s, failed=bool(event.error))
+    instance = node.end_swap(failed=bool(event.error))
     if instance is None:
         return
     if instance.state is LocalState.UNLOADING:

@@ -24,8 +24,6 @@ class Weights:
 
     instance_id: InstanceId
     weights_bytes: int
-    swap_s: float
-    """Seconds in which they come to the device, as the node's last copy did; 0 before the first."""
     resident: bool
     """They are on the device."""
     due_s: float
@@ -48,10 +46,6 @@ class SwapRule(TurnRule, Protocol):
 
 @dataclass(frozen=True)
 class Swapping:
-    copies_apart: float = 2.0
-    """Weights go only for those of an instance that is due earlier by the time of so many copies:
-    they would else be wanted back before what came has computed enough to bear its own absence.
-    """
     name: ClassVar[str] = "swap"
     period: ClassVar[int | None] = None
 
@@ -70,8 +64,7 @@ class Swapping:
 
     def swap(self, weights: Sequence[Weights], free_bytes: int) -> Weights | None:
         """The instance that is out and due first comes in; what has no room takes that of those
-        that are due later than it by some copies, the last of them first, if they have enough
-        together.
+        that are due later than it, the last of them first, if they have enough together.
         """
         here = sorted(
             (each for each in weights if each.resident and each.may_go),
@@ -83,8 +76,7 @@ class Swapping:
         if not out:
             return None
         first = min(out, key=lambda each: (each.due_s, each.instance_id))
-        least_s = first.due_s + self.copies_apart * first.swap_s
-        later = [each for each in here if each.due_s > least_s]
+        later = [each for each in here if each.due_s > first.due_s]
         if free_bytes >= first.weights_bytes:
             return first
         enough = free_bytes + sum(each.weights_bytes for each in later) >= first.weights_bytes
