@@ -115,7 +115,6 @@ class LiveInstance:
     def fill(self, blocks: int) -> None:
         """Further requests, which hold so many more blocks, written to."""
         pool, cache = self._instance._pool, self._instance._cache
-        assert cache is not None
         made = [self._sequence() for _ in range(-(-blocks // REQUEST_BLOCKS))]
         for number in range(blocks):
             sequence = made[number % len(made)]
