@@ -299,6 +299,8 @@ class InstanceLoaded:
     tier: LoadTier = LoadTier.DISK
     computed_s: Seconds = 0.0
     """The part of the load's time in which the node computed beside it."""
+    swapped: bool = False
+    """It came up without its weights: what it took says nothing of other loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

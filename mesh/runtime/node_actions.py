@@ -285,7 +285,7 @@ class NodePerformer:
 
         def load(order: LoadOrder) -> InstanceLoaded:
             order = replace(order, swapped=action.swapped_bytes > 0)
-            loaded = self._engine.load(order, progress)
+            loaded = replace(self._engine.load(order, progress), swapped=order.swapped)
             if order.import_s:
                 elapsed_s = order.import_s + loaded.elapsed_s
                 loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)

@@ -1075,6 +1075,7 @@ class InstanceLoaded(_message.Message):
     ELAPSED_S_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     COMPUTED_S_FIELD_NUMBER: _builtins.int
+    SWAPPED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kv_blocks: _builtins.int
     elapsed_s: _builtins.float
@@ -1082,6 +1083,8 @@ class InstanceLoaded(_message.Message):
     """A LoadTier: from where the weights came. Empty, or not known: disk."""
     computed_s: _builtins.float
     """Of the load's time, in which the node computed beside it."""
+    swapped: _builtins.bool
+    """It came up without its weights."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     def __init__(
@@ -1093,10 +1096,11 @@ class InstanceLoaded(_message.Message):
         elapsed_s: _builtins.float = ...,
         tier: _builtins.str = ...,
         computed_s: _builtins.float = ...,
+        swapped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "swapped", b"swapped", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

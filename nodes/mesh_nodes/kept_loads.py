@@ -56,7 +56,7 @@ class KeptLoads:
 
     def note(self, loaded: InstanceLoaded) -> None:
         """A load has ended well."""
-        if loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
+        if loaded.swapped or loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
             return
         share = min(loaded.computed_s / loaded.elapsed_s, 1.0)
         load = (loaded.footprint.weights_bytes, loaded.elapsed_s, share)

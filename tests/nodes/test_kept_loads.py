@@ -1,6 +1,7 @@
 """Load times that outlive their node: what it states when it starts again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> Non
     for size in (100, 1000, 2000):
         first.note(loaded(size, 1.0 + size / 1000))
     first.note(loaded(1000, 0.25, LoadTier.HOST))
+    first.note(replace(loaded(1000, 0.01), swapped=True))
     again = KeptLoads(tmp_path, FINGERPRINT)
     assert again
     assert again.rates() == first.rates()
