@@ -184,8 +184,8 @@ def _place_waiting(
 def _place(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    said = request.refusals
-    before = said.try_again()
+    refusals = request.refusals
+    before = refusals.try_again()
     search = Search(ctx=ctx, entry=entry, request=request, only=only, loaded=True)
     price = search.first()
     if price is not None:
@@ -195,11 +195,12 @@ def _place(
         ctx.wake(entry.spec.name)
     if request.state is RequestState.ENDED:
         return False
-    if only is None and said.short_of_memory and not search.stopped and request is entry.queue[0]:
+    whole = only is None and not search.stopped
+    if whole and refusals.short_of_memory and request is entry.queue[0]:
         return _preempt(ctx, entry, request)
-    if only is not None or search.stopped:
+    if not whole:
         # Not every instance was tried: what the others said before still holds.
-        said.keep(before)
+        refusals.keep(before)
     return False
 
 
