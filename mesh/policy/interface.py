@@ -183,11 +183,13 @@ class Policy(Protocol):
         ...
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
-        """Every second: what would make the cell better (moves, releases, starts, labels)."""
+        """Every `upkeep_s`: what would make the cell better (moves, releases, starts, labels)."""
         ...
 
     def prefetch(self, cell: AheadView) -> Iterator[Plan]:
-        """Every second: what may be called next, and is brought nearer until then (`Prefetch`)."""
+        """After each upkeep: what may be called next, and is brought nearer until then
+        (`Prefetch`).
+        """
         ...
 
     def kv(self, demand: KvDemand) -> KvSize: ...

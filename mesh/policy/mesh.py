@@ -5,8 +5,8 @@ there, and its weights come when a token is due. What limits such a node is its 
 the SLOs, before each deadline, and on the link that the weights come by. Other nodes are used as by
 `llm-mesh`.
 
-While nobody waits, small instances merge into others of their deployment, so that GPUs come free.
-While somebody does, memory for a new instance goes to the deployment that is called most.
+While nobody waits, small instances merge into larger ones of their deployment on GPUs. While
+somebody does, a new instance goes to the deployment that is called most.
 docs/policy-mesh.md says what each rule is worth.
 """
 
@@ -38,9 +38,9 @@ class Mesh(LlmMesh):
     """The same for a request that joins: it makes a decode of its instance hardly longer."""
     upkeep_s: float = 0.25
     merges: bool = True
-    """Whether small instances go into others of their deployment."""
+    """Whether small instances go into larger ones of their deployment on GPUs."""
     ranks: bool = True
-    """Whether who is called most starts first where several wait for memory."""
+    """Whether who is called most starts first where several wait without an instance."""
     served_share_least: float = 0.4
     """A deployment of which a smaller share is served starts before all others that have more."""
 
@@ -57,9 +57,9 @@ class Mesh(LlmMesh):
             return Verdict.TPOT_EXCEEDED
         return tests.demand(plan)
 
-    # A request joins what is there before anything starts. Where several deployments wait for an
-    # instance, memory goes to those that are served least, and then to those called most: an
-    # instance serves more of their requests in the same memory.
+    # A request joins what is there before anything starts. Where several deployments wait without
+    # an instance, those start first of which less than 40 % is served, and then those that are
+    # called most: an instance serves more of their requests in the same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:
@@ -82,15 +82,15 @@ class Mesh(LlmMesh):
     def _claim(self, made: DeploymentView) -> tuple[bool, float]:
         return made.served_share < self.served_share_least, made.calls_log
 
-    # An instance that serves goes once all of its requests have places, in time, on one instance of
-    # its deployment: from a GPU, which is scarce, to a CPU, or into a larger one on a GPU. What is
-    # moved is computed again, for which a CPU is too slow to take it from another CPU; and nothing
-    # moves while a request waits, which needs that time more.
+    # A small instance goes once all of its requests have places, in time, on a larger instance of
+    # its deployment on a GPU, which computes their tokens again quickly: its node swaps less, or a
+    # CPU has time for another deployment. Nothing moves to a CPU, whose prompts take seconds, nor
+    # while a request waits, which needs the time more.
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         if self.merges and not any(made.queued for made in cell.deployments()):
             serving = [i for node in cell.nodes() for i in cell.neighbours(node)]
-            for small in sorted(serving, key=lambda i: (_on_cpu(i), _size(i))):
+            for small in sorted(serving, key=_size):
                 for to in _targets(small, cell)[:TARGETS_MAX]:
                     if small in cell.neighbours(small.node):
                         yield Release(instance=small, to=to)
@@ -109,15 +109,11 @@ def _node_of(plan: Plan) -> NodeView | None:
 
 
 def _targets(small: InstanceView, cell: CellView) -> list[InstanceView]:
-    """The instances that another one of the deployment may go into, the best first."""
+    """The instances on GPUs that a smaller one of the deployment may go into, the largest first."""
     made = cell.deployment(small.deployment)
     others = [] if made is None else made.instances.values()
-    found = [i for i in others if (not _on_cpu(small) if _on_cpu(i) else _size(i) > _size(small))]
-    return sorted(found, key=lambda i: (_on_cpu(i), _size(i)), reverse=True)
-
-
-def _on_cpu(instance: InstanceView) -> bool:
-    return instance.device is DeviceKind.CPU
+    found = [i for i in others if i.device is DeviceKind.GPU and _size(i) > _size(small)]
+    return sorted(found, key=_size, reverse=True)
 
 
 def _size(instance: InstanceView) -> tuple[int, int, str]:

@@ -25,27 +25,30 @@ def anywhere(name: str) -> Deployment:
 
 
 class TwoKinds(CellUnderTest):
-    """`r1` runs on a GPU, `r2` on a CPU, each on an instance of the same deployment."""
+    """Two requests run on a GPU, and `r3` on a CPU, on another instance of their deployment."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(anywhere("a"), limits=LIMITS, rule=policy)
         gpu = replace(node("n1", instance("i1", "a")), device=DeviceKind.GPU, computes_ahead=False)
-        self.gpu, _ = self.join(gpu)
-        self.invoke(request("r1", of="a", prompt=(1,) * 100, max_tokens=100))
-        self.tokens(self.gpu, "r1", (40, 41, 42))
-        self.cpu, _ = self.join(node("n2", instance("i2", "a")))
-        self.invoke(request("r2", of="a", prompt=(1,) * 100, max_tokens=100))
+        self.join(gpu)
+        self.ask("r1")
+        self.ask("r2")
+        self.join(node("n2", instance("i2", "a")))
+        self.ask("r3")
+
+    def ask(self, name: str) -> None:
+        self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
 
     def state(self, name: str) -> InstanceState:
         return self.core.cell.instances[InstanceId(name)].state
 
 
-def test_an_instance_on_a_gpu_goes_into_one_on_a_cpu_while_it_serves() -> None:
+def test_a_smaller_instance_goes_into_a_larger_one_on_a_gpu() -> None:
     cell = TwoKinds("mesh")
     said = cell.tell(LeaseCheckDue())
-    order = only(commands(said, SubmitRequest), SubmitRequest).order
-    assert (order.request.request_id, order.held) == ("r1", True)
-    assert cell.state("i1") is InstanceState.DRAINING
+    command = only(commands(said, SubmitRequest), SubmitRequest)
+    assert (command.order.request.request_id, command.instance_id) == ("r3", "i1")
+    assert cell.state("i2") is InstanceState.UNLOADING
     timers = [t for t in of_kind(said, SetTimer) if t.timer == LeaseCheckDue()]
     assert only(timers, SetTimer).at_s == cell.now_s + 0.25
 
