@@ -307,6 +307,37 @@ def time_left_s(node: NodeEntry, now_s: float, due_s: float, seconds: float) -> 
     return least_s
 
 
+def link_left_s(
+    node: NodeEntry,
+    into: InstanceEntry | None,
+    now_s: float,
+    due_s: float,
+    copy_s: Callable[[InstanceEntry | None], float],
+) -> float:
+    """The least time that a deadline leaves over on the link of a node that swaps, were a request
+    due then on an instance, or on one that starts: weights that are out come by the deadlines of
+    their instances, one after the other. Deadlines that it does not delay, or that would not be
+    kept without it, do not count.
+    """
+    own_s = copy_s(into)
+    due_s = due_s if into is None else min(due_s, _next_due_s(into))
+    others = (i for i in node.instances.values() if i is not into and _has_work(i))
+    dues = sorted((_next_due_s(other), copy_s(other)) for other in others)
+    work_s = sum(more_s for at_s, more_s in dues if at_s <= due_s)
+    least_s = due_s - now_s - work_s - own_s
+    for at_s, more_s in dues:
+        if at_s > due_s and more_s:
+            work_s += more_s
+            if now_s + work_s <= at_s:
+                least_s = min(least_s, at_s - now_s - work_s - own_s)
+    return least_s
+
+
+def _next_due_s(instance: InstanceEntry) -> float:
+    work = instance.requests or instance.coming
+    return min((request.due_s for request in work.values()), default=inf)
+
+
 def round_s(node: NodeEntry, now_s: float) -> float:
     """Seconds of one decode of each instance that has requests, or will have some."""
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))

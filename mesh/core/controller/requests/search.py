@@ -9,14 +9,13 @@ policy. What has refused is remembered and not validated again. Before: whoever 
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
-from mesh.core.controller.instances.kv_cache import Room, room_for
-from mesh.core.controller.instances.node_schedule import Forecast
+from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
-from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.pricing import Price, going_to
-from mesh.core.controller.requests.fairness import must_give_way
 from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -26,9 +25,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Join, Move, Plan, Start
-
-_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
-"""What is said of a place without a forecast."""
+from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +41,19 @@ class Search(Offer):
     """Where a request that runs moves: the moves that are to happen with its own. `None` for one
     that waits.
     """
+    joins: Iterable[InstanceEntry] | None = None
+    """The instances that are tried; `None` for those that a request which waits may join. The
+    iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
+    collector runs.
+    """
+    only: InstanceEntry | None = None
+    """The one instance that is tried, if not all."""
+    last: InstanceEntry | None = field(default=None, init=False)
+    """The instance that the policy was offered last; `place` is its position among the candidates.
+    """
+    place: int = field(default=0, init=False)
+    starts_asked: bool = field(default=False, init=False)
+    """Whether the policy has asked for nodes to start on."""
     among: Callable[[], Collection[NodeEntry]] | None = None
     """The nodes where an instance may start; `None` when none may."""
     loaded: bool = False
@@ -58,8 +68,8 @@ class Search(Offer):
     """The policy would rather start an instance, which is looked at later."""
     _needs: InstanceNeeds | None = field(default=None, init=False)
     """`None` until a node is asked."""
-    _takers: list[NodeEntry] = field(default_factory=list, init=False)
-    """The nodes that are asked and take one more instance."""
+    _needed_bytes: dict[NodeId, int] = field(default_factory=dict, init=False)
+    """What the instance needs, by the nodes that are asked and take one more."""
     _roomy: list[NodeEntry] | None = field(default=None, init=False)
     """Those of them with room; `None` until they are looked for."""
     _left: set[NodeId] = field(default_factory=set, init=False)
@@ -78,7 +88,7 @@ class Search(Offer):
         given. Starts come last where a load failed, or would be over just in time.
         """
         asked = self.ctx.policy.places(self.request, self) if plans is None else plans
-        found = next(self.passing(asked), None)
+        found = self._first_of(asked)
         if found is not None or self.among is None or self._is_refused():
             return found
         self._prepare()
@@ -87,17 +97,17 @@ class Search(Offer):
             self.ctx.cell.refusals.note_not_all_tried(self.entry.spec.name, self.request)
         if not self._tight:
             self._fresh = False
-            found = next(self.passing(self._avoided), None)
+            found = self._first_of(self._avoided)
         return self._tight[0] if found is None and self._tight else found
 
-    def passing(self, plans: Iterable[Plan]) -> Iterator[Price]:
-        """The prices of the plans that pass, one after the other."""
+    def _first_of(self, plans: Iterable[Plan]) -> Price | None:
         for plan in plans:
-            price = self._price(plan)
-            if price is not None and self._passes(price):
-                yield price
+            price = self._start(plan) if isinstance(plan, Start) else self._join(plan)
+            if price is not None:
+                return price
             if self.stopped:
-                return
+                break
+        return None
 
     def lacks_room(self) -> NoRoom | None:
         """What the node that comes nearest would have to hold, after a search in vain; `None` when
@@ -105,22 +115,63 @@ class Search(Offer):
         """
         if self._no_time or self.among is None or self._is_refused():
             return None
-        needs = ((self.needed_bytes(node), node.capacity_bytes) for node in self._takers)
+        nodes = self.ctx.cell.nodes
+        needs = [
+            (needed, nodes[name].capacity_bytes) for name, needed in self._needed_bytes.items()
+        ]
         return NoRoom.nearest(needs)
 
     # What the policy is offered.
 
-    @property
-    def looks_max(self) -> int:
+    def candidates(self) -> Iterator[InstanceEntry]:
+        for place, instance in self._in_order():
+            if not instance.is_full and (instance.takes_now or not self.loaded):
+                self.place, self.last = place, instance
+                yield instance
+
+    def _in_order(self) -> Iterable[tuple[int, InstanceEntry]]:
+        """The instances as the policy has them, from where the last event had to stop; before all
+        others the one that was promised, or that has computed the beginning of the request.
+        """
+        request, candidates = self.request, self.entry.candidates
+        if request is None or self.joins is not None:
+            return enumerate(self.joins or ())
+        if self.only is not None:
+            return ((0, self.only),)
+        if not self.loaded:
+            again = self.late or request.request_id in self.ctx.deferred
+            there = (i for i in candidates if i.takes_now) if again else ()
+            return enumerate(chain(there, self._loading()))
+        first, start = request.waits_for, 0
+        if first is None:
+            start = self.ctx.cell.refusals.where_to_resume(self.entry.spec.name)
+            first = None if start else preferred(candidates, request)
+        if first is not None:
+            return enumerate(chain((first,), (i for i in candidates if i is not first)))
+        if not start:
+            return enumerate(candidates)
+        start = min(start, len(candidates))
+        return chain(
+            islice(enumerate(candidates), start, None), islice(enumerate(candidates), start)
+        )
+
+    def _loading(self) -> Iterator[InstanceEntry]:
+        for instance in self.entry.instances.values():
+            if instance.state is InstanceState.LOADING and instance.takes_requests:
+                yield instance
+
+    def starts(self) -> Sequence[NodeEntry]:
+        self.starts_asked = True
+        if self.among is None:
+            return ()
         promises = self.request is not None and self.ctx.policy.promises
-        return self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
+        self.looks_max = self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
+        return self._ranked(self._prepare())
 
-    def startable(self) -> Sequence[NodeEntry]:
-        return () if self.among is None else self._prepare()
-
-    def needed_bytes(self, node: NodeEntry) -> int:
-        assert self._needs is not None, "nodes are asked"
-        return self._needs.least_bytes(node)
+    def lacks_bytes(self, node: NodeView) -> int:
+        assert self.entry.deployment is not None
+        free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.deployment)
+        return self._needed_bytes.get(node.node_id, 0) - free_bytes
 
     def _prepare(self) -> Sequence[NodeEntry]:
         """Find the nodes with room, once."""
@@ -129,7 +180,7 @@ class Search(Offer):
         ctx, entry, request, self._roomy = self.ctx, self.entry, self.request, []
         assert self.among is not None
         remembers = self.remembers and request is not None
-        if remembers and ctx.policy.promises and not ctx.validations_left:
+        if remembers and not ctx.may_validate:
             self._no_time = self.stopped = True
             return ()
         nodes = asked = self.among()
@@ -140,8 +191,9 @@ class Search(Offer):
             self._no_time = len(asked) < len(nodes)
         if asked:  # In overload most often no node has changed since it refused.
             self._needs = InstanceNeeds(ctx, entry, self._waiting())
-            self._takers = [node for node in asked if ctx.takes_another(node, entry)]
-            self._roomy = [node for node in self._takers if self._has_room(node)]
+            takers = [node for node in asked if ctx.takes_another(node, entry)]
+            self._needed_bytes = self._needs.least_bytes(takers)
+            self._roomy = [node for node in takers if self._has_room(node)]
             self._left = {node.node_id for node in self._roomy}
             self._fresh = not self._left <= entry.avoided.keys()
         return self._roomy
@@ -155,7 +207,7 @@ class Search(Offer):
         return waiting
 
     def _has_room(self, node: NodeEntry) -> bool:
-        needed_bytes = self.needed_bytes(node)
+        needed_bytes = self._needed_bytes[node.node_id]
         if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
             return True
         if self.request is not None and not self.late:
@@ -165,81 +217,65 @@ class Search(Offer):
 
     # What comes of its plans.
 
-    def _price(self, plan: Plan) -> Price | None:
-        """The price of a plan; `None` where the books do not allow it, there is no room, or no
-        validation is left, which stops the search.
-        """
-        ctx, request, instance = self.ctx, self.request, self._instance_of(plan)
-        beside = going_to(instance, self.before) if instance and self.before else ()
-        if instance is not None and request is not None:
-            node = instance.node
-            room = room_for(ctx, self.entry, instance, request, beside)
-            if room is None and not self.without_room:
-                if self.before is None:
-                    request.refusals.note_no_room()
-                return None
-        elif isinstance(plan, Start) and (starts_on := self._starts_on(plan)) is not None:
-            node, room = starts_on, self._room_on(starts_on)
-            if room is None:
-                return None
-        else:
-            return None
-        if request is not None and ctx.policy.promises and not ctx.validations_left:
-            self._stop(instance)
-            return None
-        moves = self.before is not None
-        late = self.late or (request is not None and request.accepted and not moves)
-        kind = Price if instance is None or moves else _JoinPrice
-        return kind(
-            ctx, plan, self.entry, node, instance, request, room, beside, late=late, moves=moves
-        )
-
-    def _room_on(self, node: NodeEntry) -> Room | None:
-        assert self._needs is not None, "nodes are asked"
-        return self._needs.room(node)
-
-    def _stop(self, instance: InstanceEntry | None) -> None:
-        """No validation is left; the next search goes on from here."""
-        refusals, self.stopped = self.ctx.cell.refusals, True
-        if instance is None and self.request is not None:
-            refusals.note_not_all_tried(self.entry.spec.name, self.request)
-            self._no_time = True
-        elif self.loaded:
-            refusals.note_stopped(self.entry.spec.name, self.place)
-
-    def _passes(self, price: Price) -> bool:
-        """Whether the policy lets the plan be, and its load is not over just in time; if not, the
-        request knows why. What was promised with a load was tested then, and others with it in
+    def _join(self, plan: Plan) -> Price | None:
+        """The price of a join or a move that has room and that the policy lets be; if there is none
+        the request knows why. What was promised with a load was tested then, and others with it in
         mind, unless by an estimate that the first of them is to try out.
         """
-        request, instance = self.request, price.instance
-        if request is None:
-            return True
-        if instance is None:
-            return self._starts(price, request)
-        waits_here = request.waits_for is instance and self.before is None
+        request, instance, moves = self.request, self._instance_of(plan), self.before is not None
+        if instance is None or request is None:
+            return None
+        beside = going_to(instance, self.before) if self.before else ()
+        room = room_for(self.ctx, self.entry, instance, request, beside)
+        if room is None and not self.without_room:
+            if not moves:
+                request.refusals.note_no_room()
+            return None
+        if not self.ctx.may_validate:
+            self.stopped = True
+            if self.loaded:
+                self.ctx.cell.refusals.note_stopped(self.entry.spec.name, self.place)
+            return None
+        late = self.late or (request.accepted and not moves)
+        at = self.entry, instance.node, instance, request
+        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves)
+        waits_here = request.waits_for is instance and not moves
         if waits_here and instance.profile and instance.profile.measured:
-            return True
+            return price
         verdict = price.verdict()
-        if verdict is not Verdict.PASSES and self.before is None:
+        if verdict is not Verdict.PASSES and not moves:
             request.refusals.note(verdict)
-        return verdict is Verdict.PASSES
+        return price if verdict is Verdict.PASSES else None
 
-    def _starts(self, price: Price, request: RequestEntry) -> bool:
-        """The same of a start. What the node said, or else the policy, is remembered."""
-        said = price.verdict()
-        verdict = said if price.seen is None else price.seen.verdict
-        if verdict is not Verdict.PASSES:
-            request.refusals.note(verdict)
-        passes = said is Verdict.PASSES
+    def _start(self, plan: Start) -> Price | None:
+        """The price of a start that has room and that the policy lets be, and not just in time.
+        What the node said, or else the policy, is remembered.
+        """
+        request, moves, node = self.request, self.before is not None, self._node_of_start(plan)
+        room = self._needs.room(node) if self._needs is not None and node is not None else None
+        if node is None or room is None:
+            return None
+        if request is None:
+            return Price(self.ctx, plan, self.entry, node, None, None, room)
+        name, refusals, late = self.entry.spec.name, self.ctx.cell.refusals, self.late
+        if not self.ctx.may_validate:
+            self.stopped = self._no_time = True
+            refusals.note_not_all_tried(name, request)
+            return None
+        late = late or (request.accepted and not moves)
+        price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
+        verdict = price.verdict()
+        passes, said = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
+        if said is not Verdict.PASSES:
+            request.refusals.note(said)
         if not self.late:
-            why = verdict if isinstance(verdict, Verdict) else Verdict.POLICY
-            self.ctx.cell.refusals.note_start(self.entry.spec.name, request, price.node, why)
+            why = said if isinstance(said, Verdict) else Verdict.POLICY
+            refusals.note_start(name, request, node, why)
             if passes and price.is_tight():
                 self._tight.append(price)
                 passes = False
         self._no_time = self._no_time or not passes
-        return passes
+        return price if passes else None
 
     def _instance_of(self, plan: Plan) -> InstanceEntry | None:
         """The instance that the request is to join or to move to, as far as the books go. What is
@@ -256,7 +292,7 @@ class Search(Offer):
             there = plan.to
         if there is not None and there is self.last:
             return self.last  # it was looked at as it was offered, a moment ago
-        if self.before is not None or isinstance(plan, Start):
+        if self.before is not None:
             return None
         if there is None or request is None:
             carry_out(ctx, plan, request)
@@ -269,7 +305,7 @@ class Search(Offer):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 
-    def _starts_on(self, plan: Start) -> NodeEntry | None:
+    def _node_of_start(self, plan: Start) -> NodeEntry | None:
         """The node where an instance is to start now; where its last load failed, only later."""
         if self.among is None or self.stopped:
             return None
@@ -286,33 +322,3 @@ class Search(Offer):
     def _is_refused(self) -> bool:
         """Whether a plan has refused the request."""
         return self.request is not None and self.request.state is RequestState.ENDED
-
-
-class _JoinPrice(Price):
-    """A refusal of a loaded instance is known without a validation if an earlier request has to be
-    let through, or it has refused one that was no longer; see `state.refusals`.
-    """
-
-    def validate(self) -> Forecast:
-        ctx, instance, request = self.ctx, self.instance, self.wanted_by
-        assert instance is not None
-        if instance.state is InstanceState.LOADING:
-            ctx.note_validation(self.node)
-            return self.forecast()
-        if must_give_way(ctx, self.node, request):
-            return _UNSEEN[Verdict.DELAYS_RUNNING]
-        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
-        refuses = refusals.why_refuses(instance, request, left)
-        if refuses is not None:
-            if refuses is Verdict.TPOT_EXCEEDED:
-                # Counts as one all the same: an event must not go through every full instance.
-                ctx.note_validation()
-            return _UNSEEN[refuses]
-        ctx.note_validation(self.node)
-        forecast = self.forecast()
-        if forecast.verdict is not Verdict.PASSES:
-            refusals.note_refused(instance, request, left, forecast.verdict)
-            care = self.node.rule.overestimate
-            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
-                request.refusals.note_in_time_as_predicted()
-        return forecast

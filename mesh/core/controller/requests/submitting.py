@@ -5,11 +5,11 @@ or has one promised on an instance that loads, and its client is told which dead
 
 from math import inf
 
+from mesh.core.controller.instances.fairness import note_overtaken
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.requests.fairness import note_overtaken
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -22,10 +22,11 @@ from mesh.domain.request import RequestOrder
 
 def take(ctx: EventContext, price: Price) -> None:
     """Submit a request that waits to the instance of a price, or promise it a load."""
-    instance, request, room = price.instance, price.wanted_by, price.room
+    instance, request, room = price.instance, price.request, price.room
     if instance is None or instance.state is InstanceState.LOADING:
         promise(ctx, price)
         return
+    assert request is not None
     assert room is not None
     note_overtaken(ctx, price.node, request)
     submit(ctx, price.entry, request, instance, room, price.grace_s())

@@ -88,6 +88,11 @@ class EventContext:
         """Uses up so many validations, or what costs as much, as far as they are left."""
         self.validations_left = max(self.validations_left - as_many, 0)
 
+    @property
+    def may_validate(self) -> bool:
+        """Whether a request may be looked at: validations are left, or the policy makes none."""
+        return self.validations_left > 0 or not self.policy.promises
+
     def expect_more(self) -> None:
         """Events like this one come many at once, and the last is to be handled soon: those who
         wait have the next retry for what this one leaves undone.
@@ -168,7 +173,7 @@ class EventContext:
         nothing is shared: it cannot have become more in the same version of the node.
         """
         assert entry.deployment is not None
-        of = node.node_id, entry.spec.name if node.hello.shares_weights else None
+        of = node.node_id, entry.spec.name if node.swaps or node.hello.shares_weights else None
         version, most = self._obtainable.get(of, (-1, 0))
         if version != node.version:
             most = node.obtainable_bytes(entry.deployment)
