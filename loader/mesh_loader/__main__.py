@@ -27,12 +27,12 @@ NICE = 10
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    if options.parent is not None:
-        die_with_parent(options.parent, signal.SIGKILL)
-    os.nice(NICE)
-    end_first()
-    signal.signal(signal.SIGTERM, _stop)
     try:
+        if options.parent is not None:
+            die_with_parent(options.parent, signal.SIGKILL)
+        os.nice(NICE)
+        end_first()
+        signal.signal(signal.SIGTERM, _stop)
         store = ModelStore(
             options.store,
             download_bytes_per_s=options.download_rate,

@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -190,6 +190,29 @@ class KeyBook:
                 f"cannot {verb} the keys in {self.path}: {error}",
                 hint="check the file, its rights and its disk",
             ) from error
+
+
+class KeyDesk:
+    """What the page does with the keys in that folder. Each call opens the file anew, so that it
+    may come from any thread: a write waits for another one up to `BUSY_S_MAX`. Raises as `KeyBook`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def create(
+        self, role: Role, tenant: TenantName, *, expires_unix_s: float | None = None
+    ) -> tuple[str, Key]:
+        with closing(KeyBook(self._folder)) as book:
+            return book.create(role, tenant, expires_unix_s=expires_unix_s)
+
+    def revoke(self, key_id: str) -> None:
+        with closing(KeyBook(self._folder)) as book:
+            book.revoke(key_id)
+
+    def all_keys(self) -> tuple[Key, ...]:
+        with closing(KeyBook(self._folder)) as book:
+            return book.all_keys()
 
 
 def _digest(secret: str) -> str:

@@ -27,7 +27,7 @@ from mesh.controller.allocator import give_back_freed
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
 from mesh.controller.inference import Inference
-from mesh.controller.keys import KeyBook
+from mesh.controller.keys import KeyBook, KeyDesk
 from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
@@ -226,7 +226,7 @@ def _opened_traces(config: ControllerConfig, clock: LoopClock, opened: ExitStack
 class _Access:
     gate: Gate = field(default_factory=Gate)
     limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits()
-    keys: KeyBook | None = None
+    keys: KeyDesk | None = None
 
 
 def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
@@ -241,7 +241,9 @@ def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
             f"every call at {config.listen} needs a key, and there is none in {book.path}",
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
-    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=book)
+    return _Access(
+        gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=KeyDesk(book.path.parent)
+    )
 
 
 def _opened_journal(

@@ -282,6 +282,8 @@ class CellLine:
     kind: str
     subject: str
     text: str
+    fault: bool = False
+    """Whether something went wrong: reports list such lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

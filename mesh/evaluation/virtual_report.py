@@ -15,7 +15,6 @@ from mesh.report.cell_report import (
     CellReport,
     Looks,
     cell_report,
-    is_fault,
 )
 from mesh.report.narrate import Narrator
 from mesh.sim.cluster import CellPlan, VirtualCell
@@ -30,7 +29,7 @@ class _Lines:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         said = self._narrate(event, actions)
-        self.said.extend((now_s, line) for line in said if is_fault(line))
+        self.said.extend((now_s, line) for line in said if line.fault)
 
 
 class VirtualReport:

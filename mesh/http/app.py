@@ -216,7 +216,7 @@ def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "HEAD", "POST"),
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
         allow_headers=("*",),
         allow_private_network=True,
         expose_headers=EXPOSED,

@@ -4,6 +4,7 @@ A new key is told once, in the answer to its making. Before: the routes. After: 
 book of keys.
 """
 
+import asyncio
 import time
 from typing import Literal, Protocol
 
@@ -28,7 +29,7 @@ HEADERS = {"cache-control": "no-store"}
 
 
 class KeyStore(Protocol):
-    """The keys of a cell."""
+    """The keys of a cell. Its methods wait for the disk, and may be called from any thread."""
 
     def create(
         self, role: Role, tenant: TenantName, *, expires_unix_s: float | None = None
@@ -64,10 +65,12 @@ class _Keyring:
                     asked = read(_Create, raw)
                 until_s = None if asked.days is None else time.time() + asked.days * DAY_S
                 tenant = TenantName(asked.tenant) if asked.tenant else NOBODY
-                secret, key = store.create(Role(asked.role), tenant, expires_unix_s=until_s)
+                secret, key = await asyncio.to_thread(
+                    store.create, Role(asked.role), tenant, expires_unix_s=until_s
+                )
                 body = encoded({"key": secret, **plain_fields(key)})
             else:
-                body = encoded(plain(store.all_keys()))
+                body = encoded(plain(await asyncio.to_thread(store.all_keys)))
             response = Response(body, media_type="application/json", headers=HEADERS)
             await response(scope, receive, send)
 
@@ -78,7 +81,7 @@ def keyring(store: KeyStore | None, bodies: Bodies) -> list[Route]:
     async def revoke(request: Request) -> Response:
         check_origin(request)
         key_id = request.path_params["key_id"]
-        found(store).revoke(key_id)
+        await asyncio.to_thread(found(store).revoke, key_id)
         return Response(
             encoded({"message": f"{key_id} was revoked"}), media_type="application/json"
         )

@@ -97,6 +97,8 @@ class Span:
     ended_s: float | None = None
     node_id: NodeId | None = None
     instance_id: InstanceId | None = None
+    attempt: int = 0
+    """The attempt that a move would go on as."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -164,14 +166,32 @@ class Call:
         kind: str,
         node_id: NodeId | None = None,
         instance_id: InstanceId | None = None,
+        attempt: int = 0,
     ) -> None:
         """A part; a move lasts beside the others, which each end the one before."""
         if kind != "move":
             self.close(now_s)
         if len(self.spans) < SPANS_MAX:
             self.spans.append(
-                Span(kind=kind, begun_s=now_s, node_id=node_id, instance_id=instance_id)
+                Span(
+                    kind=kind,
+                    begun_s=now_s,
+                    node_id=node_id,
+                    instance_id=instance_id,
+                    attempt=attempt,
+                )
             )
+
+    def give_up_move(
+        self, now_s: float, *, attempt: int | None = None, node_id: NodeId | None = None
+    ) -> None:
+        """A move of that attempt, or to that node, has come to nothing, if there is one."""
+        for span in self.spans:
+            if span.kind != "move" or span.ended_s is not None:
+                continue
+            if span.attempt == attempt or (node_id is not None and span.node_id == node_id):
+                span.ended_s = now_s
+                self.step(now_s, f"its move to {span.instance_id} was given up")
 
     def close(self, now_s: float) -> None:
         for span in self.spans:
@@ -299,6 +319,8 @@ class CallBook:
                 self._nodes[link_id] = hello.node_id
             case NodeDisconnected(link_id=link_id):
                 node_id = self._nodes.pop(link_id, None)
+                for call in self.open.values():
+                    call.give_up_move(now_s, node_id=node_id)
                 for one in self._on(node_id):
                     one.step(now_s, f"its node {node_id} was lost")
                     one.begin(now_s, "wait")
@@ -335,7 +357,7 @@ class CallBook:
                 where = f"to {instance_id} on {node_id}"
                 if order.held:
                     call.step(now_s, f"{where}, ahead of its move")
-                    call.begin(now_s, "move", node_id, instance_id)
+                    call.begin(now_s, "move", node_id, instance_id, order.attempt)
                     return
                 more = f", attempt {order.attempt}" if order.attempt > 1 else ""
                 call.step(now_s, f"{where}{more}")
@@ -349,6 +371,9 @@ class CallBook:
                     from_ = report.instance_id
                     call.step(now_s, f"evicted from {from_}, which had no KV blocks left")
                     call.begin(now_s, "wait")
+            case AbortRequest(request_id=request_id, attempt=attempt):
+                if call := self.open.get(request_id):
+                    call.give_up_move(now_s, attempt=attempt)
             case LoadInstance():
                 load = Load(
                     instance_id=command.instance_id,

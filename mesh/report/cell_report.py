@@ -20,8 +20,6 @@ ALL = "all"
 LOOKS_MAX = 240
 """At most so many points of a line over time."""
 FAULTS_MAX = 200
-_FAULT_WORDS = ("failed", "disconnected", "evicted", "returned by its node", "closed:", "gone:")
-"""A line that says one of these tells of a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +87,6 @@ class CellReport:
     faults_left_out: int = 0
 
 
-def is_fault(line: CellLine) -> bool:
-    return any(word in line.text for word in _FAULT_WORDS)
-
-
 def cell_report(
     name: str,
     ends: Iterable[CallEnd],
@@ -112,7 +106,7 @@ def cell_report(
     faults = [
         Fault(at_s=at_s - from_s, subject=line.subject, text=line.text)
         for at_s, line in lines
-        if at_s >= from_s and is_fault(line)
+        if at_s >= from_s and line.fault
     ]
     shown = [look for look in looks if look[0] >= from_s]
     step = -(-len(shown) // LOOKS_MAX) or 1

@@ -72,6 +72,10 @@ def _line(kind: str, subject: str, text: str) -> CellLine:
     return CellLine(kind=kind, subject=subject, text=text)
 
 
+def _fault(kind: str, subject: str, text: str) -> CellLine:
+    return CellLine(kind=kind, subject=subject, text=text, fault=True)
+
+
 def _happened(event: object) -> Iterator[CellLine]:
     match event:
         case NodeReported():
@@ -100,7 +104,7 @@ def _happened(event: object) -> Iterator[CellLine]:
             text = f"connected: {hello.device}, {hello.engine}, {format_bytes(hello.memory_bytes)}"
             yield _line("node", hello.node_id, f"{text}, {len(hello.instances)} instances")
         case NodeDisconnected():
-            yield _line("node", f"link {event.link_id}", f"disconnected: {event.reason}")
+            yield _fault("node", f"link {event.link_id}", f"disconnected: {event.reason}")
         case ShutdownRequested():
             yield _line("cell", "controller", "stopping")
 
@@ -110,7 +114,7 @@ def _rolled_out(action: StoreRevisions) -> Iterator[CellLine]:
     serves, newest = action.deployment, action.revisions[-1]
     name = public_name(serves.spec.name)
     if newest.number > serves.revision:
-        yield _line("deployment", name, f"revision {newest.number} failed: {newest.message}")
+        yield _fault("deployment", name, f"revision {newest.number} failed: {newest.message}")
     else:
         yield _line("deployment", name, f"revision {serves.revision} serves from now on")
 
@@ -122,19 +126,21 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             text = f"imported {model.model_id} ({model.architecture}) from {model.source}"
             yield _line("deployment", report.operation_id, text)
         case ImportFailed():
-            yield _line("deployment", report.operation_id, f"import failed: {report.message}")
+            yield _fault("deployment", report.operation_id, f"import failed: {report.message}")
         case InstanceLoaded():
             size = format_bytes(report.footprint.instance_bytes(report.kv_blocks))
             tier, blocks = report.tier.value, report.kv_blocks
             text = f"loaded from {tier} in {report.elapsed_s:.2f} s, {size}, {blocks} KV blocks"
             yield _line("instance", report.instance_id, text)
         case LoadFailed():
-            yield _line("instance", report.instance_id, f"load failed: {report.message}")
+            yield _fault("instance", report.instance_id, f"load failed: {report.message}")
         case InstanceGone():
-            why = f": {report.message}" if report.message else ""
-            yield _line("instance", report.instance_id, f"gone{why}")
+            if report.message:
+                yield _fault("instance", report.instance_id, f"gone: {report.message}")
+            else:
+                yield _line("instance", report.instance_id, "gone")
         case RequestReturned():
-            yield _line("request", report.request_id, f"returned by its node: {report.message}")
+            yield _fault("request", report.request_id, f"returned by its node: {report.message}")
         case ProfileDone():
             profile = report.profile
             text = f"measured model {profile.model_id} in {profile.measured_s:.0f} s"
@@ -143,7 +149,7 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             text = f"iterations refined the profile of model {report.profile.model_id}"
             yield _line("instance", report.instance_id, text)
         case ProfileFailed():
-            yield _line("deployment", report.operation_id, f"measuring failed: {report.message}")
+            yield _fault("deployment", report.operation_id, f"measuring failed: {report.message}")
 
 
 def _decided(action: object) -> Iterator[CellLine]:
@@ -158,9 +164,9 @@ def _decided(action: object) -> Iterator[CellLine]:
         case StoreRevisions():
             yield from _rolled_out(action)
         case ReplyError():
-            yield _line("cell", action.operation_id, f"failed ({action.error}): {action.message}")
+            yield _fault("cell", action.operation_id, f"failed ({action.error}): {action.message}")
         case CloseLink():
-            yield _line("node", f"link {action.link_id}", f"closed: {action.message}")
+            yield _fault("node", f"link {action.link_id}", f"closed: {action.message}")
         case SendCommand():
             command = action.command
             match command:

@@ -37,7 +37,8 @@ class MemoryStory:
                         self._park(instance.instance_id)
             case NodeReported(report=KvResized(error=error) as resized) if error:
                 kept = f"its KV cache has {resized.kv_blocks} blocks"
-                yield _line(resized.instance_id, f"resize failed: {resized.message}; {kept}")
+                text = f"resize failed: {resized.message}; {kept}"
+                yield _line(resized.instance_id, text, fault=True)
             case NodeReported(report=InstanceGone(instance_id=instance_id)):
                 self._parked.pop(instance_id, None)
 
@@ -64,7 +65,7 @@ class MemoryStory:
                 self._parked.pop(command.instance_id, None)
             case AbortRequest() if isinstance(report, TokensReport) and report.starved:
                 text = f"evicted from {report.instance_id}, which had no KV blocks left"
-                yield CellLine(kind="request", subject=command.request_id, text=text)
+                yield CellLine(kind="request", subject=command.request_id, text=text, fault=True)
 
     def _park(self, instance_id: InstanceId) -> None:
         self._parked[instance_id] = None
@@ -82,5 +83,5 @@ def _freed_by(report: NodeReport | None, instance_id: InstanceId) -> str:
     return ""
 
 
-def _line(instance_id: InstanceId, text: str) -> CellLine:
-    return CellLine(kind="instance", subject=instance_id, text=text)
+def _line(instance_id: InstanceId, text: str, *, fault: bool = False) -> CellLine:
+    return CellLine(kind="instance", subject=instance_id, text=text, fault=fault)

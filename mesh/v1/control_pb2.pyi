@@ -1167,12 +1167,15 @@ class CellEvent(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     age_s: _builtins.float
     """Seconds ago, when it was sent."""
     kind: _builtins.str
     """deployment, instance, request or node."""
     subject: _builtins.str
     text: _builtins.str
+    fault: _builtins.bool
+    """Something went wrong."""
     def __init__(
         self,
         *,
@@ -1180,10 +1183,11 @@ class CellEvent(_message.Message):
         kind: _builtins.str = ...,
         subject: _builtins.str = ...,
         text: _builtins.str = ...,
+        fault: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "kind", b"kind", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "fault", b"fault", "kind", b"kind", "subject", b"subject", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,9 @@
 """Sessions of the page: a key is shown once, and neither another page nor another tenant gains."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import requests
 from starlette.requests import Request
 
+from mesh.controller.keys import FILE_NAME
 from mesh.domain.ids import DeploymentName
 from mesh.http.sessions import COOKIE, SESSION_S_MAX, SESSIONS_MAX, TOKEN_HEADER, Sessions
 from tests.controller.live import WAIT_S_MAX, LiveCell
@@ -120,6 +123,24 @@ async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell,
     assert (await tab.ask("GET", "/api/v1/usage")).json() == []
     report = (await tab.ask("GET", "/api/v1/report")).json()
     assert (report["calls"][0]["calls"], report["looks"], report["faults"]) == (0, [], [])
+
+
+async def test_a_key_that_waits_for_the_disk_holds_nobody_up(
+    closed: tuple[LiveCell, Keys], tmp_path: Path
+) -> None:
+    cell, keys = closed
+    tab, other = Tab(cell), Tab(cell)
+    for one in (tab, other):
+        await one.sign_in(keys.admin)
+    path = tmp_path / "controller" / FILE_NAME
+    with closing(sqlite3.connect(path, isolation_level=None)) as writes:
+        writes.execute("BEGIN IMMEDIATE")
+        making = asyncio.create_task(tab.ask("POST", "/api/v1/keys", {"role": "admin"}))
+        for _ in range(3):
+            assert (await other.ask("GET", "/api/v1/cell")).status_code == 200
+        assert not making.done()
+        writes.execute("COMMIT")
+    assert (await making).status_code == 200
 
 
 async def test_an_operator_makes_a_key_that_is_told_once_and_revokes_it(

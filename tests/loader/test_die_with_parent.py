@@ -5,11 +5,13 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, Unavailable
 from mesh_loader.bounded_child import die_with_parent
+from mesh_loader.protocol import parse_line
 
 CHILD = (
     "import os, sys, time; from mesh_loader.bounded_child import die_with_parent;"
@@ -53,3 +55,15 @@ def test_a_parent_that_is_not_ours_is_refused() -> None:
 def test_a_number_that_is_no_process_is_refused() -> None:
     with pytest.raises(InvalidInput):
         die_with_parent(0)
+
+
+def test_an_import_whose_parent_has_ended_says_so(tmp_path: Path) -> None:
+    """In a line of protocol, as whatever else stops it."""
+    arguments = ["import", "pkg://a/b", "--store", str(tmp_path), "--parent", str(2**22 - 1)]
+    child = subprocess.run(
+        [sys.executable, "-m", "mesh_loader", *arguments], timeout=30, capture_output=True
+    )
+    error = parse_line(child.stdout.strip())
+    assert isinstance(error, Unavailable)
+    assert "is not the parent" in error.message
+    assert (child.returncode, child.stderr) == (1, b"")

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from mesh.domain.actions import SendCommand
+from mesh.domain.events import InvokeRequested, NodeConnected, NodeDisconnected
+from mesh.domain.ids import InstanceId
+from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.domain.outcome import Outcome
+from mesh.domain.request import RequestOrder
+from mesh.domain.slo import Slo
 from mesh.report.call_views import chrome_trace, story, timeline
 from mesh.report.calls import CallBook, CallEnd
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
+from tests.core.cells import hello, request
 from tests.sim.scenarios import SMALL, scenario
 
 
@@ -109,3 +116,26 @@ def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
     assert all(load.ended_s is not None for load in lost)
     again = [c for c in book.stories if [s.kind for s in c.spans].count("decode") > 1]
     assert again, "one that is computed elsewhere decodes there, too"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_move_that_is_given_up_ends_there(lost: bool) -> None:
+    """Because the controller takes it back, or its node is lost; the request goes on."""
+    book, asked, link_id, name = CallBook(lambda name: None), request(), 7, InstanceId("chat-1-2")
+    book.record(0.0, NodeConnected(link_id=link_id, hello=hello("n2")), [])
+    book.record(1.0, InvokeRequested(request=asked), [])
+    order = RequestOrder(
+        request=asked, attempt=2, held=True, slo=Slo(), age_s=1.0, due_in_s=1.0, output_tokens=(5,)
+    )
+    ahead = SendCommand(link_id=link_id, command=SubmitRequest(instance_id=name, order=order))
+    book.record(2.0, None, [ahead])
+    (call,) = book.open.values()
+    assert [(span.kind, span.ended_s) for span in call.spans] == [("wait", None), ("move", None)]
+    if lost:
+        book.record(3.0, NodeDisconnected(link_id=link_id, reason="gone"), [])
+    else:
+        for attempt in (1, 2):
+            abort = AbortRequest(request_id=asked.request_id, attempt=attempt)
+            book.record(1.0 + attempt, None, [SendCommand(link_id=link_id, command=abort)])
+    assert [(span.kind, span.ended_s) for span in call.spans] == [("wait", None), ("move", 3.0)]
+    assert call.steps[-1][1] == "its move to chat-1-2 was given up"

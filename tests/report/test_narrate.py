@@ -9,6 +9,7 @@ from mesh.domain.actions import RefuseRequest, SendCommand, StoreRevisions, Tell
 from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported, ProfileRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import (
+    InstanceGone,
     LoadInstance,
     NodeCommand,
     NodeReport,
@@ -152,4 +153,17 @@ def test_what_became_of_a_revision_is_told(serves: int, newest: RevisionState, t
     made = deployment("chat@2" if serves == 2 else "chat")
     other = Revision(deployment=replace(made, revision=3 - serves), state=newest, message="torn")
     action = StoreRevisions(deployment=replace(made, revision=serves), revisions=(other,))
-    assert narrate(None, [action]) == [CellLine(kind="deployment", subject="chat", text=text)]
+    told = CellLine(kind="deployment", subject="chat", text=text, fault="failed" in text)
+    assert narrate(None, [action]) == [told]
+
+
+def test_a_refusal_in_whatever_words_and_an_end_that_was_asked_for_are_no_faults() -> None:
+    refused = RefuseRequest(
+        request_id=RequestId("r1"),
+        reason=RefusalReason.LOAD_FAILED,
+        message="the load failed: the link was closed: it is gone: disconnected",
+    )
+    gone = NodeReported(link_id=1, report=InstanceGone(instance_id=INSTANCE))
+    died = replace(gone, report=InstanceGone(instance_id=INSTANCE, message="killed"))
+    lines = [*narrate(gone, [refused]), *narrate(died, [])]
+    assert [line.fault for line in lines] == [False, False, True]
