@@ -17,6 +17,7 @@ from mesh.domain.checks import (
 )
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
+from mesh.domain.model import Task
 from mesh.domain.request import SamplingParams
 from mesh.domain.slo import Slo
 
@@ -128,6 +129,18 @@ def _check_limits(asked: Invocation) -> None:
                 f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}",
                 field="stop",
             )
+
+
+def check_task(asked: Invocation, task: Task | None) -> None:
+    """Raise InvalidInput where a deployment with this task is asked for something else."""
+    if asked.task is task:
+        return
+    ways = {None: "/v1/chat/completions", Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
+    raise InvalidInput(
+        f"{asked.deployment!r} has task {task or 'text'}; asked for was {asked.task or 'text'}",
+        hint=f"ask it by {ways[task]}, or a deployment with another spec.task",
+        field="model",
+    )
 
 
 def check_prompt_logprobs(asked: Invocation, prompt_tokens: int) -> None:

@@ -199,6 +199,8 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
+    embeds: bool = False
+    """Its engine serves deployments with a task."""
     as_published: bool = False
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False

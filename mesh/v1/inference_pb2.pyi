@@ -379,6 +379,7 @@ class Tokens(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     text: _builtins.str
     """Whole characters only; may be empty."""
@@ -396,6 +397,10 @@ class Tokens(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.TokenLogprobs]: ...
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of a deployment with a task: its result, in place of text."""
+
     def __init__(
         self,
         *,
@@ -405,10 +410,11 @@ class Tokens(_message.Message):
         logprobs: _abc.Iterable[_model_pb2.TokenLogprobs] | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs: _abc.Iterable[_model_pb2.TokenLogprobs] | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

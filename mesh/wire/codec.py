@@ -22,6 +22,7 @@ from mesh.domain.invocation import (
     Finished,
     Invocation,
     InvocationEvent,
+    PairPrompt,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -212,6 +213,7 @@ def _tokens_to_wire(report: TokensReport) -> pb.TokensReport:
                 logprobs=map(_logprobs_to_wire, output.logprobs),
                 cached_tokens=output.cached_tokens,
                 prompt_logprobs=map(_logprobs_to_wire, output.prompt_logprobs),
+                embedding=output.embedding,
             )
             for output in report.outputs
         ],
@@ -251,6 +253,7 @@ def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTok
             logprobs=tuple(map(_logprobs_from_wire, message.logprobs)),
             cached_tokens=message.cached_tokens,
             prompt_logprobs=tuple(map(_logprobs_from_wire, message.prompt_logprobs)),
+            embedding=tuple(message.embedding),
         )
 
 
@@ -334,6 +337,8 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
             message.chat.CopyFrom(to_wire(asked.prompt, inference_pb2.Chat))
         case TokenPrompt():
             message.tokens.CopyFrom(inference_pb2.TokenIds(ids=asked.prompt.token_ids))
+        case PairPrompt():
+            raise TypeError("no message carries a pair: HTTP alone takes them")
         case _:
             assert_never(asked.prompt)
     return message

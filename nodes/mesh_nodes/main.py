@@ -192,6 +192,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         computes_ahead=engine_is.computes_ahead,
         shares_weights=engine_is.shares_weights,
         as_published=engine_is.as_published,
+        embeds=engine_is.embeds,
         busy_load_factor=engine_is.busy_load_factor,
         prefetch_bytes=options.prefetch_bytes,
         precision=built.precision,

@@ -159,6 +159,7 @@ class OpenVinoEngine:
             computes_ahead=True,
             caches_prefixes=True,
             shares_weights=True,
+            embeds=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
             loads_in_process=True,
             batch_max=BATCH_MAX,

@@ -1,0 +1,61 @@
+"""From hidden states to the one vector that a request with a task ends with.
+
+`batch` asks which rows of an iteration are wanted, `instance` hands them over as they come. A
+decoder's text may come in chunks; an encoder's, each of whose tokens attends to all others, is
+computed in one iteration.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from mesh.domain.model import Task
+from mesh_loader.encoders import Pooling
+from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.sampling import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How one loaded model makes its vectors."""
+
+    pooling: Pooling
+    normalised: bool
+    scores: bool
+    whole: bool
+    """A text is computed in one iteration."""
+
+    def rows(self, begin: int, count: int, length: int) -> SequenceOf[int]:
+        """Which of the next `count` tokens of a text of `length`, of which `begin` are computed,
+        are needed.
+        """
+        match self.pooling:
+            case Pooling.MEAN:
+                return range(count)
+            case Pooling.CLS:
+                return range(0 if begin else 1)
+            case Pooling.LAST:
+                return range(count - 1, count) if begin + count == length else ()
+
+    def vector(self, states: Floats, length: int) -> tuple[float, ...]:
+        """Of the sum of the needed states of a text of `length` tokens."""
+        vector = states / length if self.pooling is Pooling.MEAN else states
+        if self.scores:
+            vector = 1.0 / (1.0 + np.exp(-vector))
+        elif self.normalised:
+            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return tuple(vector.tolist())
+
+
+def pool_of(architecture: Architecture) -> Pool | None:
+    """`None` where the model generates text."""
+    if architecture.task is None:
+        return None
+    scores = architecture.task is Task.RERANK
+    return Pool(
+        pooling=Pooling.CLS if scores else architecture.pooling,
+        normalised=architecture.normalised,
+        scores=scores,
+        whole=architecture.encoder is not None,
+    )
