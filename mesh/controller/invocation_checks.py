@@ -203,6 +203,8 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
     a seed is drawn where none is given.
     """
     wanted = _DEFAULTS.max_tokens if asked.max_tokens is None else asked.max_tokens
+    if asked.task is not None:
+        wanted = 1  # stands for its vector
     return SamplingParams(
         temperature=_value_or(asked.temperature, _DEFAULTS.temperature),
         top_p=_value_or(asked.top_p, _DEFAULTS.top_p),

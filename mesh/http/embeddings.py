@@ -180,7 +180,7 @@ class Vectors(Answered[T]):
         """One of each prompt, in their order. The first that fails ends all."""
         asked = with_slo(
             tuple(
-                Invocation(deployment=deployment.spec.name, prompt=prompt, task=task, max_tokens=1)
+                Invocation(deployment=deployment.spec.name, prompt=prompt, task=task)
                 for prompt in prompts
             ),
             exchange.header,

@@ -186,7 +186,7 @@ class _Builder:
         return self._attended(layer, q, k, v)
 
     def _attended(self, layer: int, q: Node, k: Node, v: Node) -> Node:
-        """Of q, k and v [tokens, …] the attention's output, projected: [tokens, 1, width]."""
+        """The projected output of the attention of q, k and v [tokens, …]: [tokens, 1, width]."""
         a = self._a
         shape = AttentionShape(
             heads=a.attention_heads,

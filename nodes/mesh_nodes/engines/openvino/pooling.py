@@ -39,7 +39,7 @@ class Pool:
                 return range(count - 1, count) if begin + count == length else ()
 
     def vector(self, states: Floats, length: int) -> tuple[float, ...]:
-        """Of the sum of the needed states of a text of `length` tokens."""
+        """The vector of a text of `length` tokens; `states` is the sum of those that it needs."""
         vector = states / length if self.pooling is Pooling.MEAN else states
         if self.scores:
             vector = 1.0 / (1.0 + np.exp(-vector))

@@ -78,8 +78,8 @@ class Sequence:
 
     @property
     def token_types(self) -> npt.NDArray[np.int64]:
-        """Of a query and a document: 1 for the tokens after the first that is as the last one is,
-        which separates them; 0 for the others.
+        """The types of a query's and a document's tokens: 1 after the first token that is the same
+        as the last one, which separates both; 0 before.
         """
         ends = self._so_far == self._so_far[-1]
         return np.asarray(np.cumsum(ends) > ends, np.int64)

@@ -52,8 +52,8 @@ class Matrix:
     columns: int
     bias: bool = False
     exact: bool = False
-    """Held in f32 whatever the precision: rounding would change which experts it chooses, or it is
-    small.
+    """It is held in f32 whatever the precision: rounding would change which experts it chooses, or
+    it is small.
     """
 
 

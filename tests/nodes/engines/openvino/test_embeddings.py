@@ -34,7 +34,7 @@ def loaded(engine: Engine, tmp_path: Path, name: str, task: Task) -> None:
 
 
 def vectors(engine: Engine, *prompts: list[int], budget: int = 64) -> list[np.ndarray]:
-    """Of prompts that are submitted together."""
+    """The vectors of prompts that are submitted together."""
     for n, prompt in enumerate(prompts):
         engine.submit(INSTANCE, request(f"r{n}", prompt, ONE))
     found: dict[str, RequestTokens] = {}
@@ -57,7 +57,7 @@ def cosines(found: list[np.ndarray], name: str) -> list[float]:
 def test_embeddings_are_those_of_transformers(
     engine: OpenVinoEngine, tmp_path: Path, name: str, budget: int
 ) -> None:
-    """Of prompts beside each other, in chunks where the model can be computed so."""
+    """The prompts are computed beside each other, in chunks where the model can be."""
     loaded(engine, tmp_path, name, Task.EMBED)
     found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]], budget=budget)
     assert min(cosines(found, name)) >= 0.9999
