@@ -1,0 +1,142 @@
+"""A cell with the real engine embeds and ranks, by OpenAI's, Jina's and Ollama's protocols."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+from tokenizers import Tokenizer, processors
+
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import InvalidInput, UnsupportedModel
+from mesh.domain.ids import DeploymentName
+from mesh.domain.model import Task
+from mesh.domain.slo import Slo
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, free_port
+from tests.nodes.engines.openvino.embedders import embedders, write_embedder
+from tests.support.tiny_model import BOS, EOS
+
+PATIENT = Slo(ttft_s=WAIT_S_MAX)
+
+
+def with_separators(folder: Path) -> Path:
+    """Its tokenizer puts a token before and after each text, as those of encoders do."""
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}",
+        pair=f"{BOS} $A {EOS} $B:1 {EOS}:1",
+        special_tokens=[(BOS, 0), (EOS, 1)],
+    )
+    tokenizer.save(str(path))
+    return folder
+
+
+@pytest.fixture
+def url(cell: LiveCell) -> str:
+    address = f"127.0.0.1:{free_port()}"
+    cell.start_controller("--http", address)
+    cell.start_real_node("cpu0")
+    return f"http://{address}"
+
+
+def deploy(cell: LiveCell, name: str, folder: Path, task: Task | None) -> None:
+    cell.client.deploy(
+        DeploymentSpec(name=DeploymentName(name), source=f"file://{folder}", slo=PATIENT, task=task)
+    )
+
+
+def asked(url: str, path: str, status: int = 200, **body: Any) -> Any:
+    answer = requests.post(url + path, json=body, timeout=WAIT_S_MAX)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_texts_are_embedded_and_ranked(cell: LiveCell, url: str, tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "bert", "bert", is_matryoshka=True)
+    deploy(cell, "embeds", with_separators(folder), Task.EMBED)
+    case = embedders()["bert"]["cases"][0]
+    by_tokens = asked(url, "/v1/embeddings", model="embeds", input=case["prompt"])
+    (told,) = by_tokens["data"]
+    assert float(np.array(told["embedding"]) @ np.array(case["vector"])) >= 0.999
+    assert by_tokens["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+
+    texts = [f"text {n}" for n in range(40)]
+    listed = asked(url, "/v1/embeddings", model="embeds", input=texts)
+    vectors = np.array([one["embedding"] for one in listed["data"]])
+    assert [one["index"] for one in listed["data"]] == list(range(40))
+    assert listed["usage"]["prompt_tokens"] == sum(len(text) + 2 for text in texts)
+    alone = asked(url, "/v1/embeddings", model="embeds", input=texts[7], encoding_format="base64")
+    held = np.frombuffer(base64.b64decode(alone["data"][0]["embedding"]), "<f4")
+    assert float(held @ vectors[7]) >= 0.999
+    few = asked(url, "/v1/embeddings", model="embeds", input=texts[7], dimensions=8)
+    (short,) = few["data"]
+    assert short["embedding"] == pytest.approx(held[:8] / np.linalg.norm(held[:8]), abs=1e-3)
+
+    ollama = asked(url, "/api/embed", model="embeds:latest", input=texts[:2])
+    assert np.array(ollama["embeddings"]) == pytest.approx(vectors[:2], abs=1e-2)
+
+    ranked = asked(url, "/v1/rerank", model="embeds", query=texts[7], documents=texts, top_n=3)
+    assert ranked["results"][0]["index"] == 7
+    assert ranked["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-3)
+    assert [one["document"]["text"] for one in ranked["results"]][0] == texts[7]
+    assert len(ranked["results"]) == 3
+
+    for path, body, said in (
+        ("/v1/embeddings", {"input": [4] * 300}, "context_length_exceeded"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
+        ("/v1/embeddings", {"input": []}, "1 to 2048"),
+        ("/v1/embeddings", {"input": ""}, "empty"),
+        ("/v1/embeddings", {"input": "a", "input_type": "query"}, "input_type"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"] * 10_000}, "1000"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/completions", {"prompt": "a"}, "has task embed"),
+    ):
+        told = asked(url, path, status=400, model="embeds", **body)
+        assert said in str(told["error"]), told
+
+
+def test_a_head_that_scores_ranks_pairs(cell: LiveCell, url: str, tmp_path: Path) -> None:
+    folder = with_separators(write_embedder(tmp_path / "scores", "bert-scores"))
+    with pytest.raises(UnsupportedModel, match="spec.task rerank"):
+        deploy(cell, "scores", folder, None)
+    with pytest.raises(UnsupportedModel, match="task rerank is what it can do"):
+        deploy(cell, "scores", folder, Task.EMBED)
+    deploy(cell, "scores", folder, Task.RERANK)
+    documents: list[Any] = ["a text", {"text": "of another kind"}, "and one more"]
+    both = [
+        asked(url, path, model="scores", query="why?", documents=documents, return_documents=False)
+        for path in ("/v1/rerank", "/v2/rerank")
+    ]
+    first, second = (told["results"] for told in both)
+    assert first == pytest.approx(second)
+    scores = [one["relevance_score"] for one in first]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
+    assert sorted(one["index"] for one in first) == [0, 1, 2]
+    assert both[0]["usage"]["total_tokens"] == sum(
+        len(t) + 4 + 3 for t in (6 * "a", 15 * "a", 12 * "a")
+    )
+    told = asked(url, "/v1/embeddings", status=400, model="scores", input="a")
+    assert "has task rerank" in told["error"]["message"]
+
+
+def test_a_decoder_that_generates_no_text_embeds(cell: LiveCell, url: str, tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "qwen3", "qwen3")
+    deploy(cell, "qwen", folder, Task.EMBED)
+    case = embedders()["qwen3"]["cases"][1]
+    (told,) = asked(url, "/v1/embeddings", model="qwen", input=case["prompt"])["data"]
+    assert float(np.array(told["embedding"]) @ np.array(case["vector"])) >= 0.999
+    told = asked(
+        url, "/v1/embeddings", status=400, model="qwen", input=case["prompt"], dimensions=8
+    )
+    assert told["error"]["param"] == "dimensions"
+
+
+def test_where_no_node_embeds_that_is_said(cell: LiveCell, tmp_path: Path) -> None:
+    cell.start("n1")
+    folder = write_embedder(tmp_path / "bert", "bert")
+    with pytest.raises((InvalidInput, Exception), match="has task embed; no node"):
+        deploy(cell, "embeds", folder, Task.EMBED)
