@@ -201,6 +201,8 @@ class NodeHello:
     """Its engine holds requests: they may move to it while they run elsewhere."""
     embeds: bool = False
     """Its engine serves deployments with a task."""
+    swaps: bool = False
+    """Its engine takes an instance's weights off the device while its requests stay."""
     as_published: bool = False
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False

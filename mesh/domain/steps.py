@@ -40,6 +40,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    swaps: bool = False
+    """`swap` takes an instance's weights off the device and brings them back, by whole model."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
     caches_prefixes: bool = False

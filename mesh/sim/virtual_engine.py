@@ -68,6 +68,9 @@ class VirtualEngine:
         self._instances.pop(instance_id).pool.close()
         self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        raise EngineError(f"instance {instance_id} stays: this engine does not swap")
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)

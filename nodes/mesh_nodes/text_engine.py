@@ -153,6 +153,9 @@ class TextEngine:
         self._texts.pop(instance_id, None)
         self._inner.unload(instance_id)
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        self._inner.swap(instance_id, resident)
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         codec = self._codecs.get(instance_id)
         if codec is None:

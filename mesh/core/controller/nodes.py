@@ -7,10 +7,10 @@ tokens so far. What a node says while it is linked is taken by `reports`.
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
 from mesh.core.controller.instances.prefetching import prefetch
-from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.plan_books import keep_up
+from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry

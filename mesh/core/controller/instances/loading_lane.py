@@ -1,8 +1,8 @@
 """The loads of a node: when each is expected to be over, and when one more would be.
 
 The node's reservation station (`mesh.memory.station`) alone decides in which order they run, and it
-is asked here. This module knows how long each of them takes. Before: `placement`, which begins
-loads, and `requests.cold_starts`, which promises them. After: `node_schedule`, which validates with
+is asked here. This module knows how long each of them takes. Before: `requests.search`, which
+begins loads and promises them. After: `node_schedule`, which validates with
 those who wait for them.
 """
 

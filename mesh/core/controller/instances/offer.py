@@ -38,19 +38,26 @@ class Offer:
     """The instance that was looked at last among those to join; `place` is its position among the
     candidates.
     """
-    on: Callable[[], Sequence[NodeEntry]] = tuple
-    """The nodes that may have an instance, worked out when they are asked for."""
     starts_asked: bool = False
     """Whether the policy has asked for them."""
-    looks_max: int = 0
-    needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
-    """What the instance that would start on the node needs."""
     may_move: Callable[[InstanceEntry], bool] | None = None
     """Whether a neighbour may be moved; `None` when nobody is moved."""
 
     @property
     def now_s(self) -> float:
         return self.ctx.now_s
+
+    @property
+    def looks_max(self) -> int:
+        return 0
+
+    def startable(self) -> Sequence[NodeEntry]:
+        """The nodes that may have a new instance."""
+        return ()
+
+    def needed_bytes(self, node: NodeEntry) -> int:
+        """What the instance that would start on the node needs."""
+        return 0
 
     def size(self) -> int:
         return len(self.ctx.cell.nodes) + len(self.ctx.cell.instances)
@@ -62,7 +69,7 @@ class Offer:
 
     def starts(self) -> Sequence[NodeEntry]:
         self.starts_asked = True
-        nodes = self.on()
+        nodes = self.startable()
         if not nodes:
             return ()
         rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in nodes]

@@ -2,10 +2,9 @@
 
 A plan is priced at one place: a request joins an instance, loaded or loading, or has one started on
 a node. Each part of the price is worked out when somebody asks for it; the forecast and the place
-of a load, which take the longest, are kept. Before: the searches, which know what the books allow
-(`queueing`, `cold_starts`, `placement`, `preemption`, `migration`). After: the policy, which reads
-the price (`mesh.policy.interface.Tests`), and then `submitting` and `lifecycle`, which book what is
-taken.
+of a load, which take the longest, are kept. Before: `requests.search`, which knows what the books
+allow. After: the policy, which reads the price (`mesh.policy.interface.Tests`), and then
+`submitting` and `lifecycle`, which book what is taken.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,13 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import Room, room_for
-from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
+from mesh.core.controller.instances.loading_lane import (
+    Slot,
+    lane_ends_s,
+    loads_end_s,
+    plan_load,
+    slot_for,
+)
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decode_share_with,
@@ -34,6 +39,10 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan, Shortage
 
+MARGIN_SHARE = 0.1
+"""A load that waits for others in its lane is counted on only if its request would be in time even
+if the first token came later by this share of the time until it.
+"""
 NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
 
@@ -177,6 +186,23 @@ class Price:
             return self.ready_s
         return seen.first_token_s
 
+    def is_tight(self) -> bool:
+        """Whether the load waits for others, and a little delay would make the request late, as far
+        as validation was asked.
+        """
+        now_s, first_s = self.ctx.now_s, self.first_token_s
+        waits = self.validated and lane_ends_s(self.node, now_s, self.slot.load.kind) > now_s
+        return waits and first_s + MARGIN_SHARE * (first_s - now_s) > self.wanted_by.due_s
+
+    def grace_s(self) -> float:
+        """By how much the client of a request that may be late is told that it is, with a margin:
+        loads take longer as often as not. One that was accepted has been told already.
+        """
+        if not self.late or self.wanted_by.accepted:
+            return 0.0
+        margin_s = MARGIN_SHARE * (self.first_token_s - self.ctx.now_s)
+        return max(self.first_token_s + margin_s - self.wanted_by.due_s, 0.0)
+
     def needed_s(self, grace_s: float = 0.0) -> float:
         """When the load has to be over: as late as the request can bear, which may be late by
         `grace_s`. One that nobody waits for goes behind those that were promised.
@@ -227,26 +253,6 @@ class Price:
         node, deployment = self.node, self._deployment
         footprint = node.footprint_of(deployment)
         return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-
-
-def price_move(
-    ctx: EventContext,
-    plan: Plan,
-    entry: DeploymentEntry,
-    instance: InstanceEntry,
-    request: RequestEntry,
-    beside: Sequence[RequestEntry],
-) -> Price | None:
-    """The move of a request that runs to a loaded instance, with those `beside` it that are to go
-    there as well; `None` where there is no room, or the policy does not let it be.
-    """
-    room = room_for(ctx, entry, instance, request, beside)
-    if room is None:
-        return None
-    price = Price(
-        ctx, plan, entry, instance.node, instance, request, room, beside=beside, moves=True
-    )
-    return price if price.verdict() is Verdict.PASSES else None
 
 
 def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:

@@ -157,9 +157,10 @@ class BatchInputs:
     def bind(self, work: SequenceOf[Work], *, pools: bool = False) -> None:
         """Logits will come first for the rows of `work` that yield a token, in their order, then
         for those that tell of prompts. Where the model `pools`, hidden states come for the rows
-        that each of `work` needs, in their order.
+        that each of `work` needs, in their order. Without work there is one token in the scratch
+        block, which yields logits, too.
         """
-        fill = _fill(sum(item.tokens for item in work))
+        fill = _fill(sum(item.tokens for item in work)) if work else [1]
         counts = np.array([item.tokens for item in work] + fill, np.int32)
         past = np.array([item.sequence.computed for item in work] + [0] * len(fill), np.int32)
         begins = _begins(counts)
@@ -174,7 +175,7 @@ class BatchInputs:
             told = [range(item.prompt_rows) for item in work]
             sampled = [end - 1 for item, end in zip(work, begins[1:], strict=False) if item.yields]
         sampled += [begin + row for rows, begin in zip(told, begins, strict=False) for row in rows]
-        sampled += [0] * (padded(len(sampled)) - len(sampled))
+        sampled += [0] * ((padded(len(sampled)) if work else 1) - len(sampled))
         # Position of each token: its place in the batch, less its sequence's start there, plus
         # what that sequence has in the cache.
         shift = np.repeat(past - begins[:-1], counts)

@@ -136,7 +136,7 @@ class OpenVinoEngine:
         return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
-        """Guards the table alone, never an instance."""
+        """Guards the table and the counts of loads, never an instance."""
         self._budget = CacheBudget(lock=threading.RLock())
         self._loads_begun = self._loads_ended = 0
         self._computing, self._worked_s = False, 0.0
@@ -158,6 +158,7 @@ class OpenVinoEngine:
             resize_kv=True,
             computes_ahead=True,
             caches_prefixes=True,
+            swaps=True,
             shares_weights=True,
             embeds=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
@@ -195,27 +196,15 @@ class OpenVinoEngine:
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
-        self._check(order)
+        if order.instance_id in self._instances:
+            raise EngineError(f"instance {order.instance_id} is already loaded")
+        check_bounds(order)
         shares = self._shares(order)
-        prepared = self._compiler.prepared_folder(order.model_path, order.model.weights)
-        cached = self._pages.has(prepared)
-        if not shares:
-            self._pages.use(prepared)
-        self._loads_begun += 1
-        try:
-            self._budget.begin_load(order.instance_id, self._taken_bytes(order))
-            instance, graph = self._bring_up(order, progress)
-        except BaseException as error:
-            _drop_frames(error)
-            return_memory()
-            raise
-        finally:
-            self._budget.end_load(order.instance_id)
-            self._loads_ended += 1
-            self._worked_s = time.perf_counter()
+        cached = self._pages.has(self._prepared_folder(order))
+        instance, graph = self._bring_up(order, progress)
         with self._lock:
             self._instances[order.instance_id] = instance
-            self._prepared[order.instance_id] = prepared
+            self._prepared[order.instance_id] = self._prepared_folder(order)
         progress("loaded", 1.0)
         # What waited for its blob says nothing of loads that find one.
         found = graph.imported and not graph.awaited
@@ -241,13 +230,27 @@ class OpenVinoEngine:
         instance.close()
         return_memory()
         model, reached, tables_bytes = instance.model, instance.reached, instance.tables_bytes
-        shared = any(map(instance.shares_with, others))
+        known = instance.resident and not any(map(instance.shares_with, others))
         before_bytes, moment = self._beside_kv_bytes(), self._moment()
         del instance
         return_memory()
         freed_bytes = before_bytes - self._beside_kv_bytes()
-        if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
+        if known and moment == self._moment() and self._loads_begun == self._loads_ended:
             self._footprints.note(model, freed_bytes - tables_bytes, reached)
+
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        instance = self._instance(instance_id)
+        if resident and not instance.resident:
+            self._bring_up(replace(instance.order, kv_blocks=0), lambda *_: None, instance)
+            with self._lock:
+                if self._instances.get(instance_id) is instance:
+                    self._prepared[instance_id] = self._prepared_folder(instance.order)
+        elif instance.resident and not resident:
+            with self._moves_memory():
+                instance.leave()
+                return_memory()
+            with self._lock:
+                self._prepared.pop(instance_id, None)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
@@ -331,13 +334,17 @@ class OpenVinoEngine:
         held = [books.kv_held_bytes for books in self.memory()]
         return (self._loads_begun, *held)
 
-    def _check(self, order: LoadOrder) -> None:
-        if order.instance_id in self._instances:
-            raise EngineError(f"instance {order.instance_id} is already loaded")
-        check_bounds(order)
-        wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
-        if wanted_bytes > available_bytes:
-            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+    @contextmanager
+    def _moves_memory(self) -> Iterator[None]:
+        """A block beside which no unload can say what it has freed."""
+        with self._lock:
+            self._loads_begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loads_ended += 1
+            self._worked_s = time.perf_counter()
 
     def _taken_bytes(self, order: LoadOrder) -> int:
         """By the instance, beside what it shares with those that are there."""
@@ -352,20 +359,48 @@ class OpenVinoEngine:
         """Whether it would run what an instance that is there runs."""
         return self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
 
-    def _bring_up(self, order: LoadOrder, progress: Progress) -> tuple[Instance, CompiledGraph]:
+    def _prepared_folder(self, order: LoadOrder) -> Path:
+        return self._compiler.prepared_folder(order.model_path, order.model.weights)
+
+    def _bring_up(
+        self, order: LoadOrder, progress: Progress, instance: Instance | None = None
+    ) -> tuple[Instance, CompiledGraph]:
+        """The model in memory, and a new instance that computes with it, or this one."""
+        wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
+        if wanted_bytes > available_bytes:
+            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+        if not self._shares(order):
+            self._pages.use(self._prepared_folder(order))
+        with self._moves_memory():
+            try:
+                self._budget.begin_load(order.instance_id, wanted_bytes)
+                return self._compile(order, progress, instance)
+            except BaseException as error:
+                _drop_frames(error)
+                return_memory()
+                raise
+            finally:
+                self._budget.end_load(order.instance_id)
+
+    def _compile(
+        self, order: LoadOrder, progress: Progress, instance: Instance | None
+    ) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(
             order.model, order.model_path, order.context_tokens_max, progress
         )
         progress("warm up", 0.9)
         with engine_errors(f"instance {order.instance_id} cannot be brought up"):
-            instance = Instance(
+            if instance is not None:
+                instance.enter(graph)
+                return instance, graph
+            made = Instance(
                 order,
                 graph,
                 footprint=self.footprint(order.model),
                 budget=self._budget,
                 kv_resize=self._kv_resize,
             )
-        return instance, graph
+        return made, graph
 
     def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph, compile_s: float) -> None:
         """The one that would have spared the load, of so many seconds, its compile."""
