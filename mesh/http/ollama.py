@@ -323,7 +323,7 @@ class Show(Answered[ShowBody]):
     async def answered(self, body: ShowBody, exchange: Exchange) -> Shown:
         deployment = self._gateway.deployment(DeploymentName(body.model.removesuffix(TAG)))
         model = deployment.model
-        words = ["completion"]
+        words = ["completion" if deployment.spec.task is None else "embedding"]
         if await self._gateway.tool_format(deployment) is not ToolFormat.NONE:
             words.append("tools")
         if await self._gateway.thinking(deployment, "") is not None:
