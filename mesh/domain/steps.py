@@ -114,6 +114,8 @@ class LoadOrder:
     """Requests that one iteration may carry."""
     import_s: float = 0.0
     """What it took to bring the model into the store for it; 0 where that had it."""
+    swapped: bool = False
+    """It comes up with its weights off the device, and takes the memory of its KV cache alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

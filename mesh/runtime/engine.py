@@ -90,8 +90,9 @@ class Engine(Protocol):
         ...
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
-        """Bring an instance up, ready for its first step. A load from HOST may come beside another
-        load; of those from DISK there is one at a time.
+        """Bring an instance up, ready for its first step, or with its weights out where the order
+        has it `swapped`. A load from HOST may come beside another load; of those from DISK there is
+        one at a time.
         """
         ...
 

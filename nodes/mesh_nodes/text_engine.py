@@ -146,6 +146,13 @@ class TextEngine:
         loaded = self._inner.load(order, progress)
         self._codecs[order.instance_id] = codec
         self._texts[order.instance_id] = {}
+        if order.swapped:
+            # These engines bring every instance up whole, which takes its weights' room that long.
+            try:
+                self._inner.swap(order.instance_id, False)
+            except EngineError:
+                self.unload(order.instance_id)
+                raise
         return replace(loaded, elapsed_s=codec_s + loaded.elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:

@@ -47,7 +47,8 @@ def plan_load(
     """Plan a load on the node, `without` the instances that go for it."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
     (tier, kind), beside = node.source_of(deployment, without), node.computes_beside_load()
-    seconds = ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    moved_bytes = node.load_bytes(weights_bytes, tier)
+    seconds = ctx.cell.expectations.load_s(node.hello, moved_bytes, tier, beside=beside)
     return PlannedLoad(kind=kind, load_s=seconds)
 
 

@@ -7,6 +7,7 @@ anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of load
 `lifecycle`, for whose loads all of this gives way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -67,11 +68,12 @@ class _Ahead(Offer):
             return None
         return _Ahead(ctx=ctx, entry=entry)
 
-    def startable(self) -> list[NodeEntry]:
+    def starts(self) -> Sequence[NodeEntry]:
         ctx, entry = self.ctx, self.entry
         assert entry is not None
         nodes = ctx.cell.nodes.values()
-        return [node for node in nodes if _may_fetch(ctx, entry, self._deployment(), node)]
+        deployment = self._deployment()
+        return self._ranked([n for n in nodes if _may_fetch(ctx, entry, deployment, n)])
 
     def needed_bytes(self, node: NodeEntry) -> int:
         return _size_bytes(node, self._deployment())

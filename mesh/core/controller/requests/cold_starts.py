@@ -7,9 +7,6 @@ nobody else pays for it; it is told at once by how much. Before: `queueing`, for
 place. After: `submitting`, which promises, and the end of the load, when they are placed.
 """
 
-from collections.abc import Iterator
-from itertools import chain
-
 from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.placement import NoRoom
@@ -19,7 +16,6 @@ from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
@@ -74,7 +70,6 @@ def _look(
         nodes = ctx.cell.nodes.values()
         return [node for node in nodes if _has_free_lane_or_room(ctx, entry, request, node)]
 
-    again = late or request.request_id in ctx.deferred
     may_start = ctx.may_start(entry) and not (late and entry.replicas())
     nodes = free if late else ctx.cell.nodes.values
     search = Search(
@@ -82,7 +77,6 @@ def _look(
         entry=entry,
         request=request,
         late=late,
-        joins=enumerate(chain(_loaded(entry) if again else (), _loading(entry))),
         among=nodes if may_start else None,
         remembers=True,
     )
@@ -92,17 +86,6 @@ def _look(
     elif not late:
         _refuse_in_vain(ctx, entry, search.lacks_room())
     return price is not None
-
-
-def _loaded(entry: DeploymentEntry) -> Iterator[InstanceEntry]:
-    return (i for i in entry.candidates if i.takes_now and not i.is_full)
-
-
-def _loading(entry: DeploymentEntry) -> Iterator[InstanceEntry]:
-    for instance in entry.instances.values():
-        loads = instance.state is InstanceState.LOADING and instance.takes_requests
-        if loads and not instance.is_full:
-            yield instance
 
 
 def _has_free_lane_or_room(
@@ -138,6 +121,7 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
             ctx=ctx,
             entry=entry,
             request=entry.queue[0],
+            joins=(),
             among=ctx.cell.nodes.values,
             remembers=True,
         )

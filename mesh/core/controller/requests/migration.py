@@ -129,7 +129,7 @@ def _look(
         return None
     copy = request.copy(ctx.now_s)
     open_ = _open(ctx, owner.candidates if to is None else (to,), request, before)
-    search = Search(ctx=ctx, entry=owner, request=copy, before=before, joins=enumerate(open_))
+    search = Search(ctx=ctx, entry=owner, request=copy, before=before, joins=open_)
     return search.first(Move(requests=(copy,), to=there) for there in search.candidates())
 
 

@@ -16,10 +16,10 @@ Before: `deadlines`, which has found that the request waits in vain. After: its 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.placement import InstanceNeeds
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.requests.fairness import must_give_way
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry

@@ -117,13 +117,12 @@ def _place(
         return [node for node in ctx.cell.nodes.values() if node not in taken]
 
     starts = alone and ctx.now_s >= owner.paused_until_s
-    joins = enumerate(_open(owner, moves, away_from))
     search = Search(
         ctx=ctx,
         entry=owner,
         request=request,
         before=moves,
-        joins=joins,
+        joins=_open(owner, moves, away_from),
         among=nodes if starts else None,
     )
     return search.first()

@@ -9,13 +9,11 @@ What an event may cost is bounded: the end of a request is looked at on its node
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
-from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
 from mesh.core.controller.requests.outlook import Outlook
@@ -188,8 +186,7 @@ def _place(
 ) -> bool:
     said = request.refusals
     before = said.try_again()
-    joins = _open(ctx, entry, request, only)
-    search = Search(ctx=ctx, entry=entry, request=request, joins=joins, loaded=True)
+    search = Search(ctx=ctx, entry=entry, request=request, only=only, loaded=True)
     price = search.first()
     if price is not None:
         take(ctx, price)
@@ -224,40 +221,6 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
             # If not, an idle instance beside it has to stay now; see `requests.preemption`.
             return price.room is not None
     return False
-
-
-def _open(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    request: RequestEntry,
-    only: InstanceEntry | None,
-) -> Iterator[tuple[int, InstanceEntry]]:
-    """Loaded instances that may take the request, with their places among the candidates."""
-    for place, instance in _in_order(ctx, entry, request) if only is None else ((0, only),):
-        if instance.takes_now and not instance.is_full:
-            yield place, instance
-
-
-def _in_order(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
-) -> Iterable[tuple[int, InstanceEntry]]:
-    """Candidates as the policy has them, from where the last event had to stop; before all others
-    the one that was promised.
-    """
-    if request.waits_for is not None:
-        others = (i for i in entry.candidates if i is not request.waits_for)
-        return enumerate(chain((request.waits_for,), others))
-    start = ctx.cell.refusals.where_to_resume(entry.spec.name)
-    if not start:
-        first = preferred(entry.candidates, request)
-        if first is None:
-            return enumerate(entry.candidates)
-        others = (i for i in entry.candidates if i is not first)
-        return enumerate(chain((first,), others))
-    start = min(start, len(entry.candidates))
-    return chain(
-        islice(enumerate(entry.candidates), start, None), islice(enumerate(entry.candidates), start)
-    )
 
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:

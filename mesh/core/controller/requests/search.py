@@ -9,14 +9,13 @@ policy. What has refused is remembered and not validated again. Before: whoever 
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
-from mesh.core.controller.instances.kv_cache import Room, room_for
-from mesh.core.controller.instances.node_schedule import Forecast
+from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
-from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.pricing import Price, going_to
-from mesh.core.controller.requests.fairness import must_give_way
 from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -26,9 +25,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Join, Move, Plan, Start
-
-_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
-"""What is said of a place without a forecast."""
+from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +41,19 @@ class Search(Offer):
     """Where a request that runs moves: the moves that are to happen with its own. `None` for one
     that waits.
     """
+    joins: Iterable[InstanceEntry] | None = None
+    """The instances that are tried; `None` for those that a request which waits may join. The
+    iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
+    collector runs.
+    """
+    only: InstanceEntry | None = None
+    """The one instance that is tried, if not all."""
+    last: InstanceEntry | None = field(default=None, init=False)
+    """The instance that the policy was offered last; `place` is its position among the candidates.
+    """
+    place: int = field(default=0, init=False)
+    starts_asked: bool = field(default=False, init=False)
+    """Whether the policy has asked for nodes to start on."""
     among: Callable[[], Collection[NodeEntry]] | None = None
     """The nodes where an instance may start; `None` when none may."""
     loaded: bool = False
@@ -58,8 +68,8 @@ class Search(Offer):
     """The policy would rather start an instance, which is looked at later."""
     _needs: InstanceNeeds | None = field(default=None, init=False)
     """`None` until a node is asked."""
-    _takers: list[NodeEntry] = field(default_factory=list, init=False)
-    """The nodes that are asked and take one more instance."""
+    _needed_bytes: dict[NodeId, int] = field(default_factory=dict, init=False)
+    """What the instance needs, by the nodes that are asked and take one more."""
     _roomy: list[NodeEntry] | None = field(default=None, init=False)
     """Those of them with room; `None` until they are looked for."""
     _left: set[NodeId] = field(default_factory=set, init=False)
@@ -105,7 +115,10 @@ class Search(Offer):
         """
         if self._no_time or self.among is None or self._is_refused():
             return None
-        needs = ((self.needed_bytes(node), node.capacity_bytes) for node in self._takers)
+        nodes = self.ctx.cell.nodes
+        needs = [
+            (needed, nodes[name].capacity_bytes) for name, needed in self._needed_bytes.items()
+        ]
         return NoRoom.nearest(needs)
 
     # What the policy is offered.
@@ -115,12 +128,51 @@ class Search(Offer):
         promises = self.request is not None and self.ctx.policy.promises
         return self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
 
-    def startable(self) -> Sequence[NodeEntry]:
-        return () if self.among is None else self._prepare()
+    def candidates(self) -> Iterator[InstanceEntry]:
+        for place, instance in self._in_order():
+            if not instance.is_full and (instance.takes_now or not self.loaded):
+                self.place, self.last = place, instance
+                yield instance
 
-    def needed_bytes(self, node: NodeEntry) -> int:
-        assert self._needs is not None, "nodes are asked"
-        return self._needs.least_bytes(node)
+    def _in_order(self) -> Iterable[tuple[int, InstanceEntry]]:
+        """The instances as the policy has them, from where the last event had to stop; before all
+        others the one that was promised, or that has computed the beginning of the request.
+        """
+        request, candidates = self.request, self.entry.candidates
+        if request is None or self.joins is not None:
+            return enumerate(self.joins or ())
+        if self.only is not None:
+            return ((0, self.only),)
+        if not self.loaded:
+            again = self.late or request.request_id in self.ctx.deferred
+            there = (i for i in candidates if i.takes_now) if again else ()
+            return enumerate(chain(there, self._loading()))
+        first, start = request.waits_for, 0
+        if first is None:
+            start = self.ctx.cell.refusals.where_to_resume(self.entry.spec.name)
+            first = None if start else preferred(candidates, request)
+        if first is not None:
+            return enumerate(chain((first,), (i for i in candidates if i is not first)))
+        if not start:
+            return enumerate(candidates)
+        start = min(start, len(candidates))
+        return chain(
+            islice(enumerate(candidates), start, None), islice(enumerate(candidates), start)
+        )
+
+    def _loading(self) -> Iterator[InstanceEntry]:
+        for instance in self.entry.instances.values():
+            if instance.state is InstanceState.LOADING and instance.takes_requests:
+                yield instance
+
+    def starts(self) -> Sequence[NodeEntry]:
+        self.starts_asked = True
+        return () if self.among is None else self._ranked(self._prepare())
+
+    def lacks_bytes(self, node: NodeView) -> int:
+        assert self.entry.deployment is not None
+        free_bytes = self._node(node).free_bytes_for(self.entry.deployment)
+        return self._needed_bytes.get(node.node_id, 0) - free_bytes
 
     def _prepare(self) -> Sequence[NodeEntry]:
         """Find the nodes with room, once."""
@@ -140,8 +192,7 @@ class Search(Offer):
             self._no_time = len(asked) < len(nodes)
         if asked:  # In overload most often no node has changed since it refused.
             self._needs = InstanceNeeds(ctx, entry, self._waiting())
-            self._takers = [node for node in asked if ctx.takes_another(node, entry)]
-            self._roomy = [node for node in self._takers if self._has_room(node)]
+            self._roomy = [n for n in asked if ctx.takes_another(n, entry) and self._has_room(n)]
             self._left = {node.node_id for node in self._roomy}
             self._fresh = not self._left <= entry.avoided.keys()
         return self._roomy
@@ -155,7 +206,8 @@ class Search(Offer):
         return waiting
 
     def _has_room(self, node: NodeEntry) -> bool:
-        needed_bytes = self.needed_bytes(node)
+        assert self._needs is not None, "nodes are asked"
+        needed_bytes = self._needed_bytes[node.node_id] = self._needs.least_bytes(node)
         if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
             return True
         if self.request is not None and not self.late:
@@ -179,7 +231,8 @@ class Search(Offer):
                     request.refusals.note_no_room()
                 return None
         elif isinstance(plan, Start) and (starts_on := self._starts_on(plan)) is not None:
-            node, room = starts_on, self._room_on(starts_on)
+            assert self._needs is not None, "nodes are asked"
+            node, room = starts_on, self._needs.room(starts_on)
             if room is None:
                 return None
         else:
@@ -189,14 +242,9 @@ class Search(Offer):
             return None
         moves = self.before is not None
         late = self.late or (request is not None and request.accepted and not moves)
-        kind = Price if instance is None or moves else _JoinPrice
-        return kind(
+        return Price(
             ctx, plan, self.entry, node, instance, request, room, beside, late=late, moves=moves
         )
-
-    def _room_on(self, node: NodeEntry) -> Room | None:
-        assert self._needs is not None, "nodes are asked"
-        return self._needs.room(node)
 
     def _stop(self, instance: InstanceEntry | None) -> None:
         """No validation is left; the next search goes on from here."""
@@ -286,33 +334,3 @@ class Search(Offer):
     def _is_refused(self) -> bool:
         """Whether a plan has refused the request."""
         return self.request is not None and self.request.state is RequestState.ENDED
-
-
-class _JoinPrice(Price):
-    """A refusal of a loaded instance is known without a validation if an earlier request has to be
-    let through, or it has refused one that was no longer; see `state.refusals`.
-    """
-
-    def validate(self) -> Forecast:
-        ctx, instance, request = self.ctx, self.instance, self.wanted_by
-        assert instance is not None
-        if instance.state is InstanceState.LOADING:
-            ctx.note_validation(self.node)
-            return self.forecast()
-        if must_give_way(ctx, self.node, request):
-            return _UNSEEN[Verdict.DELAYS_RUNNING]
-        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
-        refuses = refusals.why_refuses(instance, request, left)
-        if refuses is not None:
-            if refuses is Verdict.TPOT_EXCEEDED:
-                # Counts as one all the same: an event must not go through every full instance.
-                ctx.note_validation()
-            return _UNSEEN[refuses]
-        ctx.note_validation(self.node)
-        forecast = self.forecast()
-        if forecast.verdict is not Verdict.PASSES:
-            refusals.note_refused(instance, request, left, forecast.verdict)
-            care = self.node.rule.overestimate
-            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
-                request.refusals.note_in_time_as_predicted()
-        return forecast

@@ -5,11 +5,11 @@ or has one promised on an instance that loads, and its client is told which dead
 
 from math import inf
 
+from mesh.core.controller.instances.fairness import note_overtaken
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.requests.fairness import note_overtaken
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry

@@ -168,7 +168,7 @@ class EventContext:
         nothing is shared: it cannot have become more in the same version of the node.
         """
         assert entry.deployment is not None
-        of = node.node_id, entry.spec.name if node.hello.shares_weights else None
+        of = node.node_id, entry.spec.name if node.swaps or node.hello.shares_weights else None
         version, most = self._obtainable.get(of, (-1, 0))
         if version != node.version:
             most = node.obtainable_bytes(entry.deployment)

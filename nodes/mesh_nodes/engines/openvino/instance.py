@@ -82,6 +82,8 @@ class Instance:
         """How requests end with vectors; `None` where they generate text."""
         self._budget = budget
         self._bound: _Bound | None = None
+        self._running = threading.Lock()
+        """It is held while the instance computes, and while what it computes with changes."""
         self._binding = threading.Lock()
         """Guards the cache's memory while a request is bound to it."""
         self._closed = False
@@ -153,11 +155,38 @@ class Instance:
         mine, theirs = self._bound, other._bound
         return mine is not None and theirs is not None and mine.graph is theirs.graph
 
+    @property
+    def graph(self) -> CompiledGraph | None:
+        """What it computes with while its weights are there."""
+        return None if self._bound is None else self._bound.graph
+
+    def twin(self, graph: CompiledGraph) -> "Instance":
+        """The smallest instance of the same model over another compiled model, in no budget. Raises
+        as `__init__`.
+        """
+        order = replace(self.order, kv_blocks=1, batch_max=1)
+        return Instance(order, graph, footprint=self._booked, budget=CacheBudget())
+
+    def move_to(self, graph: CompiledGraph) -> None:
+        """Compute from the next iteration on with another compiled model of the same, which has
+        run. May be called from any thread; waits for the iteration under way. Nothing happens to one
+        that has left or is closed. Raises RuntimeError as OpenVINO does.
+        """
+        request = graph.model.create_infer_request()
+        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        with self._running, self._binding:
+            if self._bound is None or self._closed:
+                return
+            self._cache.bind(graph.model, request)
+            self._bound, self.reached = bound, Reached()
+            self._hold(self._booked.weights_bytes, self._share_of(graph))
+
     def leave(self) -> None:
         """Let the compiled graph go. Requests and KV cache stay as they are."""
-        self._bound = None
-        self._cache.unbind()
-        self._hold(0, None)
+        with self._running:
+            self._bound = None
+            self._cache.unbind()
+            self._hold(0, None)
 
     def enter(self, graph: CompiledGraph) -> None:
         """Compute with this graph from now on, once it has run.
@@ -207,7 +236,7 @@ class Instance:
 
     def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         """One iteration; see the engine port. What it did to prefixes is told when asked."""
-        bound = self._require_bound()
+        self._require_bound()
         start_s = time.perf_counter()
         active = list(islice(self._sequences.values(), self._batch_max))
         planned = plan(active, prefill, self._pool, decode)
@@ -216,7 +245,8 @@ class Instance:
         prefills = [work for work in planned.work if not work.sequence.decoding]
         prefill_tokens = sum(work.tokens for work in prefills)
         past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
-        outputs = self._run(bound, planned)
+        with self._running:
+            outputs = self._run(self._require_bound(), planned)
         self._books = self._count()
         return StepResult(
             outputs=outputs,
@@ -242,7 +272,7 @@ class Instance:
         """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
         blocks that are free; the books, which other threads read, never show them.
         """
-        bound = self._require_bound()
+        self._require_bound()
         check_measurable(
             self.instance_id,
             shape,
@@ -256,8 +286,10 @@ class Instance:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
+            planned = plan(active, shape.prefill_tokens, self._pool)
             start_s = time.perf_counter()
-            self._run(bound, plan(active, shape.prefill_tokens, self._pool))
+            with self._running:
+                self._run(self._require_bound(), planned)
             return time.perf_counter() - start_s
         finally:
             for sequence in active:
@@ -268,7 +300,7 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        with self._budget.lock:
+        with self._running, self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
             in_use = self._places.taken()
