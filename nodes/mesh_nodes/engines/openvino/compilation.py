@@ -39,7 +39,6 @@ from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
-from mesh_nodes.engines.openvino.pooling import Pool, pool_of
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.prepared import (
     Layout,
@@ -97,8 +96,6 @@ class CompiledGraph:
     """The guards of the files that OpenVINO has mapped itself."""
     context_token_bytes: int = 0
     """What rope tables take for each token of the context limit."""
-    pool: Pool | None = None
-    """How vectors are made of its hidden states; `None` where it computes logits."""
     import_again: Callable[[], "CompiledGraph | None"] | None = None
     """Imports another compiled model of the same weights, which shares nothing with this one, or
     returns `None` where there is no blob. It is `None` where there never is one.
@@ -309,7 +306,6 @@ class Compiler:
             maps,
             blob_key=key,
             context_token_bytes=context_token_bytes,
-            pool=pool_of(architecture),
             import_again=again,
         )
 

@@ -33,6 +33,7 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import KvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.pooling import pool_of
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.sampling import Floats, choose_telling
@@ -77,7 +78,7 @@ class Instance:
         self._booked = footprint = footprint.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
-        self._vectors = graph.pool
+        self._vectors = pool_of(order.model, order.model_path)
         """How requests end with vectors; `None` where they generate text."""
         self._budget = budget
         self._bound: _Bound | None = None

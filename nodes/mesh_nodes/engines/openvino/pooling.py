@@ -7,12 +7,13 @@ computed in one iteration.
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from mesh.domain.model import Task
+from mesh.domain.model import ModelInfo, Task
 from mesh_loader.encoders import Pooling
-from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.sampling import Floats
 
 
@@ -48,11 +49,14 @@ class Pool:
         return tuple(vector.tolist())
 
 
-def pool_of(architecture: Architecture) -> Pool | None:
-    """`None` where the model generates text."""
-    if architecture.task is None:
+def pool_of(model: ModelInfo, model_path: Path) -> Pool | None:
+    """How the model in this store folder is pooled; `None` where it generates text. Raises as
+    `read_architecture` does.
+    """
+    if model.task is None:
         return None
-    scores = architecture.task is Task.RERANK
+    architecture = read_architecture(model_path)
+    scores = model.task is Task.RERANK
     return Pool(
         pooling=Pooling.CLS if scores else architecture.pooling,
         normalised=architecture.normalised,
