@@ -133,6 +133,14 @@ class Shape:
     shared_intermediate: int = 0
     mixtures: tuple[int, ...] = ()
     """Layers with experts."""
+    prefix: str = "model."
+    """What comes before the names of all tensors but the head's."""
+    positions: int = 0
+    """Rows of an encoder's table of positions; 0 of a decoder."""
+    types: int = 0
+    """Rows of an encoder's table of token types."""
+    scores: bool = False
+    """It has a head that scores."""
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,14 +286,14 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
 def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
     """Every tensor of the model, in the order in which an engine reads them."""
     yield ExpectedTensor(
-        name="model.embed_tokens.weight",
+        name=f"{shape.prefix}embed_tokens.weight",
         gguf_name="token_embd.weight",
         shape=(shape.vocabulary, shape.hidden),
     )
     for layer in range(shape.layers):
         yield from _layer_tensors(shape, layer)
     yield ExpectedTensor(
-        name="model.norm.weight",
+        name=f"{shape.prefix}norm.weight",
         gguf_name="output_norm.weight",
         shape=(shape.hidden,),
         gguf_offset=_norm_offset(shape),
@@ -299,7 +307,7 @@ def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
 def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
     for name, gguf_name, size in _norms(shape):
         yield ExpectedTensor(
-            name=f"model.layers.{layer}.{name}.weight",
+            name=f"{shape.prefix}layers.{layer}.{name}.weight",
             gguf_name=f"blk.{layer}.{gguf_name}.weight",
             shape=(size,),
             gguf_offset=_norm_offset(shape),
@@ -308,14 +316,14 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
     mlp = _experts(shape) if mixture else _mlp(shape, "mlp", shape.intermediate)
     for name, gguf_name, outputs, inputs, rotary_heads, biased in (*_attention(shape), *mlp):
         yield ExpectedTensor(
-            name=f"model.layers.{layer}.{name}.weight",
+            name=f"{shape.prefix}layers.{layer}.{name}.weight",
             gguf_name=f"blk.{layer}.{gguf_name}.weight",
             shape=(outputs, inputs),
             rotary_heads=rotary_heads,
         )
         if biased and shape.attention_bias:
             yield ExpectedTensor(
-                name=f"model.layers.{layer}.{name}.bias",
+                name=f"{shape.prefix}layers.{layer}.{name}.bias",
                 gguf_name=f"blk.{layer}.{gguf_name}.bias",
                 shape=(outputs,),
                 rotary_heads=rotary_heads,

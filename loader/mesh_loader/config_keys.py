@@ -139,6 +139,13 @@ class Object:
         return "an object"
 
 
+POOLING, NORMALISED = "mesh_pooling", "mesh_normalised"
+ONLY_TASK, CONTEXT = "mesh_only_task", "mesh_context_tokens"
+PREFIX = "mesh_prefix"
+"""Keys of config.json that importers add, for what other files of a model's folder say: how hidden
+states become an embedding, what alone the model can do, the context limit of an encoder in tokens,
+and what comes before the names of its tensors.
+"""
 _SIZE, _WIDE, _HEADS = Whole(1, SIZE_MAX), Whole(1, WIDE_MAX), Whole(1, HEADS_MAX)
 _CONTEXT = Whole(1, CONTEXT_TOKENS_MAX)
 _POSITIVE = Real(0.0, above=True)
@@ -169,12 +176,15 @@ CONFIG: Mapping[str, Kind] = {
     "mlp_only_layers": Listed(Whole(0, LAYERS_MAX), LAYERS_MAX),
     "layer_types": Listed(Text(), LAYERS_MAX), "max_window_layers": Whole(0, INT32_MAX),
     "sliding_window": Whole(0, INT32_MAX), "sliding_window_pattern": Whole(1, LAYERS_MAX),
-    "rms_norm_eps": Real(0.0, 1.0), "rope_theta": _POSITIVE, "rope_local_base_freq": _POSITIVE,
+    "rms_norm_eps": Real(0.0, 1.0), "layer_norm_eps": Real(0.0, 1.0),
+    "type_vocab_size": _HEADS, "position_embedding_type": Text(),
+    "rope_theta": _POSITIVE, "rope_local_base_freq": _POSITIVE,
     "partial_rotary_factor": Real(0.0, 1.0, above=True), "query_pre_attn_scalar": _POSITIVE,
     "final_logit_softcapping": Real(0.0), "attn_logit_softcapping": Real(0.0),
     "rope_scaling": _ROPE, "rope_parameters": _ROPE,
     "tie_word_embeddings": Flag(), "attention_bias": Flag(), "mlp_bias": Flag(),
     "qkv_bias": Flag(), "use_sliding_window": Flag(), "norm_topk_prob": Flag(),
+    POOLING: Text(), NORMALISED: Flag(), ONLY_TASK: Text(), CONTEXT: _CONTEXT, PREFIX: Text(),
     "bos_token_id": _TOKEN_IDS, "eos_token_id": _TOKEN_IDS, "pad_token_id": _TOKEN_IDS,
 }  # fmt: skip
 """The keys of config.json, where mesh runs the architecture itself."""

@@ -13,18 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh.domain.model import ModelFormat
+from mesh.domain.model import ModelFormat, Task
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import (
     NATIVE_ARCHITECTURES,
+    ExpectedTensor,
     Shape,
     expected_tensors,
     shape_of,
     size_in,
 )
-from mesh_loader.config_keys import ANY_CONFIG, check_config
+from mesh_loader.config_keys import ANY_CONFIG, ONLY_TASK, PREFIX, check_config
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.disk import place
+from mesh_loader.encoders import (
+    ENCODERS,
+    embedding_keys,
+    encoder_shape,
+    encoder_tensors,
+    is_unused,
+    prefix_of,
+)
 from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import (
     CONFIG_BYTES_MAX,
@@ -45,7 +54,8 @@ INDEX = "model.safetensors.index.json"
 SHARD_CHARS_MAX = 255
 """The longest name that a file can have."""
 WEIGHT_TYPES = ("F16", "BF16", "F32")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+ENCODER_EMBEDDING = "embeddings.word_embeddings.weight"
 HARMLESS = ("rotary_emb.inv_freq", "attn.masked_bias")
 """Ends of names of tensors that hold no weights: what they say config.json says, too."""
 BOOKED_BY = (
@@ -107,12 +117,17 @@ def plan_hf(
     method = quantisation_of(path, config)
     check_served(method, path.name, plain=plain)
     weights = _weight_files(path)
-    native = config.get("model_type") in NATIVE_ARCHITECTURES
+    native = config.get("model_type") in (*NATIVE_ARCHITECTURES, *ENCODERS)
     if not weights or not (native or as_is or method):
         return plan_convert(path, config)
+    encoder = config.get("model_type") in ENCODERS
     try:
-        shape = shape_of(config, name)
-        config = normalised(config, shape, name)
+        if encoder:
+            shape = encoder_shape(config, name)
+            config = dict(config)
+        else:
+            shape = shape_of(config, name)
+            config = normalised(config, shape, name)
     except UnsupportedModel:
         if not as_is:
             raise
@@ -120,9 +135,17 @@ def plan_hf(
         shape = None
     tensors = {one.name: one for file, _ in weights for one in located(file, read_whole(file))}
     if shape is not None and not method:
-        if shape.tied and _has_own_head(tensors):
+        prefix = prefix_of(tensors, ENCODER_EMBEDDING if encoder else EMBEDDING)
+        shape = replace(shape, prefix=prefix)
+        config |= embedding_keys(path, config)
+        if prefix != "model.":
+            config[PREFIX] = prefix
+        if shape.tied and _has_own_head(tensors, prefix):
             shape = replace(shape, tied=False)
             config["tie_word_embeddings"] = False
+        elif not shape.tied and _has_no_head(config, tensors):
+            shape = replace(shape, tied=True)
+            config |= {"tie_word_embeddings": True, ONLY_TASK: Task.EMBED}
         if not as_is:
             _refuse_unused(shape, tensors, path.name)
     sharded = weights[0][1] != WEIGHTS
@@ -139,11 +162,29 @@ def plan_hf(
     )
 
 
-def _has_own_head(tensors: Mapping[str, Located]) -> bool:
+def _tensors_of(shape: Shape) -> list[ExpectedTensor]:
+    """Those that the engine reads; an encoder's names get their prefix, but for its head's."""
+    if shape.architecture not in ENCODERS:
+        return list(expected_tensors(shape))
+    return [
+        replace(want, name=f"{shape.prefix}{want.name}")
+        if want.name.startswith(("embeddings.", "encoder."))
+        else want
+        for want in encoder_tensors(shape)
+    ]
+
+
+def _has_no_head(config: Mapping[str, Any], tensors: Collection[str]) -> bool:
+    """Whether it was saved without a head on purpose, as a decoder that embeds is."""
+    classes = config.get("architectures") or ()
+    return HEAD not in tensors and any(str(one).endswith("Model") for one in classes)
+
+
+def _has_own_head(tensors: Mapping[str, Located], prefix: str) -> bool:
     """Whether a model whose head is said to be its embedding has another one after all, as after a
     training that did not tie them. transformers computes with it, too.
     """
-    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    head, embedding = tensors.get(HEAD), tensors.get(f"{prefix}{EMBEDDING}")
     if head is None or embedding is None:
         return head is not None
     if (head.tensor.shape, head.tensor.dtype in WEIGHT_TYPES) != (embedding.tensor.shape, True):
@@ -155,9 +196,11 @@ def _refuse_unused(shape: Shape, tensors: Collection[str], folder: str) -> None:
     """Raises UnsupportedModel for a tensor that the graph would leave out: without it the model
     would compute something else than whoever trained it meant.
     """
-    used = {want.name for want in expected_tensors(shape)} | {HEAD}
+    used = {want.name for want in _tensors_of(shape)} | {HEAD}
+    encoder = shape.architecture in ENCODERS
     for name in sorted(tensors):
-        if name not in used and not name.endswith(HARMLESS):
+        unused = encoder and is_unused(name, shape.prefix)
+        if not (name in used or unused or name.endswith(HARMLESS)):
             raise UnsupportedModel(
                 f"{folder}: tensor {name} has no place in a {shape.architecture} model with this "
                 "config.json",
@@ -196,9 +239,9 @@ def _parameters(
         return sum(math.prod(tensor.shape) for tensor in tensors.values())
     if method:
         return check_parts(shape, tensors, folder)
-    for want in expected_tensors(shape):
+    for want in _tensors_of(shape):
         _check(tensors.get(want.name), want.name, want.shape, folder)
-    return sum(want.elements for want in expected_tensors(shape))
+    return sum(want.elements for want in _tensors_of(shape))
 
 
 def place_small_files(path: Path, folder: Path) -> None:

@@ -22,6 +22,8 @@ WANTED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
 """What is fetched of a model's folder somewhere else."""
 TEMPLATES = "additional_chat_templates"
 """The folder in which transformers writes chat templates with names, a file each."""
+MODULE_CONFIGS = "[0-9]_*/config.json"
+"""The configurations of what sentence-transformers puts after a model."""
 FOLDER_FILES_MAX = 4096
 LAYOUT_VERSION = 2
 """Part of every model id: raised when an importer comes to write other files from the same source,
@@ -81,7 +83,11 @@ def files_of(path: Path) -> list[Path]:
             return [path]
         files = [
             file
-            for file in (*sorted(path.iterdir()), *sorted((path / TEMPLATES).glob("*.jinja")))
+            for file in (
+                *sorted(path.iterdir()),
+                *sorted((path / TEMPLATES).glob("*.jinja")),
+                *sorted(path.glob(MODULE_CONFIGS)),
+            )
             if file.suffix in FOLDER_SUFFIXES and not file.is_dir()
         ]
     except OSError as error:

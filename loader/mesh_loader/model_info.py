@@ -13,11 +13,13 @@ from typing import Any
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import Mixture, ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import Mixture, ModelFormat, ModelInfo, Task, WeightPrecision
 from mesh_loader.architectures import mixture_of, size_in
 from mesh_loader.config_keys import (
     ANY_CONFIG,
+    CONTEXT,
     GENERATION,
+    ONLY_TASK,
     TEMPLATE_CHARS_MAX,
     TOKENIZER_CONFIG,
     check_config,
@@ -62,6 +64,7 @@ def info_of_folder(
     sizes = config.get("text_config")
     sizes = sizes if isinstance(sizes, dict) else config
     name = "config.json"
+    context = CONTEXT if CONTEXT in sizes else "max_position_embeddings"
     heads = size_in(sizes, "num_attention_heads", name)
     hidden_size = size_in(sizes, "hidden_size", name)
     return ModelInfo(
@@ -69,7 +72,7 @@ def info_of_folder(
         source=source,
         format=form,
         architecture=str(config.get("model_type")),
-        context_tokens_max=size_in(sizes, "max_position_embeddings", name),
+        context_tokens_max=size_in(sizes, context, name),
         vocabulary_tokens=size_in(sizes, "vocab_size", name),
         layers=size_in(sizes, "num_hidden_layers", name),
         hidden_size=hidden_size,
@@ -82,6 +85,8 @@ def info_of_folder(
         # An IR's config.json may still say what it was exported from.
         quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
         mixture=mixture_of(sizes, name),
+        only_task=Task(config[ONLY_TASK]) if config.get(ONLY_TASK) in tuple(Task) else None,
+        matryoshka=bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions")),
     )
 
 
@@ -178,6 +183,7 @@ def from_json(value: Mapping[str, Any]) -> ModelInfo:
                 "model_id": ModelId(str(value["model_id"])),
                 "format": ModelFormat(value["format"]),
                 "weights": WeightPrecision(value["weights"]) if value.get("weights") else None,
+                "only_task": Task(value["only_task"]) if value.get("only_task") else None,
                 "stop_token_ids": tuple(int(i) for i in value["stop_token_ids"]),
                 "mixture": Mixture(**value["mixture"]) if value.get("mixture") else None,
             }

@@ -28,7 +28,7 @@ from mesh.domain.checks import (
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import ComputePrecision, WeightPrecision
+from mesh.domain.model import ComputePrecision, Task, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import ToolFormat
@@ -86,6 +86,7 @@ class _Spec(_Part):
     tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
     weights: Annotated[WeightPrecision, Field(strict=False)] | None = None
     precision: Annotated[ComputePrecision, Field(strict=False)] | None = None
+    task: Annotated[Task, Field(strict=False)] | None = None
     prefix_cache: bool = True
     tool_format: Annotated[ToolFormat, Field(strict=False)] | None = None
     text: _Text = _Text()
@@ -161,6 +162,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         tensor_parallel=spec.tensor_parallel,
         weights=spec.weights,
         precision=spec.precision,
+        task=spec.task,
         prefix_cache=spec.prefix_cache,
         tool_format=spec.tool_format,
         special_tokens_in_content=spec.text.special_tokens_in_content,

@@ -46,6 +46,7 @@ _EXAMPLES = {
     "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
     "spec.weights": "write i8, i4, i4-g128, f16, or file for a GGUF's own 4 bits, or leave it out",
     "spec.precision": "write f32, bf16 or f16, or leave it to each node",
+    "spec.task": "write embed or rerank, or leave it out for text",
     "spec.tool_format": "write hermes, llama3 or none, or leave it to the chat template",
     "spec.text.special_tokens_in_content": "write true to have messages hold special tokens",
     "spec.slo.cold_start": "late: who only a load makes late is told so; refuse: is refused",

@@ -123,6 +123,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("tensor_parallel", str(spec.tensor_parallel)),
         ("weights", spec.weights or "default"),
         ("precision", spec.precision or "each node's, see mesh describe NODE"),
+        *([("task", spec.task)] if spec.task is not None else []),
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
         ("tpot_slo_s", seconds(spec.slo.tpot_s)),

@@ -17,6 +17,7 @@ from mesh.controller.invocation_checks import (
     check_invocation,
     check_named_tokens,
     check_prompt_logprobs,
+    check_task,
     check_token_ids,
     own_slo,
     sampling_of,
@@ -342,6 +343,7 @@ class Gateway:
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
+        check_task(asked, self.deployment(asked.deployment).spec.task)
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
@@ -439,9 +441,10 @@ class Gateway:
 
 def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:
     """No tenant's requests share with another's, nor a caller's with those of other salts. What is
-    cached has no log-probabilities.
+    cached has no log-probabilities, and no hidden states.
     """
-    if not deployment.spec.prefix_cache or asked.prompt_logprobs is not None:
+    spec = deployment.spec
+    if not spec.prefix_cache or spec.task is not None or asked.prompt_logprobs is not None:
         return None
     return f"{caller().tenant}/{asked.cache_salt}"
 

@@ -17,6 +17,7 @@ from mesh.domain.checks import (
 )
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
+from mesh.domain.model import Task
 from mesh.domain.request import SamplingParams
 from mesh.domain.slo import Slo
 
@@ -130,6 +131,18 @@ def _check_limits(asked: Invocation) -> None:
             )
 
 
+def check_task(asked: Invocation, task: Task | None) -> None:
+    """Raise InvalidInput where a deployment with this task is asked for something else."""
+    if asked.task is task:
+        return
+    ways = {None: "/v1/chat/completions", Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
+    raise InvalidInput(
+        f"{asked.deployment!r} has task {task or 'text'}; asked for was {asked.task or 'text'}",
+        hint=f"ask it by {ways[task]}, or a deployment with another spec.task",
+        field="model",
+    )
+
+
 def check_prompt_logprobs(asked: Invocation, prompt_tokens: int) -> None:
     """Raise InvalidInput where a prompt has more log-probabilities than an answer can carry."""
     if asked.prompt_logprobs is None:
@@ -190,6 +203,8 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
     a seed is drawn where none is given.
     """
     wanted = _DEFAULTS.max_tokens if asked.max_tokens is None else asked.max_tokens
+    if asked.task is not None:
+        wanted = 1  # stands for its vector
     return SamplingParams(
         temperature=_value_or(asked.temperature, _DEFAULTS.temperature),
         top_p=_value_or(asked.top_p, _DEFAULTS.top_p),

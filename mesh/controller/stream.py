@@ -215,6 +215,7 @@ def _joined(tokens: Tokens | None, outputs: RequestTokens, request: Request) -> 
             logprobs=outputs.logprobs,
             prompt_token_ids=request.prompt_tokens if told else (),
             prompt_logprobs=outputs.prompt_logprobs,
+            embedding=outputs.embedding,
         )
     return replace(
         tokens,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, Task, WeightPrecision
 from mesh.domain.ranges import Count
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
@@ -40,6 +40,8 @@ class DeploymentSpec:
     """The precision in which nodes for CPUs compute the model, where they can; `None` lets each use
     its own.
     """
+    task: Task | None = None
+    """What it computes in place of text; `None` stands for text."""
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
     tool_format: ToolFormat | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
+from mesh.domain.model import Task
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenBias, TokenLogprobs
 from mesh.domain.text import ChatMessage
@@ -41,7 +42,15 @@ class TokenPrompt:
     token_ids: tuple[int, ...]
 
 
-Prompt = TextPrompt | ChatPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPrompt:
+    """A query and a document that is to be scored by it."""
+
+    query: str
+    document: str
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt | PairPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,8 @@ class Invocation:
     """Seconds to its first token, however long its prompt is; None: as its deployment's SLO."""
     slo_tpot_s: float | None = None
     """Seconds for each further token; None: as its deployment's SLO."""
+    task: Task | None = None
+    """What is asked for in place of text; its deployment must have the same task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +128,8 @@ class Tokens:
     of all of its tokens but the first.
     """
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()
+    """The result of a deployment with a task, in place of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,8 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
+    embeds: bool = False
+    """Its engine serves deployments with a task."""
     swaps: bool = False
     """Its engine takes an instance's weights off the device while its requests stay."""
     as_published: bool = False

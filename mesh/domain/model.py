@@ -9,6 +9,9 @@ from mesh.domain.ranges import Count
 
 _HELD_AS = "+"
 _COMPUTED_IN = "+in-"
+_SERVES = "+for-"
+DIMENSIONS_MAX = 8192
+"""An embedding travels in one message and has no more dimensions."""
 
 
 class ModelFormat(StrEnum):
@@ -53,6 +56,15 @@ class ComputePrecision(StrEnum):
     F16 = "f16"
 
 
+class Task(StrEnum):
+    """What a deployment computes in place of text. Each prompt gets one vector."""
+
+    EMBED = "embed"
+    """The vector is the embedding of a text."""
+    RERANK = "rerank"
+    """The vector has one number: how well a document fits a query."""
+
+
 class KvPrecision(StrEnum):
     """Elements of a CPU node's KV cache. u8 halves it and changes tokens; f16 keeps them."""
 
@@ -69,8 +81,8 @@ def held_id(stored: ModelId, weights: WeightPrecision | None) -> ModelId:
 
 
 def imported_id(model_id: ModelId) -> ModelId:
-    """Under which nodes import it, whatever it is computed in."""
-    return ModelId(model_id.partition(_COMPUTED_IN)[0])
+    """Under which nodes import it, whatever it is computed in and whatever for."""
+    return ModelId(model_id.partition(_COMPUTED_IN)[0].partition(_SERVES)[0])
 
 
 def stored_id(model_id: ModelId) -> ModelId:
@@ -126,6 +138,12 @@ class ModelInfo:
     """
     mixture: Mixture | None = None
     """The mixture, or `None` when each token multiplies all parameters."""
+    task: Task | None = None
+    """What it is deployed for; `None` stands for text."""
+    only_task: Task | None = None
+    """What alone it can do; `None`: it generates text, and its hidden states can embed."""
+    matryoshka: bool = False
+    """Whether the first dimensions of its embeddings are embeddings, as its config states."""
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
@@ -139,6 +157,26 @@ class ModelInfo:
             return self
         model_id = ModelId(f"{self.model_id}{_COMPUTED_IN}{precision}")
         return replace(self, precision=precision, model_id=model_id)
+
+    def serving(self, task: Task | None) -> "ModelInfo":
+        """The imported model, for deployments with this task: again one of its own."""
+        if task is None:
+            return self
+        return replace(self, task=task, model_id=ModelId(f"{self.model_id}{_SERVES}{task}"))
+
+    def unfit_for(self, task: Task | None) -> str:
+        """Why the model cannot do the task; empty where it can."""
+        if task is None:
+            only = self.only_task
+            return f"it generates no text: deploy it with spec.task {only}" if only else ""
+        if self.format is ModelFormat.OPENVINO_IR:
+            return "an exported model has no other output than logits"
+        if task is not (self.only_task or Task.EMBED):
+            fits = self.only_task or Task.EMBED
+            return f"it has no head for task {task}; task {fits} is what it can do"
+        if self.hidden_size > DIMENSIONS_MAX:
+            return f"its hidden size is {self.hidden_size}; {DIMENSIONS_MAX} is the limit"
+        return ""
 
     @property
     def active_parameters(self) -> int:
@@ -154,7 +192,7 @@ class ModelInfo:
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
         chosen = f"{self.mixture.chosen}of{self.mixture.experts}" if self.mixture else ""
-        words = self.quantisation, self.weights, self.precision, chosen
+        words = self.quantisation, self.weights, self.precision, chosen, self.task
         held = "".join([f"-{word}" for word in words if word]) if any(words) else ""
         return f"{self.architecture}-{self.parameters}-{rows}-{heads}{held}"
 

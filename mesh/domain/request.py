@@ -142,3 +142,7 @@ class RequestTokens:
     """Those of the prompt's tokens but the first, where they were asked for, with the first output
     of the request.
     """
+    embedding: tuple[float, ...] = ()
+    """What a deployment with a task computed of the prompt, in place of text. It comes with the one
+    output of the request, whose token means nothing.
+    """

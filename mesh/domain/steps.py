@@ -31,6 +31,8 @@ class EngineCapabilities:
     """
     as_published: bool = False
     """It holds and multiplies weights as they were published, whatever precision is asked for."""
+    embeds: bool = False
+    """It computes what a deployment's task asks for; without it, text alone."""
     busy_load_factor: float = 1.0
     """The factor by which a load takes longer beside iterations, as long as no such load has been
     seen.

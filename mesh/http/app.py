@@ -21,6 +21,7 @@ from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody, read
+from mesh.http.embeddings import Embeddings, OllamaEmbed, Rerank
 from mesh.http.exchange import Bodies
 from mesh.http.feed import Feed
 from mesh.http.generation import Generation, NewWriter, Read
@@ -117,6 +118,7 @@ def application(
     responses = Responses(KeptResponses(time.monotonic))
     listed = Listed(snapshot)
     counted = CountInput(gateway, responses, bodies)
+    ranks = Rerank(gateway, bodies)
 
     def check_viewer(request: Request) -> None:
         gate.check(sessions.authorization(request), ROUTES[EVENTS] or ())
@@ -139,6 +141,8 @@ def application(
         Route("/v1/responses/input_tokens", counted, methods=["POST"]),
         Route("/v1/responses/{id}", responses.one, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/embeddings", Embeddings(gateway, bodies), methods=["POST"]),
+        *[Route(f"{path}/rerank", ranks, methods=["POST"]) for path in ("", "/v1", "/v2")],
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
         Route("/tokenize", Tokenize(gateway, bodies), methods=["POST"]),
@@ -157,6 +161,7 @@ def application(
         generates("/api/generate", read_generate),
         Route("/api/tags", listed.tags),
         Route("/api/ps", listed.ps),
+        Route("/api/embed", OllamaEmbed(gateway, bodies), methods=["POST"]),
         Route("/api/show", Show(gateway, bodies), methods=["POST"]),
         Route("/api/version", listed.version),
         Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),

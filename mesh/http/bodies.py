@@ -22,7 +22,7 @@ conversation of a thousand turns with calls of tools has some 6,000.
 """
 
 
-def _shape(value: Any) -> str:
+def prompt_shape(value: Any) -> str:
     """The shape of a prompt, content or stop: text, texts, tokens or token_lists."""
     if not isinstance(value, list):
         return "text"
@@ -188,7 +188,7 @@ class CompletionBody(Body):
         | Annotated[list[str], Tag("texts")]
         | Annotated[list[int], Tag("tokens")]
         | Annotated[list[list[int]], Tag("token_lists")],
-        Discriminator(_shape),
+        Discriminator(prompt_shape),
     ]
     logprobs: int | None = Field(
         default=None,

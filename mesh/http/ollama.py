@@ -32,6 +32,7 @@ from mesh.http.bodies import (
     ResponseFormat,
     read,
 )
+from mesh.http.exchange import Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.logprobs import TokenLogprob
 from mesh.http.refusals import Failure, encoded
@@ -319,10 +320,10 @@ class Show(Answered[ShowBody]):
 
     kind = ShowBody
 
-    async def answer(self, body: ShowBody) -> Shown:
+    async def answered(self, body: ShowBody, exchange: Exchange) -> Shown:
         deployment = self._gateway.deployment(DeploymentName(body.model.removesuffix(TAG)))
         model = deployment.model
-        words = ["completion"]
+        words = ["completion" if deployment.spec.task is None else "embedding"]
         if await self._gateway.tool_format(deployment) is not ToolFormat.NONE:
             words.append("tools")
         if await self._gateway.thinking(deployment, "") is not None:
@@ -394,7 +395,7 @@ async def refuse(request: Request) -> Response:
     """Raises InvalidInput: models are deployed, and not pulled."""
     raise InvalidInput(
         f"{request.url.path} is not supported here",
-        hint="`mesh deploy`, `mesh get` and `mesh delete` work models; there are no embeddings",
+        hint="`mesh deploy`, `mesh get` and `mesh delete` work models; /api/embed embeds",
     )
 
 

@@ -8,6 +8,14 @@ from pydantic.json_schema import models_json_schema
 from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
 from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.embeddings import (
+    EmbeddingList,
+    EmbeddingsBody,
+    OllamaEmbedBody,
+    OllamaEmbeddings,
+    Ranking,
+    RerankBody,
+)
 from mesh.http.exchange import GRACE_HEADER
 from mesh.http.message_answers import MessageAnswer, MessageErrorBody, MessageEvent
 from mesh.http.messages import Conversation, MessagesBody
@@ -53,12 +61,14 @@ def document() -> dict[str, Any]:
     bodies = (
         *(ChatBody, CompletionBody, MessagesBody, Conversation),
         *(TokenizeBody, DetokenizeBody, ResponsesBody, InputBody),
-        *(OllamaChatBody, GenerateBody, ShowBody),
+        *(OllamaChatBody, GenerateBody, ShowBody, OllamaEmbedBody),
+        *(EmbeddingsBody, RerankBody),
     )
     answers = (
         *(ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList),
         *(MessageAnswer, MessageEvent, MessageErrorBody, TokenCount, Tokenized, Detokenized),
-        *(OllamaAnswer, OllamaError, Shown),
+        *(OllamaAnswer, OllamaError, Shown, OllamaEmbeddings),
+        *(EmbeddingList, Ranking),
         *(ResponseAnswer, ResponseEvent, InputTokens, DeletedResponse),
     )
     asked = [(model, "validation") for model in bodies]
@@ -92,6 +102,8 @@ def document() -> dict[str, Any]:
                     "parameters": [id_],
                 }
             },
+            "/v1/embeddings": {"post": _posted(EmbeddingsBody, EmbeddingList)},
+            **{f"{at}/rerank": {"post": _posted(RerankBody, Ranking)} for at in ("", "/v1", "/v2")},
             "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},
             "/v1/models/{model}": {
                 "get": {
@@ -103,6 +115,7 @@ def document() -> dict[str, Any]:
             "/detokenize": {"post": _posted(DetokenizeBody, Detokenized)},
             "/api/chat": {"post": _in_ollama(_posted(OllamaChatBody, OllamaAnswer))},
             "/api/generate": {"post": _in_ollama(_posted(GenerateBody, OllamaAnswer))},
+            "/api/embed": {"post": _in_ollama(_posted(OllamaEmbedBody, OllamaEmbeddings))},
             "/api/show": {"post": _in_ollama(_posted(ShowBody, Shown))},
             "/api/tags": {"get": _plain("The deployments, as Ollama lists models.")},
             "/api/ps": {"get": _plain("Those that are loaded.")},

@@ -29,7 +29,7 @@ from mesh.http.bodies import (
     read,
     validated,
 )
-from mesh.http.exchange import Bodies
+from mesh.http.exchange import Bodies, Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
 from mesh.http.refusals import encoded
@@ -373,7 +373,7 @@ class CountInput(Answered[InputBody]):
         super().__init__(gateway, bodies)
         self._responses = responses
 
-    async def answer(self, body: InputBody) -> InputTokens:
+    async def answered(self, body: InputBody, exchange: Exchange) -> InputTokens:
         return InputTokens(input_tokens=await self.count(self._responses.chat_of(body)))
 
 

@@ -73,11 +73,11 @@ class Answered(ABC, Generic[T]):
             async with exchange.body() as raw:
                 body = read(self.kind, raw)
             with exchange.watched(lambda request_id: None):
-                answer = await self.answer(body)
+                answer = await self.answered(body, exchange)
                 await exchange.json(encoded(answer.model_dump()))
 
     @abstractmethod
-    async def answer(self, body: T) -> BaseModel:
+    async def answered(self, body: T, exchange: Exchange) -> BaseModel:
         """Raises errors of the tree."""
 
     async def count(self, chat: ChatBody) -> int:
@@ -93,7 +93,7 @@ class Answered(ABC, Generic[T]):
 class Tokenize(Answered[TokenizeBody]):
     kind = TokenizeBody
 
-    async def answer(self, body: TokenizeBody) -> Tokenized:
+    async def answered(self, body: TokenizeBody, exchange: Exchange) -> Tokenized:
         check_built(body)
         asked = Invocation(deployment=DeploymentName(body.model), prompt=_prompt(body))
         deployment = self._gateway.deployment(asked.deployment)
@@ -117,7 +117,7 @@ class Tokenize(Answered[TokenizeBody]):
 class Detokenize(Answered[DetokenizeBody]):
     kind = DetokenizeBody
 
-    async def answer(self, body: DetokenizeBody) -> Detokenized:
+    async def answered(self, body: DetokenizeBody, exchange: Exchange) -> Detokenized:
         deployment = self._gateway.deployment(DeploymentName(body.model))
         return Detokenized(prompt=await self._gateway.text(deployment, tuple(body.tokens)))
 
@@ -129,7 +129,7 @@ class TokenCount(BaseModel):
 class CountTokens(Answered[Conversation]):
     kind = Conversation
 
-    async def answer(self, body: Conversation) -> TokenCount:
+    async def answered(self, body: Conversation, exchange: Exchange) -> TokenCount:
         return TokenCount(input_tokens=await self.count(chat_of(body)))
 
 

@@ -103,6 +103,7 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
         "text": _NOTHING,
         "logprobs": _NOTHING,
         "prompt_logprobs": _NOTHING,
+        "embedding": _NOTHING,
     },
 }
 """Fields that hold what callers said or were answered, and what is written of each; what holds

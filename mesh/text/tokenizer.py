@@ -87,6 +87,12 @@ class TextCodec:
         """
         return self._encode(text, add_special_tokens=True)
 
+    def encode_pair(self, query: str, document: str) -> tuple[int, ...]:
+        """Token ids of a query and a document, with what the tokenizer puts around and between.
+        Raises as `encode` does.
+        """
+        return self._encode((query, document), add_special_tokens=True)
+
     def encode_part(self, text: str) -> tuple[int, ...]:
         """Token ids of text in the midst of a prompt: nothing is added at its beginning or end."""
         return self._encode(text, add_special_tokens=False)
@@ -215,16 +221,19 @@ class TextCodec:
                 return bytes([int(byte[1], 16)])
         return str(token).replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> tuple[int, ...]:
+        texts = (text,) if isinstance(text, str) else text
         try:
-            text.encode("utf-8")
+            for one in texts:
+                one.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidInput(
                 f"the prompt is not valid Unicode at character {error.start}",
                 hint="lone surrogates cannot be encoded as UTF-8",
             ) from error
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            pair = texts[1] if len(texts) > 1 else None
+            ids = self._tokenizer.encode(texts[0], pair, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
             _raise_unless_of_library(error)
             raise InvalidInput(

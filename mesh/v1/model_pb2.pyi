@@ -40,6 +40,9 @@ class ModelInfo(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     QUANTISATION_FIELD_NUMBER: _builtins.int
     MIXTURE_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    ONLY_TASK_FIELD_NUMBER: _builtins.int
+    MATRYOSHKA_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -59,6 +62,11 @@ class ModelInfo(_message.Message):
     """f32, bf16 or f16; empty: as each node computes by itself."""
     quantisation: _builtins.str
     """fp8, awq, gptq and so on, of the checkpoint itself; empty: its matrices are plain."""
+    task: _builtins.str
+    """What it is deployed for, and what alone it can do: embed or rerank; empty: text."""
+    only_task: _builtins.str
+    matryoshka: _builtins.bool
+    """The first dimensions of its embeddings are embeddings, too."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -86,10 +94,13 @@ class ModelInfo(_message.Message):
         precision: _builtins.str = ...,
         quantisation: _builtins.str = ...,
         mixture: Global___Mixture | None = ...,
+        task: _builtins.str = ...,
+        only_task: _builtins.str = ...,
+        matryoshka: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mixture", b"mixture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "mixture", b"mixture", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "matryoshka", b"matryoshka", "mixture", b"mixture", "model_id", b"model_id", "only_task", b"only_task", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "task", b"task", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,6 +353,7 @@ class DeploymentSpec(_message.Message):
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_IN_CONTENT_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -359,6 +371,8 @@ class DeploymentSpec(_message.Message):
     """How its model calls tools: hermes, llama3 or none; empty: as its chat template tells."""
     special_tokens_in_content: _builtins.bool
     """Whether texts of special tokens in the content of messages are read as such tokens."""
+    task: _builtins.str
+    """What it computes in place of text: embed or rerank; empty: text."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -381,10 +395,11 @@ class DeploymentSpec(_message.Message):
         prefix_cache: _builtins.bool | None = ...,
         tool_format: _builtins.str = ...,
         special_tokens_in_content: _builtins.bool = ...,
+        task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "task", b"task", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015
@@ -573,6 +588,7 @@ class RequestTokens(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_index: _builtins.int
@@ -589,6 +605,10 @@ class RequestTokens(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """With the first output of a request that asks for them: of its prompt's tokens but the first."""
 
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of a deployment with a task: its result, with the one output of a request."""
+
     def __init__(
         self,
         *,
@@ -601,10 +621,11 @@ class RequestTokens(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         cached_tokens: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "embedding", b"embedding", "finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from mesh.domain.invocation import (
     Finished,
     Invocation,
     InvocationEvent,
+    PairPrompt,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -35,7 +36,7 @@ from mesh.domain.messages import (
     SubmitRequest,
     TokensReport,
 )
-from mesh.domain.model import Mixture
+from mesh.domain.model import Mixture, Task
 from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
 from mesh.domain.profile import Grid
 from mesh.domain.ranges import Range
@@ -53,7 +54,7 @@ from mesh.domain.views import RevisionView
 from mesh.policy.rules.registry import rule_named
 from mesh.v1 import inference_pb2, model_pb2, profile_pb2
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.malformed import identifier, require, shown, within
+from mesh.wire.malformed import identifier, member, require, shown, within
 from mesh.wire.mapping import ByHand, Mappings, Rule
 
 V = TypeVar("V")
@@ -214,6 +215,7 @@ def _tokens_to_wire(report: TokensReport) -> pb.TokensReport:
                 logprobs=map(_logprobs_to_wire, output.logprobs),
                 cached_tokens=output.cached_tokens,
                 prompt_logprobs=map(_logprobs_to_wire, output.prompt_logprobs),
+                embedding=output.embedding,
             )
             for output in report.outputs
         ],
@@ -253,6 +255,7 @@ def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTok
             logprobs=tuple(map(_logprobs_from_wire, message.logprobs)),
             cached_tokens=message.cached_tokens,
             prompt_logprobs=tuple(map(_logprobs_from_wire, message.prompt_logprobs)),
+            embedding=tuple(message.embedding),
         )
 
 
@@ -328,7 +331,9 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
     grammar = to_wire(asked.grammar, model_pb2.Grammar) if asked.grammar is not None else None
     same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     biases = [to_wire(one, model_pb2.TokenBias) for one in asked.logit_bias]
-    message = inference_pb2.InvokeRequest(grammar=grammar, logit_bias=biases, **same)
+    message = inference_pb2.InvokeRequest(
+        grammar=grammar, logit_bias=biases, task=asked.task or "", **same
+    )
     match asked.prompt:
         case TextPrompt():
             message.prompt = asked.prompt.text
@@ -336,6 +341,8 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
             message.chat.CopyFrom(to_wire(asked.prompt, inference_pb2.Chat))
         case TokenPrompt():
             message.tokens.CopyFrom(inference_pb2.TokenIds(ids=asked.prompt.token_ids))
+        case PairPrompt():
+            message.pair.CopyFrom(to_wire(asked.prompt, inference_pb2.Pair))
         case _:
             assert_never(asked.prompt)
     return message
@@ -347,6 +354,7 @@ def invocation_from_wire(message: inference_pb2.InvokeRequest) -> Invocation:
     return Invocation(
         prompt=_prompt(message),
         grammar=from_wire(message.grammar, Grammar) if message.HasField("grammar") else None,
+        task=member(Task, message.task, message, "task") if message.task else None,
         logit_bias=tuple(from_wire(one, TokenBias) for one in message.logit_bias),
         **same | {"stop": tuple(message.stop), "stop_token_ids": tuple(message.stop_token_ids)},
     )
@@ -366,9 +374,11 @@ def _prompt(message: inference_pb2.InvokeRequest) -> Prompt:
             return from_wire(message.chat, ChatPrompt)
         case "tokens":
             return TokenPrompt(token_ids=tuple(message.tokens.ids))
+        case "pair":
+            return from_wire(message.pair, PairPrompt)
         case _:
             raise InvalidInput(
-                "the request holds no input", hint="give one of prompt, chat or tokens"
+                "the request holds no input", hint="give one of prompt, chat, tokens or pair"
             )
 
 

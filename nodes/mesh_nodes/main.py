@@ -193,6 +193,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         swaps=engine_is.swaps,
         shares_weights=engine_is.shares_weights,
         as_published=engine_is.as_published,
+        embeds=engine_is.embeds,
         busy_load_factor=engine_is.busy_load_factor,
         prefetch_bytes=options.prefetch_bytes,
         precision=built.precision,

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mesh.domain.ids import NodeId
 from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.model import Task
 from tests.clients.conftest import CALLS_MAX, Served
+from tests.controller.live import EMBEDS, SPEC, VECTOR
 
 openai = pytest.importorskip("openai", reason="make test-clients has it")
 HELLO = [{"role": "user", "content": "hi"}]
@@ -46,6 +50,26 @@ async def test_a_chat_whole_and_streamed(client: Any) -> None:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
     assert await asyncio.to_thread(streamed) == "aaa"
+
+
+async def test_embeddings(client: Any, served: Served) -> None:
+    """By default the client asks for base64, and reads it."""
+    await served.cell.node(node_id=NodeId("n2"), run_id="run-2", embeds=True)
+    spec = replace(SPEC, name=EMBEDS, task=Task.EMBED)
+    await served.cell.ask(served.cell.client.deploy, spec)
+
+    def told(**how: str) -> Any:
+        return client.embeddings.create(model="embeds", input=["a", "bc"], **how)
+
+    for how in ({}, {"encoding_format": "float"}):
+        answer = await asyncio.to_thread(told, **how)
+        assert [one.index for one in answer.data] == [0, 1]
+        assert [one.embedding for one in answer.data] == [pytest.approx(VECTOR)] * 2
+        assert (answer.usage.prompt_tokens, answer.model) == (3, "embeds")
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        await asyncio.to_thread(
+            lambda: client.embeddings.create(model="embeds", input="a", dimensions=1)
+        )
 
 
 async def test_the_helper_for_streams(async_client: Any) -> None:

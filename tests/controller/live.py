@@ -95,6 +95,9 @@ MODEL = ModelInfo(
 SPEC = DeploymentSpec(
     name=DeploymentName("chat"), source=MODEL.source, scaling=Scaling(keep_alive_s=60.0)
 )
+EMBEDS = DeploymentName("embeds")
+VECTOR = (0.6, 0.8)
+"""The embedding that a fake node has of every text for the deployment of this name."""
 HELLO = NodeHello(
     node_id=NodeId("n1"),
     run_id="run-1",
@@ -182,6 +185,7 @@ class FakeNode:
                 logprobs=() if asked is None else (told,),
                 finish=end if ends else None,
                 prompt_logprobs=() if top is None or index else (prompt,) * (before - 1),
+                embedding=VECTOR if order.request.deployment == EMBEDS else (),
             )
             await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))
 

@@ -107,7 +107,7 @@ async def test_deployments_are_listed_and_shown(http: Edge) -> None:
         ("chat", {"messages": HELLO, "options": {"mirostat": 1}}, 400, "mirostat"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
         ("generate", {"prompt": "x" * 600, "stream": False}, 400, "512"),
-        ("embed", {"input": "x"}, 400, "mesh deploy"),
+        ("embed", {"input": "x"}, 400, "has task text"),
         ("pull", {}, 400, "mesh deploy"),
     ],
 )

@@ -93,10 +93,15 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
         message = f"context_tokens_max is {wanted}; {report.model.architecture} model has {allowed}"
         fail_operation(ctx, operation, "InvalidInput", message, "lower spec.context_tokens_max")
         return
+    if unfit := report.model.unfit_for(entry.spec.task):
+        message = f"{report.model.source}: {unfit}"
+        hint = "spec.task says what is computed: embed, rerank, or text where it is left out"
+        fail_operation(ctx, operation, "UnsupportedModel", message, hint)
+        return
     engine = operation.node.hello.engine
     deployment = Deployment(
         spec=entry.spec,
-        model=report.model.computed_in(entry.spec.precision),
+        model=report.model.computed_in(entry.spec.precision).serving(entry.spec.task),
         context_tokens_max=wanted,
         footprints=((engine, report.footprint.at_context(wanted)),),
     )

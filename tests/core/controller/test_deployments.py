@@ -12,6 +12,7 @@ from mesh.domain.actions import (
     ReplyDone,
     ReplyError,
     ReplyProgress,
+    SendCommand,
     SetTimer,
     StoreDeployment,
 )
@@ -42,7 +43,7 @@ from mesh.domain.messages import (
     LoadInstance,
     UnloadInstance,
 )
-from mesh.domain.model import ComputePrecision, WeightPrecision, imported_id
+from mesh.domain.model import ComputePrecision, Task, WeightPrecision, imported_id
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.text import TextAssets
 from tests.core.cells import (
@@ -154,6 +155,44 @@ def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
     assert reply.error == "InvalidInput"
     assert "4096" in reply.message
     assert "512" in reply.message
+
+
+def test_a_task_needs_a_node_that_computes_it_and_gives_the_model_a_name_of_its_own() -> None:
+    cell = CellUnderTest()
+    cell.join()
+    spec = replace(deployment().spec, task=Task.EMBED)
+    asked = DeployRequested(operation_id=OP, spec=spec)
+    reply = only(cell.tell(asked), ReplyError)
+    assert reply.error == "Unavailable"
+    assert "has task embed; no node that is up computes it" in reply.message
+    link, _ = cell.join(replace(hello("n2", run_id="run-2"), embeds=True))
+    actions = of_kind(cell.tell(asked), SendCommand)
+    (sent,) = [one for one in actions if isinstance(one.command, ImportModel)]
+    assert sent.link_id == link
+    model = only(cell.report(link, DONE), StoreDeployment).deployment.model
+    assert (model.task, model.model_id) == (Task.EMBED, f"{MODEL.model_id}+for-embed")
+    assert imported_id(model.model_id) == MODEL.model_id
+
+
+@pytest.mark.parametrize(
+    ("task", "only_task", "said"),
+    [
+        (Task.RERANK, None, "no head for task rerank"),
+        (None, Task.EMBED, "deploy it with spec.task embed"),
+        (Task.EMBED, Task.RERANK, "task rerank is what it can do"),
+    ],
+)
+def test_a_task_that_the_model_cannot_do_is_refused_with_what_it_can(
+    task: Task | None, only_task: Task | None, said: str
+) -> None:
+    cell = CellUnderTest()
+    link, _ = cell.join(replace(hello(), embeds=True))
+    cell.tell(DeployRequested(operation_id=OP, spec=replace(deployment().spec, task=task)))
+    done = replace(DONE, model=replace(MODEL, only_task=only_task))
+    reply = only(cell.report(link, done), ReplyError)
+    assert reply.error == "UnsupportedModel"
+    assert said in reply.message
+    assert cell.core.cell.deployments == {}
 
 
 def test_the_same_deployment_again_changes_nothing() -> None:

@@ -85,6 +85,10 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     """Where no node takes instances of a deployment: what is missing, and what to do about it."""
     usable = [d for d in spec.devices if d in ctx.policy.devices]
     nodes = [n for n in ctx.cell.nodes.values() if n.device in usable]
+    if spec.task is not None and nodes and not any(n.hello.embeds for n in nodes):
+        engines = ", ".join(sorted({n.hello.engine for n in nodes}))
+        message = f"{spec.name!r} has task {spec.task}; no node that is up computes it ({engines})"
+        return message, "start a CPU node, whose engine does, and leave cpu in spec.devices"
     spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
     widest = max(spans, default=0)
     if not 0 < widest < spec.tensor_parallel:

@@ -121,9 +121,12 @@ class NodeEntry:
         return self.state is NodeState.READY and self.suits(spec)
 
     def suits(self, spec: DeploymentSpec) -> bool:
-        """Whether it has the kind of device for a deployment, and enough for an instance."""
+        """Whether it has the kind of device for a deployment, enough of them for an instance, and
+        an engine for its task.
+        """
         enough = spec.tensor_parallel <= self.hello.tensor_parallel_max
-        return enough and self.device in spec.devices
+        computes = spec.task is None or self.hello.embeds
+        return enough and computes and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         """As instances of the shape said here; else as an engine of its kind stated, or about. It

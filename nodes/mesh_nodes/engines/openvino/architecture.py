@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.model import Task
 from mesh_loader.architectures import (
     GEMMAS,
     MIXTURES,
@@ -20,15 +21,17 @@ from mesh_loader.architectures import (
     sparse_layers,
     with_defaults,
 )
-from mesh_loader.config_keys import check_config
+from mesh_loader.config_keys import NORMALISED, ONLY_TASK, POOLING, PREFIX, check_config
+from mesh_loader.encoders import ENCODERS, Pooling, encoder_shape, positions_before
 from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 
 _NAME = "config.json"
 SUPPORTED_KINDS = NATIVE_ARCHITECTURES
 SUPPORTED_ROPE = ("default", "linear", "llama3", "longrope")
-SILU, GELU_TANH = "silu", "gelu_tanh"
+SILU, GELU_TANH, GELU, RELU = "silu", "gelu_tanh", "gelu", "relu"
 _ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
+_OF_ENCODERS = {**_ACTIVATIONS, "gelu": GELU, "gelu_new": GELU_TANH, "relu": RELU}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,26 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What an encoder has in place of a decoder's parts: each token attends to all others, rows of
+    a table tell its position, norms come after what they norm and have biases, the MLP no gate.
+    """
+
+    positions: int
+    """Rows of the table of positions."""
+    positions_before: int
+    """The rows before that of the first token."""
+    types: int
+    """Rows of the table of token types."""
+    scores: bool
+    """It has a head that scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A decoder: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them."""
+    """A decoder: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them; or an
+    encoder.
+    """
 
     kind: str
     layers: int
@@ -104,6 +125,15 @@ class Architecture:
     logit_cap: float = 0.0
     """Logits x become cap * tanh(x / cap); 0: they stay."""
     experts: Experts | None = None
+    encoder: Encoder | None = None
+    prefix: str = "model."
+    """What comes before the names of the checkpoint's tensors."""
+    pooling: Pooling = Pooling.LAST
+    """Which hidden states embed a text."""
+    normalised: bool = True
+    """Embeddings have length 1."""
+    task: Task | None = None
+    """What it is built for: not of the model itself, which can do several."""
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -133,6 +163,8 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """The same from the parsed config. Raises as `read_architecture` does."""
     check_config(config, _NAME)
     kind = str(config.get("model_type", "missing"))
+    if kind in ENCODERS:
+        return _parse_encoder(config)
     if kind not in SUPPORTED_KINDS:
         raise _unsupported(f"model_type {kind!r}", f"supported: {', '.join(SUPPORTED_KINDS)}")
     config = with_defaults(config)
@@ -188,11 +220,44 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
             norms_around=gemma,
             logit_cap=float(config.get("final_logit_softcapping") or 0.0),
             experts=_experts(config, kind, layers) if kind in MIXTURES else None,
+            prefix=str(config.get(PREFIX, "model.")),
+            pooling=Pooling(config.get(POOLING) or Pooling.LAST),
+            normalised=bool(config.get(NORMALISED, True)),
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
     except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         raise TornModel(f"config.json has a field of a wrong kind: {error}") from error
+
+
+def _parse_encoder(config: Mapping[str, Any]) -> Architecture:
+    shape = encoder_shape(config, _NAME)
+    return Architecture(
+        kind=shape.architecture,
+        layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        attention_heads=shape.heads,
+        kv_heads=shape.heads,
+        head_size=shape.head_size,
+        vocabulary_tokens=shape.vocabulary,
+        norm_epsilon=float(config.get("layer_norm_eps") or 1e-12),
+        rope=Rope(theta=1.0),
+        tied_embeddings=True,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        activation=_OF_ENCODERS[config.get("hidden_act") or "gelu"],
+        encoder=Encoder(
+            positions=shape.positions,
+            positions_before=positions_before(config),
+            types=shape.types,
+            scores=config.get(ONLY_TASK) == Task.RERANK,
+        ),
+        prefix=str(config.get(PREFIX, "")),
+        pooling=Pooling(config.get(POOLING) or Pooling.MEAN),
+        normalised=bool(config.get(NORMALISED, True)),
+    )
 
 
 def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:

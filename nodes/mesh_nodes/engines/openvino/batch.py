@@ -102,6 +102,14 @@ def plan(
         if most <= 0 or sequence.decoding or not sequence.computable:
             continue
         sequence.adopt(pool)
+        if sequence.whole:
+            # One alone is computed whatever its length: no chunk of it could be.
+            if sequence.computable > most and result.work:
+                continue
+            tokens = _add(result, sequence, sequence.computable, pool)
+            budget.spend(request_id, tokens)
+            rows += tokens
+            continue
         if sequence.tells_prompt:
             # So many rows of logits are reckoned with, and each sequence may yield one.
             tokens = min(most, sequence.computable, told_left)
@@ -129,10 +137,11 @@ def _chunk(rows: int, budget: int) -> int:
 
 def _add(result: Plan, sequence: Sequence, wanted: int, pool: KvBlocks) -> int:
     tokens = sequence.reserve(wanted, pool)
-    if tokens > 0:
+    if tokens >= (wanted if sequence.whole else 1):
         result.work.append(Work(sequence, tokens))
     else:
         result.starved.append(sequence)
+        tokens = 0
     return tokens
 
 
@@ -145,10 +154,11 @@ class BatchInputs:
         self._bound: dict[str, npt.NDArray[np.generic]] = {}
         """The request refers to these arrays and does not own them."""
 
-    def bind(self, work: SequenceOf[Work]) -> None:
+    def bind(self, work: SequenceOf[Work], *, pools: bool = False) -> None:
         """Logits will come first for the rows of `work` that yield a token, in their order, then
-        for those that tell of prompts. Without work there is one token in the scratch block, which
-        yields logits, too.
+        for those that tell of prompts. Where the model `pools`, hidden states come for the rows
+        that each of `work` needs, in their order. Without work there is one token in the scratch
+        block, which yields logits, too.
         """
         fill = _fill(sum(item.tokens for item in work)) if work else [1]
         counts = np.array([item.tokens for item in work] + fill, np.int32)
@@ -158,18 +168,22 @@ class BatchInputs:
         tables += [_SCRATCH_TABLE] * len(fill)
         ids = [item.sequence.tokens(item.tokens) for item in work]
         ids.append(np.zeros(sum(fill), np.int64))
-        sampled = [end - 1 for item, end in zip(work, begins[1:], strict=False) if item.yields]
-        sampled += [
-            begin + row
-            for item, begin in zip(work, begins, strict=False)
-            for row in range(item.prompt_rows)
-        ]
+        if pools:
+            told = [item.sequence.pooled_rows(item.tokens) for item in work]
+            sampled = []
+        else:
+            told = [range(item.prompt_rows) for item in work]
+            sampled = [end - 1 for item, end in zip(work, begins[1:], strict=False) if item.yields]
+        sampled += [begin + row for rows, begin in zip(told, begins, strict=False) for row in rows]
         sampled += [0] * ((padded(len(sampled)) if work else 1) - len(sampled))
         # Position of each token: its place in the batch, less its sequence's start there, plus
         # what that sequence has in the cache.
         shift = np.repeat(past - begins[:-1], counts)
         self._set(names.INPUT_IDS, np.concatenate(ids))
         self._set(names.POSITION_IDS, np.arange(begins[-1], dtype=np.int64) + shift)
+        if names.TOKEN_TYPES in self._ports:
+            types = [item.sequence.token_types for item in work]
+            self._set(names.TOKEN_TYPES, np.concatenate([*types, np.zeros(sum(fill), np.int64)]))
         self._set(names.PAST_LENS, past)
         self._set(names.SUBSEQUENCE_BEGINS, begins)
         self._set(names.BLOCK_INDICES, np.concatenate(tables) + FIRST_BLOCK)

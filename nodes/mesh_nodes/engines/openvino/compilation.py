@@ -21,7 +21,7 @@ import openvino as ov
 import openvino.opset13 as ops
 
 from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
-from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, Task, WeightPrecision
 from mesh.runtime.engine import LoadOrder, Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
@@ -70,9 +70,9 @@ takes 5 % and prefill 12 % less time; the divergence from f16 weights' tokens (K
 activations do, it takes three times as long.
 """
 
-_Place = tuple[Path, int, WeightPrecision, ComputePrecision | None]
-"""A model's folder, the context limit, how its weights are held, and what it asks to be computed
-in."""
+_Place = tuple[Path, int, WeightPrecision, ComputePrecision | None, Task | None]
+"""A model's folder, the context limit, how its weights are held, what it asks to be computed in,
+and what for."""
 
 WaitForBlob = Callable[[str, Callable[[], None]], bool]
 
@@ -244,7 +244,8 @@ class Compiler:
         return self._place(order.model, order.model_path, order.context_tokens_max)
 
     def _place(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> _Place:
-        return model_path, context_tokens_max, self._precision(model), model.precision
+        held = self._precision(model)
+        return model_path, context_tokens_max, held, model.precision, model.task
 
     def _precision(self, model: ModelInfo) -> WeightPrecision:
         return model.weights or self._weights
@@ -277,14 +278,17 @@ class Compiler:
         else:
             self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
             self.check_prepared(layout.path.parent)
-        architecture = read_architecture(model_path)
+        architecture = replace(read_architecture(model_path), task=model.task)
         tables = 1 if architecture.local_rope is None else 2
         rotary_size = architecture.rotary_size or architecture.head_size
         context_token_bytes = tables * token_bytes(rotary_size)
+        if architecture.encoder is not None:
+            context_token_bytes = 0
         # What the plugin makes of a mixture's experts, GatherMatmulCompressed, it exports, but
         # registers in no opset that its import reads; nor can Python build it, as it can paged
-        # attention.
-        if layout is not None and architecture.experts is None:
+        # attention. Of what has a task no blob is made, either: the blob's maker knows text alone.
+        plain = architecture.experts is None and model.task is None
+        if layout is not None and plain:
             context = context_tokens_max
             key = self.blob_key(architecture, context, layout, precision, model.precision)
             again = partial(self._import, key, layout, properties)

@@ -167,6 +167,7 @@ class OpenVinoEngine:
             caches_prefixes=True,
             swaps=True,
             shares_weights=True,
+            embeds=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
             loads_in_process=True,
             batch_max=BATCH_MAX,

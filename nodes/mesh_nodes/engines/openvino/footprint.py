@@ -126,14 +126,15 @@ def shared_bytes(model: ModelInfo, weights_bytes: int) -> int:
 
 
 def activation_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
-    """The activations of an iteration of `tokens` tokens, of which `rows` rows yield logits, in
-    bytes.
+    """The activations of an iteration of `tokens` tokens, of which `rows` rows yield logits, or
+    hidden states where the model has a task, in bytes.
     """
     token_bytes = (
         _ACTIVATION_BYTES_PER_INTERMEDIATE * _intermediate_size(model)
         + _ACTIVATION_BYTES_PER_HIDDEN * model.hidden_size
     )
-    return tokens * token_bytes + rows * model.vocabulary_tokens * _LOGIT_BYTES
+    width = model.vocabulary_tokens if model.task is None else model.hidden_size
+    return tokens * token_bytes + rows * width * _LOGIT_BYTES
 
 
 def unmet_bytes(model: ModelInfo, reached: Reached) -> int:

@@ -12,12 +12,20 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino import Node, Type
 
-from mesh_nodes.engines.openvino.architecture import SILU, Architecture, Experts, Rope
+from mesh.domain.model import Task
+from mesh_nodes.engines.openvino.architecture import (
+    SILU,
+    Architecture,
+    Encoder,
+    Experts,
+    Rope,
+)
 from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.paged_attention import (
     INPUT_IDS,
     POSITION_IDS,
     SAMPLED_INDICES,
+    TOKEN_TYPES,
     AttentionInputs,
     AttentionShape,
     parameter,
@@ -34,7 +42,9 @@ ROPE_TABLES = (COSINE, SINE, LOCAL_COSINE, LOCAL_SINE)
 def build_graph(
     architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
 ) -> ov.Model:
-    """Inputs: those of `paged_attention`. Output: logits [sampled, 1, vocabulary], f32."""
+    """Inputs: those of `paged_attention`. Output: logits [sampled, 1, vocabulary], f32; with a task
+    hidden states [sampled, 1, width], or scores [sampled, 1, 1] before their sigmoid.
+    """
     return _Builder(architecture, weights, context_tokens_max).model()
 
 
@@ -49,10 +59,14 @@ class _Builder:
         self._summed: tuple[Node, Node] | None = None
         """The input of the last matrix with offsets, and its groups' sums: gate and up share both.
         """
-        self._attention = AttentionInputs()
         self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
         self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
         self._sampled = parameter(SAMPLED_INDICES, [-1], Type.i64)
+        if architecture.encoder is not None:
+            one = ops.constant(np.array(1, np.int32))
+            self._attention = AttentionInputs(ops.broadcast(one, ops.shape_of(self._input_ids)))
+            return
+        self._attention = AttentionInputs()
         self._rotary_size = architecture.rotary_size or architecture.head_size
         self._rotation = self._rotation_of(architecture.rope, COSINE, SINE, context_tokens_max)
         self._local_rotation = self._rotation
@@ -62,6 +76,61 @@ class _Builder:
             )
 
     def model(self) -> ov.Model:
+        encoder, further = self._a.encoder, []
+        if encoder is not None:
+            types = None
+            if self._a.task is Task.RERANK and encoder.types > 1:
+                types = parameter(TOKEN_TYPES, [-1], Type.i64)
+                further.append(types)
+            output = self._encoded(encoder, types)
+        else:
+            output = self._decoded()
+        output.output(0).get_tensor().set_names({"logits"})
+        inputs = [self._input_ids, self._position_ids, self._sampled, *further]
+        inputs += self._attention.parameters
+        return ov.Model([ops.result(output)], inputs, f"{self._a.kind}_paged")
+
+    def _encoded(self, encoder: Encoder, types: Node | None) -> Node:
+        x = ops.unsqueeze(self._embedded(), _shape(1))
+        before = ops.constant(np.array(encoder.positions_before, np.int64))
+        positions = ops.add(self._position_ids, before)
+        kinds = _shape(0) if types is None else types
+        for table, rows in (("positions", positions), ("types", kinds)):
+            x = ops.add(x, ops.unsqueeze(_gather(self._matrix(table), rows), _shape(1)))
+        x = self._layer_norm(x, "embedded_norm")
+        for layer in range(self._a.layers):
+            prefix = f"layers.{layer}"
+            width = self._a.hidden_size
+            fused = self._linear(x, f"{prefix}.qkv")
+            split = ops.variadic_split(fused, _scalar(2), _shape(width, width, width))
+            q, k, v = (ops.reshape(each, _shape(-1, width), False) for each in split.outputs())
+            attended = self._attended(layer, q, k, v)
+            x = self._layer_norm(ops.add(x, attended), f"{prefix}.attended_norm")
+            fed = self._activated(self._linear(x, f"{prefix}.up"))
+            x = ops.add(x, self._linear(fed, f"{prefix}.down"))
+            x = self._layer_norm(x, f"{prefix}.fed_norm")
+        x = _gather(x, self._sampled)
+        if self._a.task is Task.RERANK:
+            x = self._linear(ops.tanh(self._linear(x, "scored")), "score")
+        return x
+
+    def _activated(self, x: Node) -> Node:
+        match self._a.activation:
+            case "relu":
+                return ops.relu(x)
+            case "gelu":
+                return ops.gelu(x, "erf")
+            case _:
+                return ops.gelu(x, "tanh")
+
+    def _layer_norm(self, x: Node, name: str) -> Node:
+        """Over the last axis, with a bias, spelled as OpenVINO has it."""
+        normed = ops.mvn(x, _shape(-1), True, self._a.norm_epsilon, "INSIDE_SQRT")
+        weights, biases = (self._weights[n].reshape(1, 1, -1) for n in (name, f"{name}.bias"))
+        scaled = ops.multiply(normed, _named(name, ops.constant(weights)))
+        return ops.add(scaled, _named(f"{name}.bias", ops.constant(biases)))
+
+    def _decoded(self) -> Node:
         x = ops.unsqueeze(self._embedded(), _shape(1))
         if self._a.embedding_scale != 1.0:
             x = ops.multiply(x, _number(self._a.embedding_scale))
@@ -77,13 +146,13 @@ class _Builder:
                 fed = self._norm(fed, f"{prefix}.fed_norm", rank=3)
             x = ops.add(x, fed)
         x = self._norm(_gather(x, self._sampled), "norm", rank=3)
+        if self._a.task is not None:
+            return x
         logits = self._linear(x, "embedding" if self._a.tied_embeddings else "head")
         if self._a.logit_cap:
             cap = _number(self._a.logit_cap)
             logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
-        logits.output(0).get_tensor().set_names({"logits"})
-        inputs = [self._input_ids, self._position_ids, self._sampled, *self._attention.parameters]
-        return ov.Model([ops.result(logits)], inputs, f"{self._a.kind}_paged")
+        return logits
 
     def _embedded(self) -> Node:
         """[tokens, width]. Of 4 bits only these rows are unpacked, two weights from a byte."""
@@ -114,16 +183,22 @@ class _Builder:
         q = self._heads(split.output(0), a.attention_heads, f"{prefix}.q_norm", rotation)
         k = self._heads(split.output(1), a.kv_heads, f"{prefix}.k_norm", rotation)
         v = ops.reshape(split.output(2), _shape(-1, widths[1]), False)
+        return self._attended(layer, q, k, v)
+
+    def _attended(self, layer: int, q: Node, k: Node, v: Node) -> Node:
+        """The projected output of the attention of q, k and v [tokens, …]: [tokens, 1, width]."""
+        a = self._a
         shape = AttentionShape(
             heads=a.attention_heads,
             kv_heads=a.kv_heads,
             head_size=a.head_size,
             scale=a.attention_scale,
-            window_tokens=window,
+            window_tokens=a.window(layer),
         )
         attended = self._attention.attend(layer, q, k, v, shape)
-        attended = ops.reshape(attended.output(0), _shape(-1, 1, widths[0]), False)
-        return self._linear(attended, f"{prefix}.output")
+        width = a.attention_heads * a.head_size
+        attended = ops.reshape(attended.output(0), _shape(-1, 1, width), False)
+        return self._linear(attended, f"layers.{layer}.output")
 
     def _heads(self, x: Node, heads: int, norm: str, rotation: tuple[Node, Node]) -> Node:
         """Queries or keys of [tokens, 1, heads * size], normed and rotated, as [tokens, …]."""

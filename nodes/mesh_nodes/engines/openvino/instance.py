@@ -17,6 +17,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.steps import Decode, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
@@ -32,9 +33,10 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import KvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.pooling import pool_of
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
 from mesh_nodes.engines.refusals import check_runnable
-from mesh_nodes.engines.sampling import choose_telling
+from mesh_nodes.engines.sampling import Floats, choose_telling
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
@@ -76,6 +78,8 @@ class Instance:
         self._booked = footprint = footprint.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
+        self._vectors = pool_of(order.model, order.model_path)
+        """How requests end with vectors; `None` where they generate text."""
         self._budget = budget
         self._bound: _Bound | None = None
         self._running = threading.Lock()
@@ -279,7 +283,7 @@ class Instance:
             block_tokens=BLOCK_TOKENS,
             blocks_free=self._pool.free,
         )
-        active = sequences_of(shape, self._vocabulary_tokens)
+        active = sequences_of(shape, self._vocabulary_tokens, self._vectors)
         try:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
@@ -374,9 +378,11 @@ class Instance:
         if not planned.work:
             return ()
         with engine_errors(f"instance {self.instance_id} failed in a step"):
-            bound.inputs.bind(planned.work)
+            bound.inputs.bind(planned.work, pools=self._vectors is not None)
             bound.request.infer(share_outputs=True)
             logits = bound.request.get_output_tensor(0).data
+        if self._vectors is not None:
+            return self._pooled(bound, planned.work, logits.reshape(-1, logits.shape[-1]))
         yielding = [work for work in planned.work if work.yields]
         tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
@@ -389,16 +395,47 @@ class Instance:
         chosen = choose_telling(
             logits[: len(yielding)], [work.sequence.draw() for work in yielding]
         )
-        self.reached.note(tokens, rows)
-        if tokens > LASTING_TOKENS:
-            bound.graph.release_activations()
-            self.reached.note_release()
-        for work in planned.work:
-            work.sequence.advance(work.tokens, self._pool)
+        self._note(bound, planned.work, tokens, rows)
         return tuple(
             self._advance(work, token_id, logprobs)
             for work, (token_id, logprobs) in zip(yielding, chosen, strict=True)
         )
+
+    def _note(self, bound: _Bound, done: list[Work], tokens: int, rows: int) -> None:
+        """An iteration of so many tokens, of which so many rows came out, is over."""
+        self.reached.note(tokens, rows)
+        if tokens > LASTING_TOKENS:
+            bound.graph.release_activations()
+            self.reached.note_release()
+        for work in done:
+            work.sequence.advance(work.tokens, self._pool)
+
+    def _pooled(self, bound: _Bound, done: list[Work], states: Floats) -> tuple[RequestTokens, ...]:
+        """The vectors of those that are computed whole now, which end with them; `states` [rows,
+        width] are the hidden states that were asked for.
+        """
+        ended, rows = [], 0
+        for work in done:
+            if needed := len(work.sequence.pooled_rows(work.tokens)):
+                work.sequence.add_states(states[rows : rows + needed])
+                rows += needed
+            if work.yields:
+                ended.append(work.sequence)
+        self._note(bound, done, sum(work.tokens for work in done), rows)
+        outputs = tuple(
+            RequestTokens(
+                request_id=sequence.request_id,
+                attempt=sequence.attempt,
+                first_index=0,
+                token_ids=(0,),
+                finish=FinishReason.LENGTH,
+                embedding=sequence.vector(),
+            )
+            for sequence in ended
+        )
+        for sequence in ended:
+            self.abort(sequence.request_id)
+        return outputs
 
     def _advance(
         self, work: Work, token_id: int, logprobs: tuple[TokenLogprobs, ...]
@@ -425,6 +462,7 @@ class Instance:
             context_tokens_max=self._context_tokens_max,
             vocabulary_tokens=self._vocabulary_tokens,
             constraint=constraint_of(request, self._model_path, self._vocabulary_tokens),
+            pool=self._vectors,
         )
 
     def _warm(self, bound: _Bound) -> None:

@@ -25,6 +25,8 @@ BLOCK_INDICES_BEGINS = "block_indices_begins"
 MAX_CONTEXT_LEN = "max_context_len"
 SAMPLED_INDICES = "sampled_tokens_indices"
 """Ours: the rows of the batch whose logits are wanted. The others are OpenVINO's names."""
+TOKEN_TYPES = "token_types"
+"""Ours, of an encoder that tells a query from a document: 0 or 1 for each token."""
 KEY_CACHE, VALUE_CACHE = "key_cache.", "value_cache."
 
 
@@ -42,7 +44,11 @@ class AttentionShape:
 class AttentionInputs:
     """The block tables of a model under construction, shared by all its layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, both_ways: Node | None = None) -> None:
+        """`both_ways`: i32 [tokens], of ones, where each token of an iteration attends to those
+        after it, too.
+        """
+        self._both_ways = both_ways
         self._past_lens = parameter(PAST_LENS, [-1], Type.i32)
         self._subsequence_begins = parameter(SUBSEQUENCE_BEGINS, [-1], Type.i32)
         self._block_indices = parameter(BLOCK_INDICES, [-1], Type.i32)
@@ -74,7 +80,7 @@ class AttentionInputs:
         scale = _constant(shape.scale or shape.head_size**-0.5, np.float32)
         window = _constant(shape.window_tokens, np.int32)
         inputs = [q, k, v, *caches, *tables, scale, window, _empty(np.float32)]
-        inputs += [self._max_context_len, *_unused_inputs()]
+        inputs += [self._max_context_len, *_unused_inputs(self._both_ways)]
         outputs = [node.output(0) for node in inputs]
         return paged_attention(outputs, kv_heads=shape.kv_heads, head_size=shape.head_size)
 
@@ -96,15 +102,18 @@ def parameter(name: str, shape: list[int], element: Type) -> Node:
     return node
 
 
-def _unused_inputs() -> list[Node]:
-    """Inputs 13 to 27, each in the form that switches its feature off."""
+def _unused_inputs(token_types: Node | None = None) -> list[Node]:
+    """Inputs 13 to 27, each in the form that switches its feature off. Tokens whose type is 1, as
+    those of an image, attend to each other whatever their order.
+    """
     zero = _constant(0, np.int32)
     none_i32, none_f32 = _empty(np.int32), _empty(np.float32)
     sinks = ops.constant(np.zeros((0, 0, 0, 0), np.float32))
     aggregation_and_rotation = [none_i32, none_i32, none_i32, none_f32]
     sparse_attention = [none_f32, zero, zero]
     eviction = [zero, none_i32, none_i32, none_i32]
-    token_types_and_tree_mask = [none_i32, _empty(np.uint8), none_i32]
+    types = none_i32 if token_types is None else token_types
+    token_types_and_tree_mask = [types, _empty(np.uint8), none_i32]
     return [
         *aggregation_and_rotation,
         *sparse_attention,

@@ -134,7 +134,8 @@ def shape_of_store(store: ModelStore) -> Architecture:
     """The shape of the largest stored model, whose iterations are the longest."""
     try:
         for model in sorted(store.models(), key=lambda m: (-m.info.parameters, m.info.model_id)):
-            return plain(read_architecture(model.path))
+            if model.info.only_task is None:
+                return plain(read_architecture(model.path))
     except (MeshError, OSError):
         log.debug("the store has no model to try precisions with", exc_info=True)
     return USUAL

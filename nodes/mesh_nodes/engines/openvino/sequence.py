@@ -4,6 +4,8 @@
 token. It decides when the request is finished.
 """
 
+from collections.abc import Sequence as SequenceOf
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +19,7 @@ from mesh.runtime.engine import EngineRequest
 from mesh.runtime.measurable import made_up_tokens
 from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.pooling import Pool
 from mesh_nodes.engines.sampling import Draw, Floats, logprobs_of, past_of, seed_of
 
 
@@ -30,7 +33,9 @@ class Sequence:
         context_tokens_max: int,
         vocabulary_tokens: int,
         constraint: Constraint | None = None,
+        pool: Pool | None = None,
     ) -> None:
+        """`pool`: how its vector is made where it ends with one in place of text."""
         self.request_id = request.request_id
         self.attempt = request.attempt
         self._sampling = request.sampling
@@ -62,6 +67,22 @@ class Sequence:
         """So many likeliest tokens are told with each of the prompt; `None` tells of none."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Those of the prompt's tokens so far, but the first."""
+        self._pool = pool
+        self._states: Floats | None = None
+        """The sum of the hidden states that its vector is made of."""
+
+    @property
+    def whole(self) -> bool:
+        """Its tokens are computed in one iteration."""
+        return self._pool is not None and self._pool.whole
+
+    @property
+    def token_types(self) -> npt.NDArray[np.int64]:
+        """The types of a query's and a document's tokens: 1 after the first token that is the same
+        as the last one, which separates both; 0 before.
+        """
+        ends = self._so_far == self._so_far[-1]
+        return np.asarray(np.cumsum(ends) > ends, np.int64)
 
     @property
     def tells_prompt(self) -> bool:
@@ -76,7 +97,7 @@ class Sequence:
     @property
     def computable(self) -> int:
         """How many of the tokens that are left the sequence may compute now."""
-        return self.left - self.held
+        return 0 if self.whole and self.held else self.left - self.held
 
     @property
     def adopted_tokens(self) -> int:
@@ -118,6 +139,22 @@ class Sequence:
         tokens = self._tokens[self.computed + 1 :]
         for row, token in zip(logits, tokens.tolist(), strict=False):
             self.prompt_logprobs.append(logprobs_of(row, token, self._prompt_top or 0))
+
+    def pooled_rows(self, count: int) -> SequenceOf[int]:
+        """Which of the next `count` tokens have hidden states that its vector needs."""
+        assert self._pool is not None
+        return self._pool.rows(self.computed, count, self.length)
+
+    def add_states(self, states: Floats) -> None:
+        """Those [rows, width] of the tokens that it is about to have computed."""
+        added = states.sum(axis=0, dtype=np.float32)
+        self._states = added if self._states is None else self._states + added
+
+    def vector(self) -> tuple[float, ...]:
+        """Once all of its tokens are computed."""
+        assert self._pool is not None
+        assert self._states is not None
+        return self._pool.vector(self._states, self.length)
 
     def found_tokens(self, pool: KvBlocks) -> int:
         """Tokens that it would not have to compute if it began now."""
@@ -183,23 +220,27 @@ class Sequence:
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
 
 
-def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
+def sequences_of(
+    shape: IterationShape, vocabulary_tokens: int, pool: Pool | None = None
+) -> list[Sequence]:
     """One for each decode and, after them, one whose prompt ends with the chunk: the last chunk of
     a prompt takes the longest, since a token comes of it. None holds a block yet.
     """
     made = [
-        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens)
+        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens, pool)
         for number in range(shape.decode_batch)
     ]
     for sequence in made:
         sequence.decoding = True
     if shape.prefill_tokens:
         length = shape.prefill_past_tokens + shape.prefill_tokens
-        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens))
+        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens, pool))
     return made
 
 
-def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Sequence:
+def _sequence(
+    number: int, length: int, left: int, vocabulary_tokens: int, pool: Pool | None
+) -> Sequence:
     """See `made_up_tokens`. It does not end with its next token."""
     request = EngineRequest(
         request_id=RequestId("measured"),
@@ -208,6 +249,11 @@ def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Se
         sampling=SamplingParams(max_tokens=2),
         stop_token_ids=(),
     )
-    sequence = Sequence(request, context_tokens_max=length + 2, vocabulary_tokens=vocabulary_tokens)
+    sequence = Sequence(
+        request,
+        context_tokens_max=length + 2,
+        vocabulary_tokens=vocabulary_tokens,
+        pool=pool,
+    )
     sequence.computed = length - left
     return sequence

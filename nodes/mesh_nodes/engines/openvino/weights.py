@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.model import WeightPrecision
-from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_loader.encoders import score_names
+from mesh_nodes.engines.openvino.architecture import Architecture, Encoder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
 from mesh_nodes.engines.openvino.four_bits import (
     EXACT,
@@ -50,8 +51,10 @@ class Matrix:
     """Hugging Face name without its suffix, and rows."""
     columns: int
     bias: bool = False
-    routes: bool = False
-    """It chooses experts, which rounding would change: held in f32 whatever the precision."""
+    exact: bool = False
+    """It is held in f32 whatever the precision: rounding would change which experts it chooses, or
+    it is small.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +71,21 @@ class Vector:
 def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:
     """Every weight of the graph, in the order of its layers."""
     a = architecture
+    if a.encoder is not None:
+        return tuple(_encoder_plan(a, a.encoder))
     plan: list[Matrix | Vector] = [
-        Matrix("embedding", (("model.embed_tokens", a.vocabulary_tokens),), a.hidden_size)
+        Matrix("embedding", ((f"{a.prefix}embed_tokens", a.vocabulary_tokens),), a.hidden_size)
     ]
     for layer in range(a.layers):
         plan += _layer_plan(a, layer)
-    plan.append(Vector("norm", "model.norm.weight", a.hidden_size, a.norm_offset))
+    plan.append(Vector("norm", f"{a.prefix}norm.weight", a.hidden_size, a.norm_offset))
     if not a.tied_embeddings:
         plan.append(Matrix("head", (("lm_head", a.vocabulary_tokens),), a.hidden_size))
     return tuple(plan)
 
 
 def _layer_plan(a: Architecture, layer: int) -> list[Matrix | Vector]:
-    ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+    ours, theirs = f"layers.{layer}", f"{a.prefix}layers.{layer}"
     attention = f"{theirs}.self_attn"
     query_rows, kv_rows = a.attention_heads * a.head_size, a.kv_heads * a.head_size
     qkv: Sources = (
@@ -116,6 +121,40 @@ def _layer_plan(a: Architecture, layer: int) -> list[Matrix | Vector]:
     return plan
 
 
+def _encoder_plan(a: Architecture, encoder: Encoder) -> Iterator[Matrix | Vector]:
+    hidden, inner = a.hidden_size, a.intermediate_size
+    tables = f"{a.prefix}embeddings"
+    for name, table, rows in (
+        ("embedding", "word", a.vocabulary_tokens),
+        ("positions", "position", encoder.positions),
+        ("types", "token_type", encoder.types),
+    ):
+        source = (f"{tables}.{table}_embeddings", rows)
+        yield Matrix(name, (source,), hidden, exact=name != "embedding")
+    yield from _norm_plan("embedded_norm", f"{tables}.LayerNorm", hidden)
+    for layer in range(a.layers):
+        ours, theirs = f"layers.{layer}", f"{a.prefix}encoder.layer.{layer}"
+        qkv = tuple((f"{theirs}.attention.self.{x}", hidden) for x in ("query", "key", "value"))
+        yield Matrix(f"{ours}.qkv", qkv, hidden, bias=True)
+        output = ((f"{theirs}.attention.output.dense", hidden),)
+        yield Matrix(f"{ours}.output", output, hidden, bias=True)
+        attention = f"{theirs}.attention.output.LayerNorm"
+        yield from _norm_plan(f"{ours}.attended_norm", attention, hidden)
+        up = ((f"{theirs}.intermediate.dense", inner),)
+        yield Matrix(f"{ours}.up", up, hidden, bias=True)
+        yield Matrix(f"{ours}.down", ((f"{theirs}.output.dense", hidden),), inner, bias=True)
+        yield from _norm_plan(f"{ours}.fed_norm", f"{theirs}.output.LayerNorm", hidden)
+    if encoder.scores:
+        dense, out = score_names(a.kind)
+        yield Matrix("scored", ((dense, hidden),), hidden, bias=True, exact=True)
+        yield Matrix("score", ((out, 1),), hidden, bias=True, exact=True)
+
+
+def _norm_plan(ours: str, theirs: str, size: int) -> Iterator[Vector]:
+    yield Vector(ours, f"{theirs}.weight", size)
+    yield Vector(f"{ours}.bias", f"{theirs}.bias", size)
+
+
 def _mlp_plan(a: Architecture, ours: str, theirs: str, size: int) -> list[Matrix | Vector]:
     gate_up: Sources = ((f"{theirs}.gate_proj", size), (f"{theirs}.up_proj", size))
     if a.fused:
@@ -132,7 +171,7 @@ def _mixture_plan(a: Architecture, ours: str, theirs: str) -> list[Matrix | Vect
     assert a.experts is not None
     size, shared = a.experts.intermediate_size, a.experts.shared_intermediate_size
     router = ((f"{theirs}.gate", a.experts.count),)
-    plan: list[Matrix | Vector] = [Matrix(f"{ours}.router", router, a.hidden_size, routes=True)]
+    plan: list[Matrix | Vector] = [Matrix(f"{ours}.router", router, a.hidden_size, exact=True)]
     for name, rows, columns in (
         ("gate", size, a.hidden_size),
         ("up", size, a.hidden_size),
@@ -142,7 +181,7 @@ def _mixture_plan(a: Architecture, ours: str, theirs: str) -> list[Matrix | Vect
         plan.append(Matrix(f"{ours}.experts.{name}", sources, columns))
     if shared:
         gate = ((f"{theirs}.shared_expert_gate", 1),)
-        plan.append(Matrix(f"{ours}.shared.router", gate, a.hidden_size, routes=True))
+        plan.append(Matrix(f"{ours}.shared.router", gate, a.hidden_size, exact=True))
         plan += _mlp_plan(a, f"{ours}.shared", f"{theirs}.shared_expert", shared)
     return plan
 
@@ -184,7 +223,7 @@ def graph_weights(
                 checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
                 for source, rows in weight.sources
             ]
-            if weight.routes:
+            if weight.exact:
                 yield weight.name, _stack([part.as_f32() for part in parts])
             elif precision is WeightPrecision.F16:
                 yield weight.name, _stack([part.as_f16() for part in parts])

@@ -39,11 +39,11 @@ def write_family(
     tensors = {}
     for name in sorted(shapes):
         drawn = rng.standard_normal(shapes[name])
-        if name.endswith("norm.weight"):
+        if name.lower().endswith("norm.weight"):
             drawn = (1.5 if gemma else 1.0) + 0.2 * drawn
             if "layers" in name:
                 drawn = (drawn + gemma) * layers_gain - gemma
-        elif name.endswith("embed_tokens.weight"):
+        elif name.endswith(("embed_tokens.weight", "word_embeddings.weight")):
             drawn *= 0.08 if gemma else 1.0
         else:
             drawn *= 1.5 * shapes[name][-1] ** -0.5

@@ -1,0 +1,65 @@
+"""From hidden states to the one vector that a request with a task ends with.
+
+`batch` asks which rows of an iteration are wanted, `instance` hands them over as they come. A
+decoder's text may come in chunks; an encoder's, each of whose tokens attends to all others, is
+computed in one iteration.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mesh.domain.model import ModelInfo, Task
+from mesh_loader.encoders import Pooling
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.sampling import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How one loaded model makes its vectors."""
+
+    pooling: Pooling
+    normalised: bool
+    scores: bool
+    whole: bool
+    """A text is computed in one iteration."""
+
+    def rows(self, begin: int, count: int, length: int) -> SequenceOf[int]:
+        """Which of the next `count` tokens of a text of `length`, of which `begin` are computed,
+        are needed.
+        """
+        match self.pooling:
+            case Pooling.MEAN:
+                return range(count)
+            case Pooling.CLS:
+                return range(0 if begin else 1)
+            case Pooling.LAST:
+                return range(count - 1, count) if begin + count == length else ()
+
+    def vector(self, states: Floats, length: int) -> tuple[float, ...]:
+        """The vector of a text of `length` tokens; `states` is the sum of those that it needs."""
+        vector = states / length if self.pooling is Pooling.MEAN else states
+        if self.scores:
+            vector = 1.0 / (1.0 + np.exp(-vector))
+        elif self.normalised:
+            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return tuple(vector.tolist())
+
+
+def pool_of(model: ModelInfo, model_path: Path) -> Pool | None:
+    """How the model in this store folder is pooled; `None` where it generates text. Raises as
+    `read_architecture` does.
+    """
+    if model.task is None:
+        return None
+    architecture = read_architecture(model_path)
+    scores = model.task is Task.RERANK
+    return Pool(
+        pooling=Pooling.CLS if scores else architecture.pooling,
+        normalised=architecture.normalised,
+        scores=scores,
+        whole=architecture.encoder is not None,
+    )

@@ -1,0 +1,172 @@
+"""Encoders and decoders embed and score as transformers does, imported and loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.model import KvPrecision, Task, WeightPrecision
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.runtime.engine import Engine
+from mesh_loader.store import ModelStore, StoredModel
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from tests.nodes.engines.openvino.embedders import embedders, write_embedder
+from tests.nodes.engines.serving import INSTANCE, load, request
+
+ONE = SamplingParams(max_tokens=1)
+EMBED = [name for name, model in embedders().items() if model["pooling"] != "score"]
+SCORE = [name for name in embedders() if name not in EMBED]
+
+
+def imported(tmp_path: Path, folder: Path) -> StoredModel:
+    return ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+
+
+def loaded(engine: Engine, tmp_path: Path, name: str, task: Task) -> None:
+    stored = imported(tmp_path, write_embedder(tmp_path / "made", name))
+    assert not stored.info.unfit_for(task)
+    load(engine, stored.info.serving(task), stored.path)
+
+
+def vectors(engine: Engine, *prompts: list[int], budget: int = 64) -> list[np.ndarray]:
+    """The vectors of prompts that are submitted together."""
+    for n, prompt in enumerate(prompts):
+        engine.submit(INSTANCE, request(f"r{n}", prompt, ONE))
+    found: dict[str, RequestTokens] = {}
+    for _ in range(100):
+        found |= {output.request_id: output for output in engine.step(INSTANCE, budget).outputs}
+        if len(found) == len(prompts):
+            break
+    ends = {(output.finish, len(output.token_ids)) for output in found.values()}
+    assert ends == {(FinishReason.LENGTH, 1)}
+    return [np.array(found[f"r{n}"].embedding) for n in range(len(prompts))]
+
+
+def cosines(found: list[np.ndarray], name: str) -> list[float]:
+    cases = embedders()[name]["cases"]
+    return [float(v @ np.array(case["vector"])) for v, case in zip(found, cases, strict=True)]
+
+
+@pytest.mark.parametrize("budget", [24, 200])
+@pytest.mark.parametrize("name", EMBED)
+def test_embeddings_are_those_of_transformers(
+    engine: OpenVinoEngine, tmp_path: Path, name: str, budget: int
+) -> None:
+    """The prompts are computed beside each other, in chunks where the model can be."""
+    loaded(engine, tmp_path, name, Task.EMBED)
+    found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]], budget=budget)
+    assert min(cosines(found, name)) >= 0.9999
+    assert [np.linalg.norm(vector) for vector in found] == pytest.approx([1.0] * 3, abs=1e-5)
+    (books,) = engine.memory()
+    assert books.kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("name", EMBED)
+def test_embeddings_in_8_bits_stay_close(tmp_path: Path, name: str) -> None:
+    engine = OpenVinoEngine(threads=1, weights=WeightPrecision.I8, kv=KvPrecision.F32)
+    loaded(engine, tmp_path, name, Task.EMBED)
+    found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]])
+    engine.close()
+    assert min(cosines(found, name)) >= 0.999
+
+
+@pytest.mark.parametrize("name", SCORE)
+def test_scores_are_those_of_transformers(
+    engine: OpenVinoEngine, tmp_path: Path, name: str
+) -> None:
+    loaded(engine, tmp_path, name, Task.RERANK)
+    cases = embedders()[name]["cases"]
+    found = vectors(engine, *[case["prompt"] for case in cases])
+    expected = [case["vector"][0] for case in cases]
+    assert [float(vector[0]) for vector in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_encoder_takes_as_many_tokens_as_it_has_positions(
+    engine: OpenVinoEngine, tmp_path: Path
+) -> None:
+    """And what its makers limit it to, where that is less."""
+    folder = write_embedder(tmp_path / "made", "xlm-roberta")
+    stored = imported(tmp_path, folder)
+    assert stored.info.context_tokens_max - 1 == 256 - 1 == 255
+    load(engine, stored.info.serving(Task.EMBED), stored.path, context_tokens_max=256)
+    (vector,) = vectors(engine, [4] * 255)
+    assert np.isfinite(vector).all()
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+    assert imported(tmp_path, folder).info.context_tokens_max == 129
+
+
+def test_what_is_not_normalised_keeps_its_length(engine: OpenVinoEngine, tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "made", "bert", normalised=False)
+    stored = imported(tmp_path, folder)
+    load(engine, stored.info.serving(Task.EMBED), stored.path)
+    (vector,) = vectors(engine, embedders()["bert"]["cases"][0]["prompt"])
+    assert abs(np.linalg.norm(vector) - 1) > 0.01
+
+
+def test_a_model_says_what_it_is_unfit_for(tmp_path: Path) -> None:
+    fit = {}
+    for name in ("bert", "qwen3", "mistral", "bert-scores"):
+        info = imported(tmp_path, write_embedder(tmp_path / name, name)).info
+        fit[name] = [task for task in (None, Task.EMBED, Task.RERANK) if not info.unfit_for(task)]
+    assert fit == {
+        "bert": [Task.EMBED],
+        "qwen3": [Task.EMBED],
+        "mistral": [Task.EMBED],
+        "bert-scores": [Task.RERANK],
+    }
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "said"),
+    [
+        ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], {}, "no module 'Den"),
+        ([{"type": "x.Pooling", "path": "1_Pooling"}], {"pooling_mode_max_tokens": True}, "max_"),
+        ([{"type": "x.Pooling", "path": "../1"}], {}, "not a folder's name"),
+        ({"type": 1}, {}, "no list of modules"),
+    ],
+)
+def test_modules_that_mesh_lacks_are_refused_by_name(
+    tmp_path: Path, modules: object, pooling: dict[str, bool], said: str
+) -> None:
+    folder = write_embedder(tmp_path / "made", "bert")
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    with pytest.raises((UnsupportedModel, TornModel)) as refused:
+        imported(tmp_path, folder)
+    assert said in refused.value.message
+
+
+def test_pooling_is_part_of_what_a_model_is(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "made", "bert")
+    first = imported(tmp_path, folder).info.model_id
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert imported(tmp_path, folder).info.model_id != first
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_act": "tanh"}, "hidden_act"),
+        ({"num_attention_heads": 7}, "7 heads"),
+    ],
+)
+def test_an_unusual_encoder_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    folder = write_embedder(tmp_path / "made", "bert", **changes)
+    with pytest.raises((UnsupportedModel, TornModel)) as refused:
+        imported(tmp_path, folder)
+    assert said in refused.value.message
+
+
+def test_a_head_that_scores_more_than_one_class_is_refused(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "made", "bert-scores")
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {"classifier.weight": np.zeros((3, 64), np.float16)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TornModel, match=r"classifier.weight has shape \(3, 64\)"):
+        imported(tmp_path, folder)
