@@ -9,6 +9,7 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadProgress,
@@ -124,6 +125,7 @@ NodeEvent = (
     | InstanceLoaded
     | LoadFailed
     | InstanceGone
+    | KvArrived
     | KvResized
     | StepFinished
     | StepBroke

@@ -45,7 +45,12 @@ class CostEngine(VirtualEngine):
     """
 
     capabilities = EngineCapabilities(
-        name=NAME, version="1", resize_kv=True, computes_ahead=True, caches_prefixes=True
+        name=NAME,
+        version="1",
+        resize_kv=True,
+        computes_ahead=True,
+        kv_format="counted",
+        caches_prefixes=True,
     )
 
     def __init__(

@@ -40,6 +40,8 @@ class Injection:
                 did = self._cancel(fault)
             case FaultKind.LOSE:
                 did = self._lose(fault, node)
+            case FaultKind.TEAR:
+                did = self._cell.kv_links.tear(fault.node_id, loses=fault.chance < 0.5)
             case FaultKind.DRAIN:
                 did = self._drain(fault)
             case _:

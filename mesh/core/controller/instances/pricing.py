@@ -14,6 +14,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import Room, room_for
+from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
 from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
@@ -32,7 +33,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
-from mesh.policy.plans import Plan, Shortage
+from mesh.policy.plans import Carry, Move, Plan, Shortage
 
 NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
@@ -58,6 +59,8 @@ class Price:
     """Whether the first token may be late."""
     moves: bool = False
     """Whether the request runs elsewhere, and well."""
+    transfer: Transfer | None = None
+    """How its KV blocks come along; `None` where they are computed anew."""
     seen: Forecast | None = field(default=None, init=False)
     """What validation has said; `None` where nobody has asked for it."""
     _slot: Slot | None = field(default=None, init=False)
@@ -236,15 +239,38 @@ def price_move(
     instance: InstanceEntry,
     request: RequestEntry,
     beside: Sequence[RequestEntry],
+    source: InstanceEntry | None = None,
+    before: Sequence[Price] = (),
 ) -> Price | None:
     """The move of a request that runs to a loaded instance, with those `beside` it that are to go
-    there as well; `None` where there is no room, or the policy does not let it be.
+    there as well; `None` where there is no room, or the policy does not let it be. From a `source`
+    that is given its KV blocks come along, after those of the moves `before` it, where that is
+    quicker than computing them, unless the plan says which it is.
     """
     room = room_for(ctx, entry, instance, request, beside)
     if room is None:
         return None
+    transfer, carry = None, plan.carry if isinstance(plan, Move) else Carry.TOKENS
+    if source is not None and carry is not Carry.TOKENS:
+        sent = [move.transfer for move in before if move.transfer is not None]
+        transfer = transfer_of(ctx, source, instance, request, sent)
+        if transfer is not None and (
+            carry is Carry.KV or is_quicker(transfer, instance, request, ctx.now_s)
+        ):
+            request.note_carried(transfer.tokens, transfer.arrives_s, ctx.now_s)
+        else:
+            transfer = None
     price = Price(
-        ctx, plan, entry, instance.node, instance, request, room, beside=beside, moves=True
+        ctx,
+        plan,
+        entry,
+        instance.node,
+        instance,
+        request,
+        room,
+        beside=beside,
+        moves=True,
+        transfer=transfer,
     )
     return price if price.verdict() is Verdict.PASSES else None
 
