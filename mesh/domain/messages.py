@@ -101,7 +101,7 @@ class OfferKv:
     request_id: RequestId
     attempt: int
     to: NodeId
-    ticket: Name
+    ticket: str
     """The controller's link replaces it by a random one, the same for both nodes: see
     `mesh.controller.kv_tickets`.
     """
