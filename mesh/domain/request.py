@@ -97,7 +97,7 @@ class KvSource:
     attempt: int
     """The submission of the request to that node."""
     ticket: str
-    """Shown to the node, which was told of it (`messages.OfferKv`) and honours it once."""
+    """It is shown to the node, which was told of it (`messages.OfferKv`) and honours it once."""
     blocks: int
     """How many, from the request's first one on."""
 

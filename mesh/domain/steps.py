@@ -131,7 +131,7 @@ class KvHeader:
     kv_heads: int
     head_size: int
     block_bytes: int
-    """Of the pages of all layers."""
+    """The bytes of its pages in all layers."""
     first_block: int
     blocks: int
 

@@ -41,7 +41,7 @@ STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
 PAGE_BYTES = 20
-"""Of what stands for a block's pages when they are sent."""
+"""The bytes that stand for a block's pages when they are sent."""
 
 
 def answer_of(

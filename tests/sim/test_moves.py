@@ -159,7 +159,7 @@ def test_whatever_fails_they_get_the_same_tokens(tmp_path: Path, still: Watch, s
 
 @pytest.fixture(scope="module")
 def long_still(tmp_path_factory: pytest.TempPathFactory) -> Watch:
-    """Of requests whose prefill takes longer than their KV blocks take to the other node."""
+    """Requests whose prefill takes longer than their KV blocks take to the other node."""
     folder = tmp_path_factory.mktemp("long")
     return run(folder, [], calls=LONG, seed=1, link_delay_s=0.0005)[0]
 

@@ -62,7 +62,7 @@ class RequestEntry:
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
     carried_tokens: int = 0
-    """Of a copy whose KV blocks are on their way to it: those that they are of."""
+    """How many tokens of a copy the KV blocks are of that are on their way to it."""
     carried_s: float = 0.0
     """When they are expected to be there."""
     refusals: RequestRefusals = field(default_factory=RequestRefusals)
@@ -194,7 +194,7 @@ class RequestEntry:
         self.due_s += arrives_s - now_s
 
     def note_arrived(self, tokens: int) -> None:
-        """Of so many of a copy's tokens its place has the KV blocks; it computes the others."""
+        """A copy's place has the KV blocks of so many of its tokens; it computes the others."""
         self.carried_tokens, self.carried_s = 0, 0.0
         self.prefill_left = max(self.tokens - tokens, 1)
 
