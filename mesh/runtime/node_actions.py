@@ -151,6 +151,13 @@ class KvTransfers(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    gone: bool = False
+    """Nobody waits for it any more."""
+    cancel: Callable[[], None] = lambda: None
+
+
 class NodePerformer:
     def __init__(
         self,
@@ -164,8 +171,8 @@ class NodePerformer:
         """Without `kv` no KV blocks are handed out, and none come."""
         self._engine = engine
         self._kv = kv
-        self._fetches: dict[tuple[InstanceId, RequestId], Callable[[], None]] = {}
-        """What gives each of those up that are under way."""
+        self._fetches: dict[tuple[InstanceId, RequestId], _Fetch] = {}
+        """Those under way."""
         self._lanes = lanes
         self._link = link
         self._models = models
@@ -271,24 +278,24 @@ class NodePerformer:
             moved_bytes=0,
             elapsed_s=0.0,
         )
+        fetch = _Fetch()
 
         def arrived(result: KvFetched | MeshError) -> None:
             if isinstance(result, MeshError):
-                del self._fetches[key]
+                self._end_fetch(key, fetch)
                 self._lanes.post_soon(_not_come(came, result))
                 return
             moved = replace(came, moved_bytes=result.moved_bytes, elapsed_s=result.elapsed_s)
 
             def call() -> int:
-                if self._fetches.get(key) is not cancel:
+                if fetch.gone:
                     raise EngineError(f"request {request.request_id} has gone")
                 return self._engine.import_kv(
                     action.instance_id, request, result.header, result.chunks
                 )
 
             def done(tokens: int | MeshError) -> NodeEvent:
-                if self._fetches.get(key) is cancel:
-                    del self._fetches[key]
+                self._end_fetch(key, fetch)
                 if isinstance(tokens, MeshError):
                     return _not_come(moved, tokens)
                 return replace(moved, tokens=tokens)
@@ -298,13 +305,21 @@ class NodePerformer:
         if self._kv is None:
             self._lanes.post_soon(_not_come(came, EngineError("this node fetches no KV blocks")))
             return
-        cancel = self._fetches[key] = self._kv.fetch(action, arrived)
+        self._fetches[key] = fetch
+        fetch.cancel = self._kv.fetch(action, arrived)
+
+    def _end_fetch(self, key: tuple[InstanceId, RequestId], fetch: "_Fetch") -> None:
+        if self._fetches.get(key) is fetch:
+            del self._fetches[key]
 
     def _give_up_fetches(self, instance_id: InstanceId, request_id: RequestId | None) -> None:
         """That of a request, or those of all."""
         for key in list(self._fetches):
             if key[0] == instance_id and request_id in (None, key[1]):
-                self._fetches.pop(key)()
+                fetch = self._fetches.pop(key, None)
+                if fetch is not None:
+                    fetch.gone = True
+                    fetch.cancel()
 
     def _ask_prefixes(self) -> None:
         """From the compute lane, where iterations tell of the same."""
