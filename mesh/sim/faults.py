@@ -82,7 +82,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.CANCEL: Shape(),
     FaultKind.LOSE: Shape(),
-    FaultKind.TEAR: Shape(),
+    FaultKind.TEAR: Shape(lasts_s=(0.5, 10.0)),
     FaultKind.DRAIN: Shape(lasts_s=(1.0, 20.0)),
 }
 

@@ -7,7 +7,8 @@ engine of the target.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import Enum
 
 from mesh.domain.actions import FetchKv
 from mesh.domain.errors import MeshError, Unavailable
@@ -23,11 +24,11 @@ ASK_PAUSE_S = 0.05
 """An offer may come to its node after the other node has come for it."""
 
 
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    source: "VirtualKvEnd"
-    lost: bool = False
-    torn: bool = False
+class Torn(Enum):
+    """What becomes of KV blocks on their way from a node that is in trouble."""
+
+    LOST = "lost"
+    CHANGED = "changed"
 
 
 class VirtualKvEnd:
@@ -59,7 +60,7 @@ class VirtualKvLinks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ends: dict[NodeId, VirtualKvEnd] = {}
-        self._under_way: list[_Transfer] = []
+        self._torn: dict[NodeId, Torn | None] = {}
 
     def add(self, node_id: NodeId, bytes_per_s: float, engine: VirtualEngine) -> VirtualKvEnd:
         end = self._ends[node_id] = VirtualKvEnd(self, node_id, bytes_per_s, engine)
@@ -70,12 +71,9 @@ class VirtualKvLinks:
         if self._ends.get(end.node_id) is end:
             del self._ends[end.node_id]
 
-    def tear(self, node_id: NodeId, *, loses: bool) -> bool:
-        """What fetches from a node is lost, or arrives torn. Whether there was anything."""
-        torn = [transfer for transfer in self._under_way if transfer.source.node_id == node_id]
-        for transfer in torn:
-            transfer.lost, transfer.torn = loses, not loses
-        return bool(torn)
+    def tear(self, node_id: NodeId, torn: "Torn | None") -> None:
+        """What is fetched from a node arrives so from now on; `None`: whole."""
+        self._torn[node_id] = torn
 
     def fetch(
         self, end: VirtualKvEnd, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
@@ -130,15 +128,13 @@ class VirtualKvLinks:
         begins_s = max(self._clock.now_s(), source.free_s, end.free_s)
         ends_s = begins_s + moved_bytes / min(source.bytes_per_s, end.bytes_per_s)
         source.free_s = end.free_s = ends_s
-        transfer = _Transfer(source)
-        self._under_way.append(transfer)
 
         def arrive() -> None:
-            self._under_way.remove(transfer)
-            if transfer.lost or self._ends.get(source.node_id) is not source:
+            torn = self._torn.get(source.node_id)
+            if torn is Torn.LOST or self._ends.get(source.node_id) is not source:
                 finish(Unavailable(f"the transfer from {source.node_id} was lost"))
                 return
-            came = tuple(map(_torn, chunks)) if transfer.torn else chunks
+            came = tuple(map(_changed, chunks)) if torn is Torn.CHANGED else chunks
             elapsed_s = ends_s - began_s
             finish(
                 KvFetched(header=header, chunks=came, moved_bytes=moved_bytes, elapsed_s=elapsed_s)
@@ -147,5 +143,5 @@ class VirtualKvLinks:
         self._clock.call_at(ends_s, arrive)
 
 
-def _torn(chunk: KvChunk) -> KvChunk:
+def _changed(chunk: KvChunk) -> KvChunk:
     return replace(chunk, pages=chunk.pages[:-1] + bytes([chunk.pages[-1] ^ 1]))

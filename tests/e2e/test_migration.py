@@ -103,7 +103,7 @@ def _share(values: list[float], share: float) -> float:
 
 def _asked(cell: LiveCell) -> list[Answer]:
     return [
-        cell.invoke("chat", f"question {n}", max_tokens=TOKENS, seed=n, **SAMPLED)
+        cell.invoke("chat", f"question {n} " * 9, max_tokens=TOKENS, seed=n, **SAMPLED)
         for n in range(CLIENTS)
     ]
 
