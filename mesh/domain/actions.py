@@ -260,6 +260,14 @@ class StartStep:
     decode: tuple[RequestId, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapWeights:
+    """Take an instance's weights off the device, or bring them back. See `Engine.swap`."""
+
+    instance_id: InstanceId
+    resident: bool
+
+
 NodeAction = (
     SendReport
     | ImportModel
@@ -274,4 +282,5 @@ NodeAction = (
     | AbortInEngine
     | StartStep
     | StartMeasure
+    | SwapWeights
 )

@@ -102,6 +102,18 @@ class AbortFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SwapFinished:
+    """An instance's weights are where they were to go; with an `error`, the class name in
+    mesh.domain.errors, they are where they were.
+    """
+
+    instance_id: InstanceId
+    resident: bool
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
     """Time to tell the controller that the node lives. All of it is read when it fires."""
 
@@ -135,5 +147,6 @@ NodeEvent = (
     | SubmitFinished
     | PrefixesTold
     | AbortFinished
+    | SwapFinished
     | HeartbeatDue
 )

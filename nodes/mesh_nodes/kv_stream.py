@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -265,23 +266,33 @@ class KvStream:
 
     def _send(self, to: socket.socket, offered: _Offered, first: int, blocks: int) -> None:
         offer = offered.offer
-        try:
-            header, chunks = self._computed(
-                lambda: self._engine.export_kv(offer.instance_id, offer.request_id, first, blocks)
+
+        def begin() -> tuple[KvHeader, Iterator[KvChunk], list[KvChunk]]:
+            header, chunks = self._engine.export_kv(
+                offer.instance_id, offer.request_id, first, blocks
             )
+            return header, chunks, some_of(header, chunks)
+
+        def some_of(header: KvHeader, chunks: Iterator[KvChunk]) -> list[KvChunk]:
+            return list(islice(chunks, max(EXPORT_BYTES // header.block_bytes, 1)))
+
+        try:
+            header, chunks, some = self._computed(begin)
         except EngineError as error:
             _tell(to, {"error": error.message})
             raise
         if header.blocks * header.block_bytes > KV_MOVE_BYTES_MAX:
             raise EngineError(f"{header.blocks} KV blocks are more than may go at a time")
         _tell(to, asdict(header))
-        at_once = max(EXPORT_BYTES // header.block_bytes, 1)
-        while some := self._computed(lambda: list(islice(chunks, at_once))):
+        left = header.blocks
+        while some:
             if time.monotonic() >= offered.expires_s:
                 raise Unavailable("an offer has expired")
             for chunk in some:
                 to.sendall(_BLOCK.pack(chunk.block, chunk.digest))
                 to.sendall(chunk.pages)
+            left -= len(some)
+            some = self._computed(partial(some_of, header, chunks)) if left else []
         if to.recv(1) == _ALL:
             # Until the other end has all of it, it may have to come again.
             with self._lock:

@@ -3,7 +3,7 @@ prefill.
 
 Nodes send blocks to each other directly. The books see a node's end as a queue: transfers from it
 and to it follow each other, at the rate that the slower of both ends has shown. Before: a move of a
-request (`pricing.price_move`). After: the request's node fetches them (docs/migration.md).
+request (`requests.search`). After: the request's node fetches them (docs/migration.md).
 """
 
 from collections.abc import Iterable

@@ -189,9 +189,11 @@ class RequestEntry:
         self.prefill_left, self.due_s, self.submitted_s = len(token_ids), due_s, now_s
 
     def note_carried(self, tokens: int, arrives_s: float, now_s: float) -> None:
-        """The KV blocks of so many of a copy's tokens go to its place, where they are later."""
+        """The KV blocks of so many of a copy's tokens would go to its place, where they are later,
+        in place of what was noted before in the same event.
+        """
+        self.due_s += arrives_s - max(self.carried_s, now_s)
         self.carried_tokens, self.carried_s = tokens, arrives_s
-        self.due_s += arrives_s - now_s
 
     def note_arrived(self, tokens: int) -> None:
         """A copy's place has the KV blocks of so many of its tokens; it computes the others."""

@@ -1,21 +1,24 @@
 """One loaded model: its compiled graph, its KV cache, and the requests that run in it.
 
 A step reads plan, infer, choose, advance. Owns the sequences and the block pool; calls come one
-after the other, from the engine's compute thread, but for `memory`.
+after the other, from the engine's compute thread, but for `memory`, and for `enter` and `leave`,
+by which the compiled graph comes and goes while all else stays.
 """
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+import openvino as ov
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
+from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.steps import Decode, KvChunk, KvHeader, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
@@ -39,6 +42,15 @@ _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What the instance computes with while its weights are there."""
+
+    graph: CompiledGraph
+    request: ov.InferRequest
+    inputs: BatchInputs
+
+
 class Instance:
     """When OpenVINO fails in a step, EngineError leaves it and the step can be repeated."""
 
@@ -57,6 +69,7 @@ class Instance:
 
         Raises OutOfMemory or EngineError.
         """
+        self.order = order
         self.instance_id: InstanceId = order.instance_id
         self._vocabulary_tokens = order.model.vocabulary_tokens
         self._model_path = order.model_path
@@ -66,10 +79,14 @@ class Instance:
         self._booked = footprint = stated.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
-        self._graph = graph
         self._budget = budget
-        self._request = graph.model.create_infer_request()
-        self._inputs = BatchInputs(graph.model, self._request)
+        self._bound: _Bound | None = None
+        self._running = threading.Lock()
+        """It is held while the instance computes, and while what it computes with changes."""
+        self._binding = threading.Lock()
+        """Guards the cache's memory while a request is bound to it."""
+        self._closed = False
+        request = graph.model.create_infer_request()
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
         # Each claim looks through the whole range: seconds where a context of millions had all.
         blocks_held_max = host_memory.total_bytes() // footprint.kv_block_bytes
@@ -78,7 +95,7 @@ class Instance:
         self._cache = bind_kv_cache(
             kv_resize,
             graph.model,
-            self._request,
+            request,
             blocks=order.kv_blocks,
             range_blocks=self._range_blocks,
         )
@@ -89,14 +106,14 @@ class Instance:
             budget,
             block_bytes=self._cache.block_bytes,
             weights_bytes=footprint.weights_bytes,
-            share=self.share,
+            share=self._share_of(graph),
             overflows=not self._cache.dense,
         )
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
         try:
-            self._warm()
+            self._warm(_Bound(graph, request, BatchInputs(graph.model, request)))
         except BaseException:
             # The room would count it on, and spare no memory for others' cached blocks.
             self.close()
@@ -117,18 +134,78 @@ class Instance:
         """
         return replace(
             self._books,
+            weights_bytes=self._pool.weights_bytes,
             kv_blocks_cached=self._pool.cached,
             kv_held_bytes=self._cache.held_bytes,
         )
 
     @property
-    def share(self) -> Share:
+    def resident(self) -> bool:
+        """Whether its weights are there, and it can compute."""
+        return self._bound is not None
+
+    @property
+    def share(self) -> Share | None:
         """The weights that this instance shares with all that run the same compiled graph."""
-        return Share(key=id(self._graph), size_bytes=self._booked.shared_bytes)
+        return self._pool.share
 
     def shares_with(self, other: "Instance") -> bool:
-        """Whether both run what was compiled once."""
-        return self._graph is other._graph
+        """Whether both run now what was compiled once."""
+        mine, theirs = self._bound, other._bound
+        return mine is not None and theirs is not None and mine.graph is theirs.graph
+
+    @property
+    def graph(self) -> CompiledGraph | None:
+        """What it computes with while its weights are there."""
+        return None if self._bound is None else self._bound.graph
+
+    def twin(self, graph: CompiledGraph) -> "Instance":
+        """The smallest instance of the same model over another compiled model, in no budget. Raises
+        as `__init__`.
+        """
+        order = replace(self.order, kv_blocks=1, batch_max=1)
+        return Instance(order, graph, footprint=self._booked, budget=CacheBudget())
+
+    def move_to(self, graph: CompiledGraph) -> None:
+        """Compute from the next iteration on with another compiled model of the same, which has
+        run. May be called from any thread; waits for the iteration under way. Nothing happens to
+        one that has left or is closed. Raises RuntimeError as OpenVINO does.
+        """
+        request = graph.model.create_infer_request()
+        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        with self._running, self._binding:
+            if self._bound is None or self._closed:
+                return
+            self._cache.bind(graph.model, request)
+            self._bound, self.reached = bound, Reached()
+            self._hold(self._booked.weights_bytes, self._share_of(graph))
+
+    def leave(self) -> None:
+        """Let the compiled graph go. Requests and KV cache stay as they are."""
+        with self._running:
+            self._bound = None
+            self._cache.unbind()
+            self._hold(0, None)
+
+    def enter(self, graph: CompiledGraph) -> None:
+        """Compute with this graph from now on, once it has run.
+
+        Raises EngineError when the instance was unloaded meanwhile, and RuntimeError as OpenVINO
+        does. Then it is as it was before.
+        """
+        request = graph.model.create_infer_request()
+        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        try:
+            with self._binding:
+                if self._closed:
+                    raise EngineError(f"instance {self.instance_id} was unloaded meanwhile")
+                self._cache.bind(graph.model, request)
+            self.reached = Reached()
+            self._hold(self._booked.weights_bytes, self._share_of(graph))
+            self._warm(bound)
+        except BaseException:
+            self.leave()
+            raise
 
     def submit(self, request: EngineRequest) -> int:
         """See the engine port. Raises EngineError when the request can never run here."""
@@ -211,6 +288,7 @@ class Instance:
 
     def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         """One iteration; see the engine port. What it did to prefixes is told when asked."""
+        self._require_bound()
         start_s = time.perf_counter()
         active = list(islice(self._sequences.values(), self._batch_max))
         planned = plan(active, prefill, self._pool, decode)
@@ -219,7 +297,8 @@ class Instance:
         prefills = [work for work in planned.work if not work.sequence.decoding]
         prefill_tokens = sum(work.tokens for work in prefills)
         past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
-        outputs = self._run(planned)
+        with self._running:
+            outputs = self._run(self._require_bound(), planned)
         self._books = self._count()
         return StepResult(
             outputs=outputs,
@@ -245,6 +324,7 @@ class Instance:
         """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
         blocks that are free; the books, which other threads read, never show them.
         """
+        self._require_bound()
         check_measurable(
             self.instance_id,
             shape,
@@ -258,8 +338,10 @@ class Instance:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
+            planned = plan(active, shape.prefill_tokens, self._pool)
             start_s = time.perf_counter()
-            self._run(plan(active, shape.prefill_tokens, self._pool))
+            with self._running:
+                self._run(self._require_bound(), planned)
             return time.perf_counter() - start_s
         finally:
             for sequence in active:
@@ -270,7 +352,7 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        with self._budget.lock:
+        with self._running, self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
             in_use = self._places.taken()
@@ -292,14 +374,29 @@ class Instance:
 
     def close(self) -> None:
         """Drop all requests and give the KV cache's pages back."""
-        self._sequences.clear()
-        self._cache.close()
-        self._pool.close()
+        with self._binding:
+            self._closed = True
+            self._sequences.clear()
+            self._cache.close()
+            self._pool.close()
+
+    def _require_bound(self) -> _Bound:
+        if self._bound is None:
+            raise EngineError(f"instance {self.instance_id} has no weights here: swap it in first")
+        return self._bound
+
+    def _share_of(self, graph: CompiledGraph) -> Share:
+        return Share(key=id(graph), size_bytes=self._booked.shared_bytes)
+
+    def _hold(self, weights_bytes: int, share: Share | None) -> None:
+        """Sets what the books say of its weights."""
+        with self._budget.lock:
+            self._pool.weights_bytes, self._pool.share = weights_bytes, share
 
     def _count(self) -> InstanceMemory:
         return InstanceMemory(
             instance_id=self.instance_id,
-            weights_bytes=self._booked.weights_bytes,
+            weights_bytes=self._pool.weights_bytes,
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
             kv_block_bytes=self._cache.block_bytes,
@@ -307,14 +404,14 @@ class Instance:
             kv_held_bytes=self._cache.held_bytes,
         )
 
-    def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
+    def _run(self, bound: _Bound, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
         if not planned.work:
             return ()
         with engine_errors(f"instance {self.instance_id} failed in a step"):
-            self._inputs.bind(planned.work)
-            self._request.infer(share_outputs=True)
-            logits = self._request.get_output_tensor(0).data
+            bound.inputs.bind(planned.work)
+            bound.request.infer(share_outputs=True)
+            logits = bound.request.get_output_tensor(0).data
         yielding = [work for work in planned.work if work.yields]
         tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
@@ -329,7 +426,7 @@ class Instance:
         )
         self.reached.note(tokens, rows)
         if tokens > LASTING_TOKENS:
-            self._graph.release_activations()
+            bound.graph.release_activations()
             self.reached.note_release()
         for work in planned.work:
             work.sequence.advance(work.tokens, self._pool)
@@ -365,15 +462,12 @@ class Instance:
             constraint=constraint_of(request, self._model_path, self._vocabulary_tokens),
         )
 
-    def _warm(self) -> None:
-        request = EngineRequest(
-            request_id=RequestId("warm-up"),
-            prompt_tokens=(0,),
-            output_tokens=(),
-            sampling=SamplingParams(max_tokens=1),
-            stop_token_ids=(),
-        )
-        self._sequences[request.request_id] = self._sequence(request)
-        with self._graph.first_run():
-            self.step(1)
-        self.abort(request.request_id)
+    def _warm(self, bound: _Bound) -> None:
+        """Compute one token of nobody's. It touches neither sequences nor blocks: requests may come
+        and go meanwhile.
+        """
+        with bound.graph.first_run():
+            bound.inputs.bind([])
+            bound.request.infer(share_outputs=True)
+        self.reached.note(1, 1)
+        self._bound = bound

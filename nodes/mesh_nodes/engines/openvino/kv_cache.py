@@ -60,8 +60,10 @@ class LayerCache:
 
 
 def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
-    """Those that the compiled model takes as inputs."""
-    return [
+    """Those that the compiled model takes as inputs, in the same order for all that are compiled
+    from one model.
+    """
+    caches = [
         LayerCache(
             port,
             np.dtype(_WORDS[port.element_type.size]),
@@ -70,6 +72,7 @@ def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
         for port in compiled.inputs
         if port.any_name.startswith((KEY_CACHE, VALUE_CACHE))
     ]
+    return sorted(caches, key=lambda layer: str(layer.port.any_name))
 
 
 def back_blocks(arrays: Iterable[npt.NDArray[Any]], blocks: Blocks) -> None:
@@ -134,8 +137,7 @@ class ElasticKvCache:
             self._range.array(layer.element, layer.shape(range_blocks), begin)
             for layer, begin in zip(layers, begins, strict=True)
         ]
-        for layer, array in zip(layers, self._arrays, strict=True):
-            request.set_tensor(layer.port, layer.tensor(array))
+        self.bind(compiled, request)
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.layout = layout_of(layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
@@ -149,6 +151,13 @@ class ElasticKvCache:
             shared_blocks=reach if self.dense else 0,
             free_pages=partial(_free_pages, self._range, spans, self._backed),
         )
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        for layer, array in zip(layer_caches(compiled), self._arrays, strict=True):
+            request.set_tensor(layer.port, layer.tensor(array))
+
+    def unbind(self) -> None:
+        """The request is the only one that knows of it."""
 
     @property
     def held_bytes(self) -> int:
@@ -225,15 +234,22 @@ class CopyingKvCache:
     ) -> None:
         """Raises OutOfMemory when the addresses cannot be had."""
         self.dense = True
-        self._request = request
+        self._request: ov.InferRequest | None
         self._layers = layer_caches(compiled)
         self.block_bytes = sum(layer.block_bytes for layer in self._layers)
         self.layout = layout_of(self._layers)
         self._blocks = blocks
         self._memory = [_allocate(layer, blocks) for layer in self._layers]
+        self.bind(compiled, request)
+        self._backed = np.zeros(blocks, np.bool_)
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        self._layers, self._request = layer_caches(compiled), request
         for layer, (_, array) in zip(self._layers, self._memory, strict=True):
             self._bind(layer, array)
-        self._backed = np.zeros(blocks, np.bool_)
+
+    def unbind(self) -> None:
+        self._request = None
 
     @property
     def held_bytes(self) -> int:
@@ -283,7 +299,8 @@ class CopyingKvCache:
         self._blocks = 0
 
     def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
-        self._request.set_tensor(layer.port, layer.tensor(array))
+        if self._request is not None:
+            self._request.set_tensor(layer.port, layer.tensor(array))
 
 
 def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:
@@ -302,7 +319,7 @@ class KvResize(StrEnum):
 
 
 class KvCache(Protocol):
-    """Key and value caches of all layers, bound to one infer request."""
+    """Key and value caches of all layers, bound to one infer request at most."""
 
     block_bytes: int
     layout: str
@@ -313,6 +330,16 @@ class KvCache(Protocol):
     @property
     def held_bytes(self) -> int:
         """What it takes of the system's memory. May be read from any thread."""
+        ...
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        """This request reads and writes it from now on. Raises RuntimeError where the model keeps
+        keys and values in another way than the one that it was made for.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Keep nothing of the request and its model."""
         ...
 
     def claim(self, free: Blocks, count: int) -> Blocks:
