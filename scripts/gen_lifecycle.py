@@ -13,9 +13,11 @@ fails when this page is not current. The cores change a state only along these a
 
 
 def diagram(name: str, table: Table) -> str:
-    """A Mermaid state diagram: the first state starts, those without a way out end."""
-    first = next(iter(table))
-    lines = [f"    [*] --> {first}"]
+    """A Mermaid state diagram: the first state starts, as do those that no other leads to; those
+    without a way out end.
+    """
+    led_to = {to for following in table.values() for to in following} - {next(iter(table))}
+    lines = [f"    [*] --> {state}" for state in table if state not in led_to]
     for state, following in table.items():
         lines += [f"    {state} --> {to}" for to in following]
         if not following:

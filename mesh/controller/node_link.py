@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from mesh.controller.kv_tickets import KvTickets
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId
@@ -59,6 +60,7 @@ class NodeLinks(NodeLinkServicer):
         self._links: dict[int, _Link] = {}
         self._starting: dict[object, NodeStarting] = {}
         """By call, what each of them said last."""
+        self._tickets = KvTickets()
         self._made = 0
         self._stopping = False
 
@@ -72,7 +74,7 @@ class NodeLinks(NodeLinkServicer):
         if link is None:
             return
         try:
-            message = command_written(command)
+            message = command_written(self._tickets.drawn(command))
         except InvalidInput as error:
             # The node would do something else than the core believes.
             link.end(Unavailable(error.message))

@@ -10,13 +10,14 @@ from mesh.domain.messages import (
     LoadInstance,
     NodeCommand,
     NodeReport,
+    OfferKv,
     ResizeKv,
     UnloadInstance,
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
-from mesh.domain.request import RequestTokens
+from mesh.domain.request import KvSource, RequestTokens
 from mesh.domain.revision import Revisions
 from mesh.domain.steps import EngineRequest, Prefill
 from mesh.domain.text import TextAssets
@@ -227,6 +228,17 @@ class SubmitToEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchKv:
+    """Fetch the KV blocks of a request and submit it with them; KvArrived says what came of it. One
+    that is aborted meanwhile is not submitted.
+    """
+
+    instance_id: InstanceId
+    request: EngineRequest
+    source: KvSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskPrefixes:
     """What has come to and gone from the KV caches of instances?"""
 
@@ -263,6 +275,8 @@ NodeAction = (
     | LoadInstance
     | UnloadInstance
     | ResizeKv
+    | OfferKv
+    | FetchKv
     | AskPrefixes
     | SubmitToEngine
     | AbortInEngine

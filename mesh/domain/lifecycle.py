@@ -49,12 +49,14 @@ class RequestState(StrEnum):
 
 
 class MigrationState(StrEnum):
-    """The states of a migration. The request runs on while its target is COMPUTING the tokens that
-    it has been given. CAUGHT_UP has computed them, and waits for the source's next token. Then the
-    target computes what came meanwhile, or, if that is little, is DRAWING tokens beside the source,
-    until it owns the request: HANDED_OVER.
+    """The states of a migration. The request runs on while its target is FETCHING the KV blocks of
+    its first tokens, if it does, and then COMPUTING the tokens that it has been given. CAUGHT_UP
+    has computed them, and waits for the source's next token. Then the target computes what came
+    meanwhile, or, if that is little, is DRAWING tokens beside the source, until it owns the
+    request: HANDED_OVER.
     """
 
+    FETCHING = "fetching"
     COMPUTING = "computing"
     CAUGHT_UP = "caught_up"
     DRAWING = "drawing"
@@ -113,6 +115,7 @@ REQUEST: Table = {
 }
 MIGRATION: Table = {
     MigrationState.COMPUTING: (MigrationState.CAUGHT_UP, MigrationState.GIVEN_UP),
+    MigrationState.FETCHING: (MigrationState.COMPUTING, MigrationState.GIVEN_UP),
     MigrationState.CAUGHT_UP: (
         MigrationState.COMPUTING,
         MigrationState.DRAWING,

@@ -13,7 +13,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Operati
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.ranges import Count, Factor, Name, Seconds, Share
+from mesh.domain.ranges import Count, Factor, Name, Rate, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
@@ -98,6 +98,22 @@ class ContinueRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferKv:
+    """Hand the KV blocks of a request that runs to another node, if that shows the ticket."""
+
+    instance_id: InstanceId
+    request_id: RequestId
+    attempt: int
+    to: NodeId
+    ticket: str
+    """The controller's link replaces it by a random one, the same for both nodes: see
+    `mesh.controller.kv_tickets`.
+    """
+    expires_s: Seconds
+    """The ticket is good for this long from now, and for one transfer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileInstance:
     """Measure iteration times of a loaded instance, whenever nothing else is to be computed."""
 
@@ -127,6 +143,7 @@ NodeCommand = (
     | SubmitRequest
     | AbortRequest
     | ContinueRequest
+    | OfferKv
     | ProfileInstance
     | CancelProfile
     | UseProfile
@@ -231,6 +248,12 @@ class NodeHello:
     """
     version: str = ""
     """The version of mesh on the node."""
+    kv_address: str = ""
+    """Where other nodes fetch KV blocks from it; empty where it neither gives nor takes any."""
+    kv_format: str = ""
+    """Equal on nodes that can use each other's KV blocks, if they have the same model loaded."""
+    kv_bytes_per_s: Rate = 1e9
+    """What it expects a transfer of KV blocks to carry, until one has shown it."""
     rule_digest: str = ""
     """The digest of the policy file whose turn rule it has beside the built-in ones; empty without
     one.
@@ -391,6 +414,23 @@ class ComputedAhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvArrived:
+    """The KV blocks of a request that is computed ahead have come from its source, or not: what is
+    missing is computed.
+    """
+
+    request_id: RequestId
+    attempt: int
+    tokens: int
+    """That need not be computed."""
+    moved_bytes: int
+    elapsed_s: Seconds
+    error: str = ""
+    """The class name in mesh.domain.errors, where they have not come."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileProgress:
     operation_id: OperationId
     phase: str
@@ -444,6 +484,7 @@ NodeReport = (
     | PrefixesChanged
     | PrefixMissed
     | ComputedAhead
+    | KvArrived
     | ProfileProgress
     | ProfileDone
     | ProfileRefined

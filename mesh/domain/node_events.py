@@ -9,6 +9,7 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadProgress,
@@ -136,6 +137,7 @@ NodeEvent = (
     | InstanceLoaded
     | LoadFailed
     | InstanceGone
+    | KvArrived
     | KvResized
     | StepFinished
     | StepBroke

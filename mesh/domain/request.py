@@ -3,7 +3,7 @@
 from dataclasses import field
 
 from mesh.domain.grammar import Grammar
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import PACE, Slo
 from mesh.domain.values import dataclass
@@ -86,6 +86,23 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvSource:
+    """Where the KV blocks of a request's first tokens are, which its node fetches in place of
+    computing them. What cannot be fetched is computed.
+    """
+
+    node_id: NodeId
+    address: str
+    """At which the node hands KV blocks out (`NodeHello.kv_address`)."""
+    attempt: int
+    """The submission of the request to that node."""
+    ticket: str
+    """It is shown to the node, which was told of it (`messages.OfferKv`) and honours it once."""
+    blocks: int
+    """How many, from the request's first one on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOrder:
     """A request on its way to a node. `age_s` is how long ago it arrived: time itself never
     crosses the wire. `attempt` tells the answers of this submission from those of earlier ones.
@@ -106,7 +123,9 @@ class RequestOrder:
     held: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
     cached_tokens: int = 0
-    """How many of its tokens the node is believed to have computed already."""
+    """How many of its tokens the node is believed to have computed already, or to fetch."""
+    kv: KvSource | None = None
+    """From where it is to fetch KV blocks; only one that is `held` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,10 @@ class EngineCapabilities:
     """`swap` takes an instance's weights off the device and brings them back, by whole model."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
+    kv_format: str = ""
+    """Requests can take their KV blocks to instances of engines of an equal format
+    (`Engine.export_kv`); empty where they cannot.
+    """
     caches_prefixes: bool = False
     """Requests with a `cache_salt` find what others have computed."""
     loads_in_process: bool = False
@@ -116,6 +120,35 @@ class LoadOrder:
     """What it took to bring the model into the store for it; 0 where that had it."""
     swapped: bool = False
     """It comes up with its weights off the device, and takes the memory of its KV cache alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHeader:
+    """What KV blocks are of that go from one instance to another. All of it but the range of blocks
+    must be the same at both.
+    """
+
+    model_id: ModelId
+    layout: str
+    """How an engine's pages hold the elements of a block, and of which type they are."""
+    context_tokens_max: int
+    block_tokens: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    block_bytes: int
+    """The bytes of its pages in all layers."""
+    first_block: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvChunk:
+    """The pages of one block, keys and values of all layers."""
+
+    block: int
+    digest: bytes
+    pages: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,9 @@ class Carry(StrEnum):
     TOKENS = "tokens"
     """Its KV cache is computed again where it goes."""
     KV = "kv"
+    """Its KV blocks go to the other node, which computes nothing until they are there; only what
+    does not arrive is computed again.
+    """
 
 
 class How(StrEnum):
@@ -82,7 +85,8 @@ class Move:
 
     requests: tuple[RequestView, ...]
     to: InstanceView
-    carry: Carry = Carry.TOKENS
+    carry: Carry | None = None
+    """`None`: whichever is quicker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

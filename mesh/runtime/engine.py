@@ -1,14 +1,14 @@
 """The engine port: what an iteration computes, behind one narrow protocol.
 
 The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
-`measure`, `resize_kv` and `unload` of one engine from a single compute thread, one after the other,
-and `prepare`, `load` and `swap` from another thread beside them, so these must not disturb a step.
-An engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`): it comes from a
-third thread then, after all calls for its instance. The simulator's cost model implements the same
-protocol and says in `elapsed_s` how long a call took on its own clock.
+`measure`, `resize_kv`, `unload` and what moves KV of one engine from a single compute thread, one
+after the other, and `prepare`, `load` and `swap` from another thread beside them, so these must not
+disturb a step. An engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`):
+it comes from a third thread then, after all calls for its instance. The simulator's cost model
+implements the same protocol and says in `elapsed_s` how long a call took on its own clock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,8 @@ from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
+    KvChunk,
+    KvHeader,
     LoadOrder,
     LoadTier,
     Prefill,
@@ -141,6 +143,33 @@ class Engine(Protocol):
         Of more `iterations` each further one is a decode of the same batch; the result has all of
         them. They end early when a request does or lacks a block, and with the first that computes
         prompt tokens.
+        """
+        ...
+
+    def export_kv(
+        self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        """So many whole KV blocks of a request that runs, from one on: the layout is that of
+        `mesh.runtime.kv_layout`. The request goes on, and so do steps between two chunks, each of
+        which copies one block. Raises EngineError, also amid the chunks, when the request has not
+        computed them, or has gone, and where the engine moves no KV (`kv_format`).
+        """
+        ...
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> int:
+        """Submit a request with the KV blocks of its first tokens, which another instance of the
+        same model computed; returns how many of its tokens it need not compute: fewer where there
+        are not enough free blocks.
+
+        Raises EngineError, and then the request is not there, when the blocks are another model's
+        or in another layout, are of more tokens than the request may have in the cache, or do not
+        come whole and in order.
         """
         ...
 

@@ -5,14 +5,15 @@ beside the others (`Lane`). The live lanes are threads; the simulator's run the 
 post what came of it after its `elapsed_s`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
 from mesh.domain.actions import (
     AbortInEngine,
     AskPrefixes,
+    FetchKv,
     NodeAction,
     SendReport,
     StartMeasure,
@@ -21,17 +22,19 @@ from mesh.domain.actions import (
     SwapWeights,
 )
 from mesh.domain.errors import EngineError, MeshError
-from mesh.domain.ids import InstanceId, OperationId
+from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     CancelImport,
     ImportModel,
     InstanceGone,
     InstanceLoaded,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadInstance,
     LoadProgress,
     NodeReport,
+    OfferKv,
     ResizeKv,
     UnloadInstance,
     failure,
@@ -49,7 +52,7 @@ from mesh.domain.node_events import (
     SubmitFinished,
     SwapFinished,
 )
-from mesh.domain.steps import LoadOrder, LoadTier, PrefixChange
+from mesh.domain.steps import KvChunk, KvHeader, LoadOrder, LoadTier, PrefixChange
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
@@ -126,9 +129,54 @@ class Models(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFetched:
+    """KV blocks that have come from another node."""
+
+    header: KvHeader
+    chunks: Sequence[KvChunk]
+    moved_bytes: int
+    elapsed_s: float
+
+
+class KvTransfers(Protocol):
+    """The node's end of transfers of KV blocks, from node to node."""
+
+    def offer(self, offer: OfferKv) -> None:
+        """Hand out what is offered to the node that shows its ticket, as long as that holds."""
+        ...
+
+    def fetch(
+        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
+    ) -> Callable[[], None]:
+        """Begin; `then` is called once, from where events are posted and after this call, unless
+        what is returned, which gives it up, is called before.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    gone: bool = False
+    """Nobody waits for it any more."""
+    cancel: Callable[[], None] = lambda: None
+
+
 class NodePerformer:
-    def __init__(self, *, engine: Engine, lanes: Lanes, link: ReportLink, models: Models) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        lanes: Lanes,
+        link: ReportLink,
+        models: Models,
+        kv: KvTransfers | None = None,
+    ) -> None:
+        """Without `kv` no KV blocks are handed out, and none come."""
         self._engine = engine
+        self._kv = kv
+        self._fetches: dict[tuple[InstanceId, RequestId], _Fetch] = {}
+        """Those under way."""
         self._lanes = lanes
         self._link = link
         self._models = models
@@ -142,6 +190,11 @@ class NodePerformer:
                 self._link.send(action.report)
             case SubmitToEngine():
                 self._submit(action)
+            case FetchKv():
+                self._fetch(action)
+            case OfferKv():
+                if self._kv is not None:
+                    self._kv.offer(action)
             case AbortInEngine():
                 self._abort(action)
             case AskPrefixes():
@@ -233,6 +286,59 @@ class NodePerformer:
             Lane.COMPUTE, lambda: self._engine.submit(action.instance_id, request), done
         )
 
+    def _fetch(self, action: FetchKv) -> None:
+        """What was given up before its blocks are in the engine never comes there."""
+        request, key = action.request, (action.instance_id, action.request.request_id)
+        came = KvArrived(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            tokens=0,
+            moved_bytes=0,
+            elapsed_s=0.0,
+        )
+        fetch = _Fetch()
+
+        def arrived(result: KvFetched | MeshError) -> None:
+            if isinstance(result, MeshError):
+                self._end_fetch(key, fetch)
+                self._lanes.post_soon(_not_come(came, result))
+                return
+            moved = replace(came, moved_bytes=result.moved_bytes, elapsed_s=result.elapsed_s)
+
+            def call() -> int:
+                if fetch.gone:
+                    raise EngineError(f"request {request.request_id} has gone")
+                return self._engine.import_kv(
+                    action.instance_id, request, result.header, result.chunks
+                )
+
+            def done(tokens: int | MeshError) -> NodeEvent:
+                self._end_fetch(key, fetch)
+                if isinstance(tokens, MeshError):
+                    return _not_come(moved, tokens)
+                return replace(moved, tokens=tokens)
+
+            self._lanes.run(Lane.COMPUTE, call, done)
+
+        if self._kv is None:
+            self._lanes.post_soon(_not_come(came, EngineError("this node fetches no KV blocks")))
+            return
+        self._fetches[key] = fetch
+        fetch.cancel = self._kv.fetch(action, arrived)
+
+    def _end_fetch(self, key: tuple[InstanceId, RequestId], fetch: "_Fetch") -> None:
+        if self._fetches.get(key) is fetch:
+            del self._fetches[key]
+
+    def _give_up_fetches(self, instance_id: InstanceId, request_id: RequestId | None) -> None:
+        """That of a request, or those of all."""
+        for key in list(self._fetches):
+            if key[0] == instance_id and request_id in (None, key[1]):
+                fetch = self._fetches.pop(key, None)
+                if fetch is not None:
+                    fetch.gone = True
+                    fetch.cancel()
+
     def _ask_prefixes(self) -> None:
         """From the compute lane, where iterations tell of the same."""
 
@@ -245,6 +351,7 @@ class NodePerformer:
 
     def _abort(self, action: AbortInEngine) -> None:
         """No iteration may follow that would say what is in use now, so the engine is asked."""
+        self._give_up_fetches(action.instance_id, action.request_id)
 
         def call() -> int:
             self._engine.abort(action.instance_id, action.request_id)
@@ -262,6 +369,7 @@ class NodePerformer:
         """After all calls for the instance. Where it may take long, the compute lane only says that
         those are over.
         """
+        self._give_up_fetches(action.instance_id, None)
 
         def call() -> None:
             self._engine.unload(action.instance_id)
@@ -316,3 +424,7 @@ class NodePerformer:
                 self._lanes.post_soon(event)
 
         self._lanes.run(Lane.WAKING, wake, done)
+
+
+def _not_come(came: KvArrived, error: MeshError) -> KvArrived:
+    return replace(came, error=type(error).__name__, message=error.message)

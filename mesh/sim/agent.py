@@ -27,6 +27,7 @@ from mesh.runtime.host import Host, Recorder
 from mesh.runtime.link_life import LinkLife, LinkLimits
 from mesh.runtime.node_actions import NodePerformer
 from mesh.sim.engine import CostEngine
+from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
 
@@ -44,6 +45,7 @@ class VirtualAgent:
         engine_of: Callable[[Callable[[float], None]], CostEngine],
         clock: Clock,
         links: VirtualLinks,
+        kv_links: VirtualKvLinks,
         recorder: Recorder,
         ended: Callable[[], None],
         own_rule: TurnRule | None = None,
@@ -60,7 +62,11 @@ class VirtualAgent:
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
         self.lanes.more_load_s = self.engine.more_load_s
-        performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
+        self._kv_links = kv_links
+        self._kv_end = kv_links.add(self.node_id, identity.kv_bytes_per_s, self.engine)
+        performer = NodePerformer(
+            engine=self.engine, lanes=self.lanes, link=self, models=self, kv=self._kv_end
+        )
         self._host: Host[NodeEvent, NodeAction] = Host(
             core=self.core, clock=clock, perform=performer.perform, recorders=(recorder,)
         )
@@ -74,6 +80,7 @@ class VirtualAgent:
     def kill(self, *, silently: bool) -> None:
         """It ends on the spot, and what its engine held is gone."""
         self.alive = False
+        self._kv_links.remove(self._kv_end)
         self.engine.close()
         self.engine.working_until_s = self._clock.now_s()
         if self.link_id is not None:

@@ -34,6 +34,7 @@ from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
 from mesh.sim.content import Piece, Said, tokens_of
 from mesh.sim.controller import VirtualController
+from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.links import VirtualLinks
 from mesh.sim.node import NodePlan, VirtualNode
 from mesh_workloads.trace import Turn
@@ -116,6 +117,7 @@ class VirtualCell:
         self.clock = HeapClock()
         self.callers = Callers(self.clock, ended)
         self.links = VirtualLinks(self.clock, plan.link_delay_s)
+        self.kv_links = VirtualKvLinks(self.clock)
         self.controller = VirtualController(
             clock=self.clock,
             links=self.links,
@@ -137,6 +139,7 @@ class VirtualCell:
                 made,
                 clock=self.clock,
                 links=self.links,
+                kv_links=self.kv_links,
                 lengths=self.callers.lengths,
                 own_rule=own_rule,
             )

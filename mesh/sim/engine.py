@@ -49,6 +49,7 @@ class CostEngine(VirtualEngine):
         version="1",
         resize_kv=True,
         computes_ahead=True,
+        kv_format="counted",
         caches_prefixes=True,
         swaps=True,
     )

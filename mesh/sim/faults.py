@@ -45,6 +45,8 @@ class FaultKind(StrEnum):
     """A client goes away."""
     LOSE = "lose"
     """An instance ends by itself, busy or idle: its engine process is killed."""
+    TEAR = "tear"
+    """The KV blocks that a node sends are lost, or arrive changed."""
     DRAIN = "drain"
     """An operator drains a node, and takes that back: requests move while all else goes wrong."""
 
@@ -80,6 +82,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.CANCEL: Shape(),
     FaultKind.LOSE: Shape(),
+    FaultKind.TEAR: Shape(lasts_s=(0.5, 10.0)),
     FaultKind.DRAIN: Shape(lasts_s=(1.0, 20.0)),
 }
 

@@ -54,6 +54,8 @@ class NodeGroup:
     memory_gib: float
     prefetch_gib: float = 0.0
     """How much of its memory may hold what is loaded before anybody calls for it."""
+    kv_link_bytes_per_s: float = 0.0
+    """How quickly KV blocks go from node to node; 0: they do not."""
     shares_weights: bool = False
     """Its instances of a model with one context limit share the weights, as OpenVINO's do."""
     processes: int = 0
@@ -128,6 +130,9 @@ def node_plans(
                 prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=tuple((tier, r) for tier, r in rates.items() if r is not None),
                 swaps=swaps,
+                kv_address=name if group.kv_link_bytes_per_s else "",
+                kv_format=hardware.key if group.kv_link_bytes_per_s else "",
+                kv_bytes_per_s=group.kv_link_bytes_per_s or inf,
                 busy_load_factor=node_costs.load_stretch,
             ),
             models=models,
@@ -202,6 +207,8 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         at_least(f"{group.name}: processes", group.processes, above=False)
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
         at_least(f"{group.name}: prefetch_gib", group.prefetch_gib, above=False, finite=True)
+        link = group.kv_link_bytes_per_s
+        at_least(f"{group.name}: kv_link_bytes_per_s", link, above=False, finite=False)
         left_gib = group.memory_gib - group.processes * PROCESS_BYTES / GIB
         at_least(f"{group.name}: memory_gib beside its processes", left_gib, above=True)
         for name in RATES:

@@ -13,6 +13,7 @@ from mesh.domain.events import DrainRequested
 from mesh.domain.ids import OperationId
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.faults import Fault, FaultKind
+from mesh.sim.kv_links import Torn
 from mesh.sim.node import VirtualNode
 
 
@@ -40,6 +41,8 @@ class Injection:
                 did = self._cancel(fault)
             case FaultKind.LOSE:
                 did = self._lose(fault, node)
+            case FaultKind.TEAR:
+                did = self._tear(fault)
             case FaultKind.DRAIN:
                 did = self._drain(fault)
             case _:
@@ -88,6 +91,12 @@ class Injection:
         if loaded:
             node.engine.lose(loaded[int(fault.chance * len(loaded))].instance_id)
         return bool(loaded)
+
+    def _tear(self, fault: Fault) -> bool:
+        links = self._cell.kv_links
+        links.tear(fault.node_id, Torn.LOST if fault.chance < 0.5 else Torn.CHANGED)
+        self._later(fault, partial(links.tear, fault.node_id, None))
+        return True
 
     def _drain(self, fault: Fault) -> bool:
         controller = self._cell.controller

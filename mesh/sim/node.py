@@ -19,6 +19,7 @@ from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from mesh.sim.engine_faults import EngineFaults, FaultyEngine
+from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.links import VirtualLinks
 
 RESTART_S = 1.0
@@ -50,6 +51,7 @@ class VirtualNode:
         *,
         clock: Clock,
         links: VirtualLinks,
+        kv_links: VirtualKvLinks,
         lengths: Mapping[RequestId, int],
         own_rule: TurnRule | None = None,
     ) -> None:
@@ -60,6 +62,7 @@ class VirtualNode:
         self.engine_faults = EngineFaults()
         self._clock = clock
         self._links = links
+        self._kv_links = kv_links
         self._runs = 0
         self._computed_s = 0.0
         """By agents that have ended."""
@@ -140,6 +143,7 @@ class VirtualNode:
             recorder=self,
             clock=self._clock,
             links=self._links,
+            kv_links=self._kv_links,
             # Whatever started it starts it again, as systemd does.
             ended=lambda: self._clock.call_at(self._clock.now_s() + RESTART_S, self.restart),
         )

@@ -8,11 +8,12 @@ After: nothing.
 """
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
@@ -21,6 +22,7 @@ from mesh.domain.steps import (
     Decode,
     EngineRequest,
     InstanceMemory,
+    KvHeader,
     LoadOrder,
     Prefill,
     PrefillBudget,
@@ -37,6 +39,9 @@ the one before.
 """
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
+
+PAGE_BYTES = 20
+"""The bytes that stand for a block's pages when they are sent."""
 
 
 def answer_of(
@@ -102,6 +107,10 @@ class Sequence:
     def left(self) -> int:
         """Tokens that it may compute."""
         return self.length - self.held - self.computed
+
+    def page(self, block: int) -> bytes:
+        """What stands for the KV of a block: it tells the request and the block."""
+        return f"{block:8} {self.answer[0]:11}".encode()
 
 
 @dataclass(slots=True)
@@ -189,6 +198,34 @@ class Instance:
         found_tokens = prefix.walk.found_tokens(prefix.tokens[:length_now], self.pool)
         self._adopt(sequence, prefix)
         return found_tokens
+
+    def header(self, first_block: int, blocks: int) -> KvHeader:
+        """That of so many blocks, of which each is PAGE_BYTES here."""
+        model = self.order.model
+        return KvHeader(
+            model_id=model.model_id,
+            layout="counted",
+            context_tokens_max=self.order.context_tokens_max,
+            block_tokens=self.footprint.block_tokens,
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_size=model.head_size,
+            block_bytes=PAGE_BYTES,
+            first_block=first_block,
+            blocks=blocks,
+        )
+
+    def receive(self, request_id: RequestId, tokens: int, pages: Iterable[bytes]) -> int:
+        """A request that was just added has the blocks of its first tokens, as far as there are
+        free ones. Raises EngineError where they are another's.
+        """
+        sequence = self.sequences[request_id]
+        if any(page != sequence.page(block) for block, page in enumerate(pages)):
+            raise EngineError(f"the KV blocks are not those of request {request_id}")
+        if tokens > sequence.computed:
+            sequence.computed += self._give(sequence, tokens - sequence.computed)
+            self._name(sequence)
+        return sequence.computed
 
     def drop(self, request_id: RequestId) -> None:
         sequence = self.sequences.pop(request_id, None)

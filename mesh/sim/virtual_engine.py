@@ -5,7 +5,7 @@ instances and bounds what they take together. Before: the engines that derive fr
 long calls take and which of them fail. After: `sequences`, which computes what an iteration yields.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
@@ -16,11 +16,12 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier, PrefixChange
+from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
+from mesh.runtime.kv_layout import check_header, check_range, checked_chunks, chunk_of
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.sequences import CountedPlaces, Instance
 
@@ -98,6 +99,44 @@ class VirtualEngine:
         if len(request.output_tokens) >= request.sampling.max_tokens:
             raise EngineError(f"request {request.request_id} has all of its tokens already")
         return instance.add(request, self._lengths.get(request.request_id))
+
+    def export_kv(
+        self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        instance = self._instance(instance_id)
+        sequence = instance.sequences.get(request_id)
+        computed = 0 if sequence is None else sequence.computed
+        block_tokens = instance.footprint.block_tokens
+        check_range(request_id, first_block, blocks, computed // block_tokens)
+        pages = (
+            () if sequence is None else map(sequence.page, range(first_block, first_block + blocks))
+        )
+        chunks = map(chunk_of, range(first_block, first_block + blocks), pages)
+        return instance.header(first_block, blocks), chunks
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> int:
+        instance = self._instance(instance_id)
+        if request.request_id in instance.sequences:
+            raise EngineError(f"request {request.request_id} is already there")
+        tokens = check_header(header, instance.header(0, 0), request)
+        pages = list(checked_chunks(header, chunks))
+        self.submit(instance_id, request)
+        try:
+            return instance.receive(request.request_id, tokens, pages)
+        except EngineError:
+            instance.drop(request.request_id)
+            raise
+
+    def kv_block_bytes(self, instance_id: InstanceId) -> int:
+        """What a block of an instance would take; 0 of one that is not loaded."""
+        instance = self._instances.get(instance_id)
+        return 0 if instance is None else instance.footprint.kv_block_bytes
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         instance = self._instances.get(instance_id)

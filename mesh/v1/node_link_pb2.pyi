@@ -96,6 +96,7 @@ class NodeCommand(_message.Message):
     USE_PROFILE_FIELD_NUMBER: _builtins.int
     RESIZE_KV_FIELD_NUMBER: _builtins.int
     CONTINUE_REQUEST_FIELD_NUMBER: _builtins.int
+    OFFER_KV_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -120,6 +121,8 @@ class NodeCommand(_message.Message):
     def resize_kv(self) -> Global___ResizeKv: ...
     @_builtins.property
     def continue_request(self) -> Global___ContinueRequest: ...
+    @_builtins.property
+    def offer_kv(self) -> Global___OfferKv: ...
     def __init__(
         self,
         *,
@@ -135,12 +138,13 @@ class NodeCommand(_message.Message):
         use_profile: Global___UseProfile | None = ...,
         resize_kv: Global___ResizeKv | None = ...,
         continue_request: Global___ContinueRequest | None = ...,
+        offer_kv: Global___OfferKv | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "offer_kv", b"offer_kv", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "offer_kv", b"offer_kv", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile", "resize_kv", "continue_request"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile", "resize_kv", "continue_request", "offer_kv"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -364,6 +368,7 @@ class SubmitRequest(_message.Message):
     PACE_SHARE_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -389,6 +394,10 @@ class SubmitRequest(_message.Message):
     def sampling(self) -> _model_pb2.SamplingParams: ...
     @_builtins.property
     def slo(self) -> _model_pb2.Slo: ...
+    @_builtins.property
+    def kv(self) -> Global___KvSource:
+        """From where it is to fetch KV blocks; only one that is held does."""
+
     def __init__(
         self,
         *,
@@ -407,10 +416,11 @@ class SubmitRequest(_message.Message):
         pace_share: _builtins.float | None = ...,
         cache_salt: _builtins.str | None = ...,
         cached_tokens: _builtins.int = ...,
+        kv: Global___KvSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -422,6 +432,75 @@ class SubmitRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pace_share) -> _WhichOneofReturnType__pace_share | None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
+
+@_typing.final
+class KvSource(_message.Message):
+    """Where the KV blocks of a request's first tokens are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    address: _builtins.str
+    attempt: _builtins.int
+    ticket: _builtins.str
+    blocks: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        ticket: _builtins.str = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "blocks", b"blocks", "node_id", b"node_id", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSource: _TypeAlias = KvSource  # noqa: Y015
+
+@_typing.final
+class OfferKv(_message.Message):
+    """Hand the KV blocks of a request that runs to the node `to`, if that shows the ticket."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    EXPIRES_S_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    request_id: _builtins.str
+    attempt: _builtins.int
+    to: _builtins.str
+    ticket: _builtins.str
+    expires_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        to: _builtins.str = ...,
+        ticket: _builtins.str = ...,
+        expires_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "expires_s", b"expires_s", "instance_id", b"instance_id", "request_id", b"request_id", "ticket", b"ticket", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferKv: _TypeAlias = OfferKv  # noqa: Y015
 
 @_typing.final
 class ContinueRequest(_message.Message):
@@ -569,6 +648,7 @@ class NodeReport(_message.Message):
     PREFIXES_CHANGED_FIELD_NUMBER: _builtins.int
     PREFIX_MISSED_FIELD_NUMBER: _builtins.int
     PROFILE_REFINED_FIELD_NUMBER: _builtins.int
+    KV_ARRIVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -607,6 +687,8 @@ class NodeReport(_message.Message):
     def prefix_missed(self) -> Global___PrefixMissed: ...
     @_builtins.property
     def profile_refined(self) -> Global___ProfileRefined: ...
+    @_builtins.property
+    def kv_arrived(self) -> Global___KvArrived: ...
     def __init__(
         self,
         *,
@@ -629,12 +711,13 @@ class NodeReport(_message.Message):
         prefixes_changed: Global___PrefixesChanged | None = ...,
         prefix_missed: Global___PrefixMissed | None = ...,
         profile_refined: Global___ProfileRefined | None = ...,
+        kv_arrived: Global___KvArrived | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_arrived", b"kv_arrived", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_arrived", b"kv_arrived", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead", "prefixes_changed", "prefix_missed", "profile_refined"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead", "prefixes_changed", "prefix_missed", "profile_refined", "kv_arrived"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -766,6 +849,9 @@ class NodeHello(_message.Message):
     SWAPS_FIELD_NUMBER: _builtins.int
     RULE_DIGEST_FIELD_NUMBER: _builtins.int
     EMBEDS_FIELD_NUMBER: _builtins.int
+    KV_ADDRESS_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -801,6 +887,12 @@ class NodeHello(_message.Message):
     """Of the policy file whose turn rule it has. Empty: it has none but the built-in ones."""
     embeds: _builtins.bool
     """Its engine serves deployments with a task."""
+    kv_address: _builtins.str
+    """Where other nodes fetch KV blocks from it. Empty: it neither gives nor takes any."""
+    kv_format: _builtins.str
+    """Equal on nodes that can use each other's KV blocks."""
+    kv_bytes_per_s: _builtins.float
+    """What it expects a transfer to carry. 0 means 1e9."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -838,10 +930,13 @@ class NodeHello(_message.Message):
         swaps: _builtins.bool = ...,
         rule_digest: _builtins.str = ...,
         embeds: _builtins.bool = ...,
+        kv_address: _builtins.str = ...,
+        kv_format: _builtins.str = ...,
+        kv_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1307,6 +1402,47 @@ class ComputedAhead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ComputedAhead: _TypeAlias = ComputedAhead  # noqa: Y015
+
+@_typing.final
+class KvArrived(_message.Message):
+    """The KV blocks of a request have come, or not: what is missing is computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    ELAPSED_S_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    tokens: _builtins.int
+    """That need not be computed."""
+    moved_bytes: _builtins.int
+    elapsed_s: _builtins.float
+    error: _builtins.str
+    """Empty when they came."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
+        elapsed_s: _builtins.float = ...,
+        error: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "elapsed_s", b"elapsed_s", "error", b"error", "message", b"message", "moved_bytes", b"moved_bytes", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvArrived: _TypeAlias = KvArrived  # noqa: Y015
 
 @_typing.final
 class PrefixesChanged(_message.Message):

@@ -86,10 +86,13 @@ def _make(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAMES[part])])
     served = part is Part.CONTROLLER
-    use = ExtendedKeyUsageOID.SERVER_AUTH if served else ExtendedKeyUsageOID.CLIENT_AUTH
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH if served else ExtendedKeyUsageOID.CLIENT_AUTH]
+    if part is Part.NODE:
+        # Nodes dial each other for KV blocks. Without a name in it none passes for a controller.
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     made = _builder(subject, issuer, key.public_key(), days)
     made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    made = made.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     if served:
         names = [_general(host) for host in hosts]
         made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -42,6 +42,7 @@ from mesh.domain.profile import Grid
 from mesh.domain.ranges import Range
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import (
+    KvSource,
     Request,
     RequestOrder,
     RequestTokens,
@@ -172,6 +173,7 @@ def _submit_to_wire(submit: SubmitRequest) -> pb.SubmitRequest:
         held=order.held,
         cache_salt=request.cache_salt,
         cached_tokens=order.cached_tokens,
+        kv=None if order.kv is None else to_wire(order.kv, pb.KvSource),
     )
 
 
@@ -197,6 +199,7 @@ def _submit_from_wire(message: pb.SubmitRequest, _: str) -> SubmitRequest:
             slack_s=message.slack_s,
             held=message.held,
             cached_tokens=message.cached_tokens,
+            kv=from_wire(message.kv, KvSource) if message.HasField("kv") else None,
         ),
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.errors import EngineError, StorageError
+from mesh.domain.errors import EngineError, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import InstanceLoaded, NodeHello, NodeReport
@@ -33,11 +33,13 @@ from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.node_actions import NodePerformer
 from mesh.text.assets import read_assets
+from mesh.wire.credentials import credentials
 from mesh.wire.link import NodeLink
 from mesh_loader.importing import NO_RULES, ImportRules, import_until
 from mesh_loader.store import ModelStore
 from mesh_nodes.imports import TriedImports
 from mesh_nodes.kept_loads import KeptLoads
+from mesh_nodes.kv_stream import KvStream, reachable_host
 from mesh_nodes.lanes import Messenger, ThreadLanes, call_on
 from mesh_nodes.models import ModelsInUse, NodeModels
 
@@ -119,6 +121,7 @@ class Agent:
         events.
         """
         self._loop: asyncio.AbstractEventLoop
+        self._kv: KvStream | None = None
 
     def stop(self) -> None:
         """Wish the end; `run` returns soon. For the loop's thread, as a signal handler is."""
@@ -157,6 +160,7 @@ class Agent:
             lanes=lanes,
             link=CarriedLink(link, messenger, self._note_load),
             models=models,
+            kv=self._open_kv(lanes, loop),
         )
         self._host = Host[NodeEvent, NodeAction](
             core=self._core,
@@ -176,8 +180,32 @@ class Agent:
         self.clean = await self._wind_down(linking, models, lanes)
         messenger.close(MESSENGER_S_MAX)
         self._in_use.close()
+        if self._kv is not None:
+            self._kv.close()
         if self._failure is not None:
             raise self._failure
+
+    def _open_kv(self, lanes: ThreadLanes, loop: asyncio.AbstractEventLoop) -> KvStream | None:
+        """Its end of transfers of KV blocks, at an address that its hello tells; `None` for an
+        engine that moves none, and where nothing can listen: requests move by their tokens then.
+        """
+        kv_format = self._engine.capabilities.kv_format
+        if not kv_format:
+            return None
+        try:
+            self._kv = KvStream(
+                node_id=self._identity.node_id,
+                host=reachable_host(self._controller),
+                engine=self._engine,
+                lanes=lanes,
+                loop=loop,
+                tls=credentials().tls,
+            )
+        except (MeshError, OSError) as error:
+            log.warning("no KV blocks move to or from this node: %s", error)
+            return None
+        self._identity = replace(self._identity, kv_address=self._kv.address, kv_format=kv_format)
+        return self._kv
 
     async def _wind_down(
         self, linking: "asyncio.Task[None]", models: NodeModels, lanes: ThreadLanes

@@ -7,7 +7,7 @@ ends its request before the next step. Text runs in the compute thread, between 
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +25,8 @@ from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
+    KvChunk,
+    KvHeader,
     LoadOrder,
     LoadTier,
     Prefill,
@@ -157,12 +159,35 @@ class TextEngine:
         self._inner.swap(instance_id, resident)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
+        return self._entered(instance_id, request, lambda: self._inner.submit(instance_id, request))
+
+    def export_kv(
+        self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        return self._inner.export_kv(instance_id, request_id, first_block, blocks)
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> int:
+        return self._entered(
+            instance_id,
+            request,
+            lambda: self._inner.import_kv(instance_id, request, header, chunks),
+        )
+
+    def _entered(
+        self, instance_id: InstanceId, request: EngineRequest, enter: Callable[[], int]
+    ) -> int:
         codec = self._codecs.get(instance_id)
         if codec is None:
             raise EngineError(f"{instance_id} is not loaded")
         # First, since it may fail: what the inner engine holds must have its text.
         text = self._texts[instance_id].get(request.request_id) or _RequestText(codec, request)
-        found_tokens = self._inner.submit(instance_id, request)
+        found_tokens = enter()
         text.feed(request)
         self._texts[instance_id][request.request_id] = text
         return found_tokens

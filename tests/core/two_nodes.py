@@ -16,6 +16,7 @@ from tests.core.admission import instance, node
 from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+SOURCE = node("n1", instance("i1", "a"))
 TARGET = node("n2", instance("i2", "a"))
 ITERATION_S = 0.002
 """An iteration of the instances takes about this long."""
@@ -29,13 +30,14 @@ class TwoNodes(CellUnderTest):
         self,
         *,
         limits: CellLimits = LIMITS,
+        source: NodeHello = SOURCE,
         to: NodeHello = TARGET,
         beside: Sequence[str] = (),
         policy: Any = "llm-mesh",
         slo: Slo | None = None,
     ) -> None:
         super().__init__(*(deployment(name, slo=slo) for name in "ab"), limits=limits, rule=policy)
-        self.source, _ = self.join(node("n1", instance("i1", "a")))
+        self.source, _ = self.join(source)
         self.counts: dict[str, int] = {}
         for name in ("r1", *beside):
             self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))

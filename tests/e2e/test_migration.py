@@ -19,8 +19,10 @@ from statistics import median
 import pytest
 
 from mesh.domain.actions import DeliverTokens
+from mesh.domain.events import NodeReported
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.messages import KvArrived
 from mesh.runtime.journal import read_journal
 from tests.e2e.live_cell import Answer, LiveCell
 from tests.support.tiny_model import LlamaShape, write_llama
@@ -77,8 +79,22 @@ def test_drained_requests_move_and_keep_their_tokens(cell: LiveCell, model: Path
         *(iteration_s, _share(any_s, 0.5) / iteration_s, _share(any_s, 0.99) / iteration_s),
     )
     assert late == late_before, "tokens were late on account of a move"
+    arrived = _arrived(controller.journal)
+    assert any(said.tokens for said in arrived), "KV blocks have come along"
+    assert not [said for said in arrived if said.error]
+    moved_bytes = sum(said.moved_bytes for said in arrived)
+    elapsed_s = sum(said.elapsed_s for said in arrived)
+    log.info("transfers=%d move_bytes_per_s=%.3g", len(arrived), moved_bytes / elapsed_s)
     if "MESH_MIGRATIONS" in os.environ:  # measured on a machine that does nothing else
         assert _share(own, 0.99) <= 2.0
+
+
+def _arrived(journal: Path) -> list[KvArrived]:
+    """What nodes have told of KV blocks that they fetched from each other."""
+    _, decisions = read_journal(journal)
+    events = [decision.event for decision in decisions]
+    reports = [event.report for event in events if isinstance(event, NodeReported)]
+    return [said for said in reports if isinstance(said, KvArrived)]
 
 
 def _share(values: list[float], share: float) -> float:
@@ -87,7 +103,7 @@ def _share(values: list[float], share: float) -> float:
 
 def _asked(cell: LiveCell) -> list[Answer]:
     return [
-        cell.invoke("chat", f"question {n}", max_tokens=TOKENS, seed=n, **SAMPLED)
+        cell.invoke("chat", f"question {n} " * 9, max_tokens=TOKENS, seed=n, **SAMPLED)
         for n in range(CLIENTS)
     ]
 

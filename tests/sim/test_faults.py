@@ -187,4 +187,5 @@ def test_nothing_is_lost_doubled_stuck_or_promised_twice() -> None:
         ends.update(str(o.end) for o in outcomes)
         done.update(dict(run.counts().faults))
     assert ends["stop"] + ends["length"] >= 50 * SEEDS, "the faults leave nothing of the work"
-    assert SEEDS < MANY or set(done) == {kind.value for kind in FaultKind}
+    kinds = set(FaultKind) - {FaultKind.TEAR}  # no KV blocks travel here
+    assert SEEDS < MANY or set(done) == {kind.value for kind in kinds}

@@ -14,7 +14,9 @@ import pytest
 
 from mesh.controller.metrics import Meter
 from mesh.domain.actions import DeliverTokens
+from mesh.domain.events import NodeReported
 from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.messages import KvArrived
 from mesh.domain.outcome import Outcome
 from mesh.runtime.host import Recorder
 from mesh.sim.checking import FaultyRun
@@ -32,6 +34,7 @@ name = "n"
 count = 2
 device = "cpu"
 memory_gib = 256
+kv_link_bytes_per_s = {kv_link_bytes_per_s}
 
 [[deployments]]
 name = "chat"
@@ -47,6 +50,7 @@ output_tokens = [1, 1]
 """
 CALLS = [Arrival(10.0 + 2.0 * (n // 3), "chat", 50 + n, 250) for n in range(36)]
 NAMES = ("n-1", "n-2")
+LONG = [Arrival(10.0 + 2.0 * (n // 2), "chat", 700 + n, 250) for n in range(24)]
 DRAINS = [
     Fault(
         at_s=13.0 + 4.0 * n,
@@ -65,12 +69,15 @@ OWN = 6
 
 @dataclass
 class Watch:
-    """What clients are given."""
+    """What clients are given, and what nodes say of KV blocks that they fetched."""
 
+    arrived: list[KvArrived] = field(default_factory=list)
     tokens: dict[RequestId, list[int]] = field(default_factory=dict)
     times: dict[RequestId, list[tuple[float, int]]] = field(default_factory=dict)
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, NodeReported) and isinstance(event.report, KvArrived):
+            self.arrived.append(event.report)
         for action in actions:
             if isinstance(action, DeliverTokens) and action.outputs.token_ids:
                 outputs = action.outputs
@@ -91,13 +98,17 @@ class Watch:
 
 
 def run(
-    folder: Path, faults: Sequence[Fault], *recorders: Recorder, **cell: float
+    folder: Path,
+    faults: Sequence[Fault],
+    *recorders: Recorder,
+    calls: Sequence[Arrival] = CALLS,
+    **cell: float,
 ) -> tuple[Watch, list[Outcome]]:
     """What clients got, and the outcomes of all."""
     watch = Watch()
-    made = plan(scenario(folder, TWO.format(**cell)))
+    made = plan(scenario(folder, TWO.format(**{"kv_link_bytes_per_s": 0, **cell})))
     faulty = FaultyRun(made, faults, check=True, started=lambda start: (watch, *recorders))
-    return watch, list(faulty.run(CALLS))
+    return watch, list(faulty.run(calls))
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +155,55 @@ def test_whatever_fails_they_get_the_same_tokens(tmp_path: Path, still: Watch, s
     assert moved.gaps()
     for request_id, tokens in moved.tokens.items():
         assert tokens == still.tokens[request_id][: len(tokens)]
+
+
+@pytest.fixture(scope="module")
+def long_still(tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    """Requests whose prefill takes longer than their KV blocks take to the other node."""
+    folder = tmp_path_factory.mktemp("long")
+    return run(folder, [], calls=LONG, seed=1, link_delay_s=0.0005)[0]
+
+
+@pytest.mark.parametrize("kv_link_bytes_per_s", [1e10, 1e7])
+def test_kv_blocks_come_along_where_that_is_quicker(
+    tmp_path: Path, long_still: Watch, kv_link_bytes_per_s: float
+) -> None:
+    link = {"link_delay_s": 0.0005, "kv_link_bytes_per_s": kv_link_bytes_per_s}
+    moved, outcomes = run(tmp_path, DRAINS, calls=LONG, seed=1, **link)
+    assert moved.tokens == long_still.tokens
+    assert all(outcome.finished and outcome.late_s <= 0 for outcome in outcomes)
+    if kv_link_bytes_per_s == 1e10:
+        assert len(moved.arrived) >= len(moved.gaps()) >= 50, "13 if they were computed again"
+        assert not any(said.error for said in moved.arrived)
+    else:
+        assert moved.gaps()
+        assert not moved.arrived
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_tears_a_transfer_they_get_the_same_tokens(
+    tmp_path: Path, long_still: Watch, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    kinds = (FaultKind.TEAR,) * 4 + (FaultKind.BREAK, FaultKind.CRASH, FaultKind.LOSE)
+    faults = [
+        Fault(
+            at_s=drain.at_s + drawn.uniform(0.0, 0.4),
+            kind=drawn.choice(kinds),
+            node_id=drain.node_id,
+            until_s=drain.at_s + 1.0,
+            size=1.0,
+            chance=drawn.random(),
+        )
+        for drain in DRAINS
+        for _ in range(4)
+    ]
+    by_time = sorted([*DRAINS, *faults], key=lambda fault: fault.at_s)
+    link = {"link_delay_s": 0.003, "kv_link_bytes_per_s": 1e9}
+    moved, _ = run(tmp_path, by_time, calls=LONG, seed=1, **link)
+    assert len({said.error for said in moved.arrived}) >= 2
+    for request_id, tokens in moved.tokens.items():
+        assert tokens == long_still.tokens[request_id][: len(tokens)]
 
 
 def _share(values: list[float], share: float) -> float:

@@ -80,7 +80,12 @@ class ScriptedEngine(VirtualEngine):
     @property
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
-            name="scripted", version="1", resize_kv=True, computes_ahead=True, caches_prefixes=True
+            name="scripted",
+            version="1",
+            resize_kv=True,
+            computes_ahead=True,
+            kv_format="counted",
+            caches_prefixes=True,
         )
 
     def footprint(self, model: ModelInfo) -> Footprint:

@@ -45,6 +45,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "kv_bytes_per_token": U64,
     "correction": ABOVE_0,
     "bytes_per_s": ABOVE_0,
+    "kv_bytes_per_s": ABOVE_0,
     "correction_planned": ABOVE_0,
     "load_slowdown": ABOVE_0,
     "busy_load_factor": ABOVE_0,

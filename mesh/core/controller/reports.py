@@ -21,7 +21,7 @@ from mesh.core.controller.instances.prefetching import import_ended
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
-from mesh.core.controller.requests.migration import computed_ahead
+from mesh.core.controller.requests.migration import computed_ahead, kv_arrived
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
@@ -39,6 +39,7 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadProgress,
@@ -77,6 +78,8 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             give_back(ctx, said)
         case ComputedAhead():
             computed_ahead(ctx, said)
+        case KvArrived():
+            kv_arrived(ctx, node, said)
         case PrefixesChanged():
             holder = node.instances.get(said.instance_id)
             if holder is not None:

@@ -22,12 +22,13 @@ from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
+from mesh.domain.actions import FetchKv, NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
     CancelProfile,
+    ComputedAhead,
     ContinueRequest,
     ImportDone,
     ImportFailed,
@@ -36,11 +37,13 @@ from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
     InstanceReport,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadInstance,
     LoadProgress,
     NodeCommand,
+    OfferKv,
     ProfileInstance,
     RequestReturned,
     ResizeKv,
@@ -176,6 +179,8 @@ class NodeCore:
                     )
                     most = self._limits.prefill_tokens_max if shapes else 0
                     loaded.prime(shapes, surveyed_chunk=most)
+            case KvArrived():
+                self._arrived(ctx, event)
             case KvResized():
                 instances.resized(ctx, self._node, event)
             case ImportProgress() | ImportDone() | ImportFailed():
@@ -210,6 +215,8 @@ class NodeCore:
                 self._abort(ctx, command)
             case ContinueRequest():
                 self._continue(ctx, command)
+            case OfferKv():
+                self._offer(ctx, command)
             case LoadInstance():
                 instances.load(ctx, self._node, command)
             case UnloadInstance():
@@ -252,10 +259,42 @@ class NodeCore:
             # A held one has its last token computed when it goes on.
             prefill_left=tokens - order.held - order.cached_tokens,
             held=order.held,
+            fetching=order.kv is not None and order.held,
         )
         instance.cache.note_request(request.cache_salt)
         instance.add(local)
-        ctx.engine(_to_engine(instance, order))
+        submitted = _to_engine(instance, order)
+        if local.fetching and order.kv is not None:
+            ctx.engine(
+                FetchKv(
+                    instance_id=instance.instance_id, request=submitted.request, source=order.kv
+                )
+            )
+        else:
+            ctx.engine(submitted)
+
+    def _offer(self, ctx: NodeEventContext, command: OfferKv) -> None:
+        """What has ended meanwhile is not offered: whoever comes for it finds nothing."""
+        instance = self._node.instances.get(command.instance_id)
+        request = instance.requests.get(command.request_id) if instance is not None else None
+        if request is not None and request.order.attempt == command.attempt:
+            ctx.engine(command)
+
+    def _arrived(self, ctx: NodeEventContext, event: KvArrived) -> None:
+        """A request was submitted with the KV blocks that came for it; with none it is submitted
+        now. One that has nothing left to compute is ahead already.
+        """
+        for instance in self._node.instances.values():
+            request = instance.requests.get(event.request_id)
+            if request is None or request.order.attempt != event.attempt or not request.fetching:
+                continue
+            if event.error:
+                ctx.engine(_to_engine(instance, request.order))
+            request.note_arrived(event.tokens, self._node.steps_started + 1)
+            instance.request_changed()
+            ctx.report(event)
+            if not request.prefill_left:
+                ctx.report(ComputedAhead(request_id=event.request_id, attempt=event.attempt))
 
     def _continue(self, ctx: NodeEventContext, command: ContinueRequest) -> None:
         """A request has more tokens, is held or goes on. One that is not here has been given back.

@@ -85,7 +85,11 @@ def step_finished(
             if output.finish is not None:
                 instance.remove(request)
     prefill_left, starved = result.prefill_left, result.starved
-    ahead = [r for r in requests.values() if r.held and r.prefill_left and r.first_step <= step]
+    ahead = [
+        r
+        for r in requests.values()
+        if r.held and r.prefill_left and r.first_step <= step and not r.fetching
+    ]
     if prefill_left or starved:
         took_part = {r for r, request in requests.items() if request.first_step <= step}
         prefill_left = tuple([of for of in prefill_left if of[0] in took_part])

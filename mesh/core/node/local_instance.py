@@ -238,7 +238,9 @@ class LocalInstance:
 
     def has_work(self) -> bool:
         """Whether a request is on it that is not just held."""
-        return any(not r.held or r.prefill_left for r in self.requests.values())
+        return any(
+            (not r.held or r.prefill_left) and not r.fetching for r in self.requests.values()
+        )
 
     def request_changed(self) -> None:
         """One of its requests has more to compute."""
@@ -315,7 +317,7 @@ class LocalInstance:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
             left = request.prefill_left
-            if request.held and not left:
+            if request.held and (not left or request.fetching):
                 continue
             if left:
                 due_s = request.due_s - margin_s

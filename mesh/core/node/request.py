@@ -27,6 +27,8 @@ class LocalRequest:
     """It gets no token until it is let go."""
     decodes: bool = False
     """It has got one here."""
+    fetching: bool = False
+    """Its KV blocks are on their way: its engine does not know of it yet."""
     told: RequestOrder = field(init=False)
     """As its engine knows it. In the midst of an iteration, which may be the request's last, that
     is told nothing.
@@ -55,6 +57,11 @@ class LocalRequest:
 
     def note_prefill_left(self, tokens: int) -> None:
         self.prefill_left = tokens
+
+    def note_arrived(self, tokens: int, first_step: int) -> None:
+        """Its engine has it, with the KV blocks of so many tokens, or gets it now, with none."""
+        self.fetching, self.first_step = False, first_step
+        self.prefill_left = self.tokens - self.held - tokens
 
     def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
         """It has these further tokens from where it came from, and goes on unless `held`. If none

@@ -31,7 +31,12 @@ from mesh.domain.revision import public_name
 from mesh.sim.invariants.memory import check_books
 from mesh.sim.invariants.rule import hold
 
-UNDER_WAY = (MigrationState.COMPUTING, MigrationState.CAUGHT_UP, MigrationState.DRAWING)
+UNDER_WAY = (
+    MigrationState.FETCHING,
+    MigrationState.COMPUTING,
+    MigrationState.CAUGHT_UP,
+    MigrationState.DRAWING,
+)
 EMPTY = (InstanceState.LOADING, InstanceState.PARKED)
 """Instances without requests."""
 

@@ -187,7 +187,7 @@ def test_what_no_engine_can_do_is_refused_with_what_is_missing(plan: str) -> Non
     cell = Cell(Other(upkeep=keep_up))
     (fault,) = [a for a in cell.tell(LeaseCheckDue()) if isinstance(a, NotePolicyFault)]
     assert fault.kind is PolicyFaultKind.NO_CAPABILITY
-    assert ("swap" in fault.message) or ("KV cache" in fault.message)
+    assert ("swap" in fault.message) or ("KV blocks" in fault.message)
 
 
 def test_idle_instances_go_by_upkeep_and_who_waits_can_be_refused_by_it() -> None:

@@ -25,6 +25,7 @@ from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
 from mesh.sim.clock import HeapClock
+from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.lanes import VirtualLanes
 from tests.core.cells import FOOTPRINT, MODEL, OTHER_MODEL, hello
 from tests.core.world.coverage import Coverage
@@ -81,7 +82,10 @@ class WorldNode:
         self.lanes = VirtualLanes(self.controller.clock, by_hand=True)
         limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX)
         self.core = NodeCore(limits=limits)
-        performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
+        kv = VirtualKvLinks(self.controller.clock).add(self.core_id(), 1e9, self.engine)
+        performer = NodePerformer(
+            engine=self.engine, lanes=self.lanes, link=self, models=self, kv=kv
+        )
         host: Host[NodeEvent, NodeAction] = Host(
             core=self.core,
             clock=self.controller.clock,

@@ -69,7 +69,7 @@ def forecast_on(
     load and those beside it that have been promised it already; `late`: its first token may come
     after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
     """
-    node, profile, at_s = instance.node, instance.profile, now_s
+    node, profile, at_s = instance.node, instance.profile, max(now_s, request.carried_s)
     trial, estimated = instance.correction.trial_left, not (profile and profile.measured)
     if instance.state is InstanceState.LOADING:
         assert profile is not None, "loaded for its deployment"
@@ -393,7 +393,7 @@ def _schedule(
         run_queue = _run_queue(instance, instance.pace_s, now_s)
         run_queues[instance.instance_id] = run_queue
         if instance.requests:
-            _fill(run_queue, instance, started_s, joining, now_s)
+            _fill(run_queue, instance, started_s, joining, after_loads, now_s)
         else:
             ready_s = ends_s[instance.instance_id]
             after_loads += [(ready_s, run_queue, _prompt(r)) for r in work.values()]
@@ -423,10 +423,11 @@ def _fill(
     instance: InstanceEntry,
     started_s: float | None,
     joining: list[tuple[RunQueue, Prompt]],
+    later: list[tuple[float, RunQueue, Prompt]],
     now_s: float,
 ) -> None:
     """Put the instance's requests into its run queue; those that came after the iteration began
-    join. `validate` predicts its decodes.
+    join, and those whose KV blocks are on their way do so `later`. `validate` predicts its decodes.
     """
     dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
     context_tokens = 0
@@ -440,7 +441,9 @@ def _fill(
                 mixed = True
             continue
         prompt = _prompt(request, left)
-        if started_s is not None and request.submitted_s > started_s:
+        if request.carried_s > now_s:
+            later.append((request.carried_s, run_queue, prompt))
+        elif started_s is not None and request.submitted_s > started_s:
             joining.append((run_queue, prompt))
         else:
             run_queue.prompts.append(prompt)

@@ -16,10 +16,11 @@ from mesh.core.controller.state.request import RequestEntry
 
 def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
     """How many of the request's tokens the instance need not compute, as far as its prompt goes:
-    what it was answered may be there, too. At least one token is left to compute.
+    what it was answered may be there, too; nor what is on its way to it. At least one token is left
+    to compute.
     """
-    if not instance.prefixes:
-        return 0
+    if request.carried_tokens or not instance.prefixes:
+        return request.carried_tokens
     size, found = instance.footprint.block_tokens, 0
     for digest in request.digests(size):
         if digest not in instance.prefixes:

@@ -14,6 +14,7 @@ from math import inf
 from mesh.compute.times import Times
 from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
+from mesh.core.controller.instances.kv_transfer import Transfer
 from mesh.core.controller.instances.loading_lane import (
     Slot,
     loads_end_s,
@@ -72,6 +73,8 @@ class Price:
     """Whether the first token may be late."""
     moves: bool = False
     """Whether the request runs elsewhere, and well."""
+    transfer: Transfer | None = None
+    """How its KV blocks come along; `None` where they are computed anew."""
     seen: Forecast | None = field(default=None, init=False)
     """What validation has said; `None` where nobody has asked for it."""
     _slot: Slot | None = field(default=None, init=False)

@@ -1,10 +1,11 @@
-"""Live migration (ServerlessLLM §5): a request moves while it runs, and only its tokens travel.
+"""Live migration (ServerlessLLM §5): a request moves while it runs, and only its tokens travel, or
+its KV blocks as well.
 
-The target computes prompt and output so far while the source goes on, then what came meanwhile,
-until that is next to nothing; then both draw tokens, which are the same, and once the target has as
-many as the client the source stops. Begun only where shadow validation finds that nobody gets late
-by it; whatever fails leaves the request at its source. Before: a drain, or a token of either place.
-After: the request runs in the place of its copy.
+The target fetches or computes prompt and output so far while the source goes on, then what came
+meanwhile, until that is next to nothing; then both draw tokens, which are the same, and once the
+target has as many as the client the source stops. Begun only where shadow validation finds that
+nobody gets late by it; whatever fails leaves the request at its source. Before: a drain, or a token
+of either place. After: the request runs in the place of its copy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +23,12 @@ from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
+from mesh.domain.errors import Unavailable
 from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
-from mesh.domain.messages import ComputedAhead, ContinueRequest
+from mesh.domain.messages import ComputedAhead, ContinueRequest, KvArrived
 from mesh.domain.request import RequestTokens
-from mesh.policy.plans import Move
+from mesh.policy.plans import Carry, Move
 
 BEHIND_SHARE_MAX = 0.5
 """When its source stops, a target may draw behind it by this share of a round of its node."""
@@ -75,9 +77,16 @@ def _leaving(ctx: EventContext) -> list[RequestEntry]:
     ]
 
 
-def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: InstanceEntry) -> bool:
+def begin_all(
+    ctx: EventContext,
+    requests: Sequence[RequestEntry],
+    target: InstanceEntry,
+    carry: Carry | None = None,
+) -> bool:
     """Have requests move to an instance; those that find room and time there begin to."""
-    begun = [_begin(ctx, request, target) for request in requests if request.migration is None]
+    begun = [
+        _begin(ctx, request, target, carry) for request in requests if request.migration is None
+    ]
     if any(begun):
         move_soon(ctx)
     return all(begun)
@@ -104,11 +113,16 @@ def leave(ctx: EventContext, instance: InstanceEntry, to: InstanceEntry | None =
     return True
 
 
-def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:
+def _begin(
+    ctx: EventContext,
+    request: RequestEntry,
+    to: InstanceEntry | None = None,
+    carry: Carry | None = None,
+) -> bool:
     """Have the first instance that can take it, or that alone which is given, compute a request
     ahead.
     """
-    move = _look(ctx, request, to)
+    move = _look(ctx, request, to, carry=carry)
     return move is not None and _begin_at(ctx, move)
 
 
@@ -117,6 +131,7 @@ def _look(
     request: RequestEntry,
     to: InstanceEntry | None = None,
     before: Sequence[Price] = (),
+    carry: Carry | None = None,
 ) -> Price | None:
     """The first instance that can take a request, or that alone which is given, were those `before`
     it to go where they are to; one that has no token yet has nothing to go on from.
@@ -129,8 +144,10 @@ def _look(
         return None
     copy = request.copy(ctx.now_s)
     open_ = _open(ctx, owner.candidates if to is None else (to,), request, before)
-    search = Search(ctx=ctx, entry=owner, request=copy, before=before, joins=open_)
-    return search.first(Move(requests=(copy,), to=there) for there in search.candidates())
+    search = Search(ctx=ctx, entry=owner, request=copy, before=before, source=source, joins=open_)
+    return search.first(
+        Move(requests=(copy,), to=there, carry=carry) for there in search.candidates()
+    )
 
 
 def _open(
@@ -163,9 +180,11 @@ def _begin_at(ctx: EventContext, move: Price) -> bool:
     if room is None:
         return False
     request = ctx.cell.requests[copy.original.request_id]
-    compute_ahead(ctx, move.entry, copy, instance, room)
+    source = request.instance if move.transfer is not None else None
+    compute_ahead(ctx, move.entry, copy, instance, room, source, request.attempt)
     request.note_move()
-    ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s))
+    state = MigrationState.COMPUTING if source is None else MigrationState.FETCHING
+    ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s, state=state))
     return True
 
 
@@ -175,6 +194,21 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
         any(of.instance is not None and of.instance.node is node for of in (m.request, m.copy))
         for m in ctx.cell.migrations.values()
     )
+
+
+def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
+    """The target has the blocks that it fetched, or some of them, or none: it computes the rest."""
+    if not said.error:
+        node.note_transfer(said.moved_bytes, said.elapsed_s)
+    elif said.error == Unavailable.__name__:
+        node.note_no_transfer()
+    migration = ctx.cell.migrations.get(said.request_id)
+    if migration is None or migration.copy.attempt != said.attempt:
+        return
+    if migration.state is MigrationState.FETCHING:
+        migration.advance(MigrationState.COMPUTING)
+        migration.copy.note_arrived(said.tokens)
+        node.touch()
 
 
 def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:

@@ -6,6 +6,7 @@ happens, and the journal has it. Before: the policy. After: `search`, `preemptio
 """
 
 from mesh.core.controller.instances.kv_cache import park
+from mesh.core.controller.instances.kv_transfer import can_carry
 from mesh.core.controller.instances.lifecycle import start, unload
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.requests import migration, preemption
@@ -78,15 +79,17 @@ def _start(ctx: EventContext, plan: Start) -> None:
 
 def _move(ctx: EventContext, plan: Move) -> None:
     target = known(ctx, plan.to)
-    if plan.carry is Carry.KV:
-        _cannot(ctx, plan, "no engine here hands KV cache over to another node")
-        return
     moved = [_running(ctx, request) for request in plan.requests]
     asked = [request for request in moved if request is not None]
     if target is None or len(asked) < len(moved):
         not_in_books(ctx, plan, f"not all of it is there to move to {plan.to.instance_id}")
+        return
+    sources = [request.instance for request in asked if request.instance is not None]
+    if plan.carry is Carry.KV and not all(can_carry(source, target) for source in sources):
+        message = f"{target.node.node_id} cannot take KV blocks from each of their nodes"
+        _cannot(ctx, plan, message)
     else:
-        migration.begin_all(ctx, asked, target)
+        migration.begin_all(ctx, asked, target, plan.carry)
 
 
 def _running(ctx: EventContext, view: RequestView) -> RequestEntry | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from mesh.core.controller.instances.kv_cache import room_for
+from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
 from mesh.core.controller.instances.prefixes import preferred
@@ -24,7 +25,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
-from mesh.policy.plans import Join, Move, Plan, Start
+from mesh.policy.plans import Carry, Join, Move, Plan, Start
 from mesh.policy.views import NodeView
 
 
@@ -41,6 +42,8 @@ class Search(Offer):
     """Where a request that runs moves: the moves that are to happen with its own. `None` for one
     that waits.
     """
+    source: InstanceEntry | None = None
+    """The instance where it runs, if its KV blocks may come along."""
     joins: Iterable[InstanceEntry] | None = None
     """The instances that are tried; `None` for those that a request which waits may join. The
     iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
@@ -237,8 +240,11 @@ class Search(Offer):
                 self.ctx.cell.refusals.note_stopped(self.entry.spec.name, self.place)
             return None
         late = self.late or (request.accepted and not moves)
+        transfer = None
+        if self.source is not None and isinstance(plan, Move):
+            transfer = self._carried(plan.carry, self.source, instance)
         at = self.entry, instance.node, instance, request
-        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves)
+        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves, transfer=transfer)
         waits_here = request.waits_for is instance and not moves
         if waits_here and instance.profile and instance.profile.measured:
             return price
@@ -246,6 +252,26 @@ class Search(Offer):
         if verdict is not Verdict.PASSES and not moves:
             request.refusals.note(verdict)
         return price if verdict is Verdict.PASSES else None
+
+    def _carried(
+        self, carry: Carry | None, source: InstanceEntry, instance: InstanceEntry
+    ) -> Transfer | None:
+        """How the request's KV blocks come along, after those of the moves before its own: where
+        that is quicker than to compute them, unless the plan says which it is.
+        """
+        request, now_s = self.request, self.ctx.now_s
+        assert request is not None, "one that runs moves"
+        request.note_carried(0, now_s, now_s)
+        if carry is Carry.TOKENS:
+            return None
+        sent = [move.transfer for move in self.before or () if move.transfer is not None]
+        transfer = transfer_of(self.ctx, source, instance, request, sent)
+        if transfer is None or (
+            carry is None and not is_quicker(transfer, instance, request, now_s)
+        ):
+            return None
+        request.note_carried(transfer.tokens, transfer.arrives_s, now_s)
+        return transfer
 
     def _start(self, plan: Start) -> Price | None:
         """The price of a start that has room and that the policy lets be, and not just in time.

@@ -16,8 +16,8 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, TellAccepted
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.messages import SubmitRequest
-from mesh.domain.request import RequestOrder
+from mesh.domain.messages import OfferKv, SubmitRequest
+from mesh.domain.request import KvSource, RequestOrder
 
 
 def take(ctx: EventContext, price: Price) -> None:
@@ -59,15 +59,45 @@ def compute_ahead(
     copy: RequestEntry,
     instance: InstanceEntry,
     room: Room,
+    source: InstanceEntry | None = None,
+    source_attempt: int = 0,
 ) -> None:
-    """Have a loaded instance compute the copy of a request that is to move there."""
+    """Have a loaded instance compute the copy of a request that is to move there. It fetches the
+    blocks that are to come along from a `source` that is given, where the request is an attempt of
+    its own.
+    """
     claim(ctx, entry, instance, copy, room)
     entry.rank(instance)
-    _send(ctx, copy, instance, held=True)
+    kv = None
+    if source is not None:
+        hello, request_id = source.node.hello, copy.original.request_id
+        ticket = f"{request_id}/{copy.attempt}"
+        kv = KvSource(
+            node_id=hello.node_id,
+            address=hello.kv_address,
+            attempt=source_attempt,
+            ticket=ticket,
+            blocks=copy.carried_tokens // instance.footprint.block_tokens,
+        )
+        offer = OfferKv(
+            instance_id=source.instance_id,
+            request_id=request_id,
+            attempt=source_attempt,
+            to=instance.node.node_id,
+            ticket=ticket,
+            expires_s=ctx.limits.migration_s_max,
+        )
+        ctx.act(SendCommand(link_id=source.node.link_id, command=offer))
+    _send(ctx, copy, instance, held=True, kv=kv)
 
 
 def _send(
-    ctx: EventContext, request: RequestEntry, instance: InstanceEntry, *, held: bool = False
+    ctx: EventContext,
+    request: RequestEntry,
+    instance: InstanceEntry,
+    *,
+    held: bool = False,
+    kv: KvSource | None = None,
 ) -> None:
     order = RequestOrder(
         request=request.original,
@@ -80,6 +110,7 @@ def _send(
         slack_s=request.slack_s,
         held=held,
         cached_tokens=request.tokens - request.prefill_left,
+        kv=kv,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
     ctx.act(SendCommand(link_id=instance.node.link_id, command=command))

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 FOOTPRINTS_MAX = 256
 """Shapes of which a node's own footprints are kept: those that were loaded there last."""
 
+KV_RATE_BYTES_LEAST = 1 << 20
+KV_RATE_LOSS = 10.0
+"""By which the expected rate of a node's transfers falls with one that finds no way."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeEntry:
@@ -72,10 +76,13 @@ class NodeEntry:
     deployments: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
     prefetches: NodePrefetches = field(default_factory=NodePrefetches)
+    kv_bytes_per_s: float = field(init=False)
+    """What transfers of KV blocks to it carry, as the last ones have shown."""
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
         self.base_bytes = self.hello.base_bytes
+        self.kv_bytes_per_s = self.hello.kv_bytes_per_s
         if self.hello.models is not None:
             self.held = _by_id(self.hello.models)
 
@@ -296,6 +303,15 @@ class NodeEntry:
             self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
+
+    def note_transfer(self, moved_bytes: int, elapsed_s: float) -> None:
+        """KV blocks have come to it. Short transfers say little of the rate."""
+        if moved_bytes >= KV_RATE_BYTES_LEAST and elapsed_s > 0.0:
+            self.kv_bytes_per_s = (self.kv_bytes_per_s + moved_bytes / elapsed_s) / 2
+
+    def note_no_transfer(self) -> None:
+        """It could not reach the node that has them: until it can, computing is the quicker way."""
+        self.kv_bytes_per_s /= KV_RATE_LOSS
 
     def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
         """A load has shown what an instance of the model's shape takes here."""

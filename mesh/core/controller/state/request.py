@@ -61,6 +61,10 @@ class RequestEntry:
     submitted_s: float = 0.0
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
+    carried_tokens: int = 0
+    """How many tokens of a copy the KV blocks are of that are on their way to it."""
+    carried_s: float = 0.0
+    """When they are expected to be there."""
     refusals: RequestRefusals = field(default_factory=RequestRefusals)
     """Why it waits."""
     overtaken: int = 0
@@ -183,6 +187,18 @@ class RequestEntry:
         self.output_tokens += token_ids
         self.tokens += len(token_ids)
         self.prefill_left, self.due_s, self.submitted_s = len(token_ids), due_s, now_s
+
+    def note_carried(self, tokens: int, arrives_s: float, now_s: float) -> None:
+        """The KV blocks of so many of a copy's tokens would go to its place, where they are later,
+        in place of what was noted before in the same event.
+        """
+        self.due_s += arrives_s - max(self.carried_s, now_s)
+        self.carried_tokens, self.carried_s = tokens, arrives_s
+
+    def note_arrived(self, tokens: int) -> None:
+        """A copy's place has the KV blocks of so many of its tokens; it computes the others."""
+        self.carried_tokens, self.carried_s = 0, 0.0
+        self.prefill_left = max(self.tokens - tokens, 1)
 
     def note_drawn_apart(self) -> None:
         """See `drawn_apart`."""

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,16 @@ from mesh.domain.model import (
     WeightPrecision,
 )
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange, repeated
+from mesh.domain.steps import (
+    Decode,
+    HeldModel,
+    KvChunk,
+    KvHeader,
+    LoadTier,
+    Prefill,
+    PrefixChange,
+    repeated,
+)
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
@@ -164,6 +173,7 @@ class OpenVinoEngine:
             variant="" if self._precisions == PLAIN else str(self._precisions),
             resize_kv=True,
             computes_ahead=True,
+            kv_format=f"openvino/{self._weights}/{self._precisions}",
             caches_prefixes=True,
             swaps=True,
             shares_weights=True,
@@ -270,6 +280,20 @@ class OpenVinoEngine:
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
+
+    def export_kv(
+        self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        return self._instance(instance_id).export_kv(request_id, first_block, blocks)
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> int:
+        return self._instance(instance_id).import_kv(request, header, chunks)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         instance = self._instances.get(instance_id)

@@ -7,6 +7,7 @@ by which the compiled graph comes and goes while all else stays.
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -19,11 +20,12 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, TokenLogprobs
-from mesh.domain.steps import Decode, Prefill, PrefixChange
+from mesh.domain.steps import Decode, KvChunk, KvHeader, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
+from mesh.runtime.kv_layout import check_header, check_range, checked_chunks, chunk_of
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.grammars import constraint_of
@@ -226,6 +228,65 @@ class Instance:
         found_tokens = sequence.found_tokens(self._pool)
         sequence.adopt(self._pool)
         return found_tokens
+
+    def export_kv(
+        self, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        """See the engine port."""
+        sequence = self._sequences.get(request_id)
+        computed = 0 if sequence is None else sequence.computed
+        check_range(request_id, first_block, blocks, computed // BLOCK_TOKENS)
+
+        def chunks() -> Iterator[KvChunk]:
+            for block in range(first_block, first_block + blocks):
+                if sequence is None or self._sequences.get(request_id) is not sequence:
+                    raise EngineError(f"request {request_id} has gone from {self.instance_id}")
+                # Where it lies is looked up each time: a resize may have moved it.
+                yield chunk_of(block, self._kv_cache().read(sequence.blocks()[block]))
+
+        return self._header(first_block, blocks), chunks()
+
+    def import_kv(self, request: EngineRequest, header: KvHeader, chunks: Iterable[KvChunk]) -> int:
+        """See the engine port."""
+        if request.request_id in self._sequences:
+            raise EngineError(f"request {request.request_id} is already there")
+        tokens = check_header(header, self._header(0, 0), request)
+        self.submit(request)
+        sequence = self._sequences[request.request_id]
+        try:
+            held = sequence.computed
+            came = sequence.reserve(max(tokens - held, 0), self._pool)
+            places = sequence.blocks()
+            for block, pages in enumerate(checked_chunks(header, chunks)):
+                if held <= block * BLOCK_TOKENS < held + came:
+                    self._kv_cache().write(places[block], pages)
+        except BaseException:
+            self.abort(request.request_id)
+            raise
+        sequence.advance(came, self._pool)
+        self._books = self._count()
+        return sequence.computed
+
+    def _kv_cache(self) -> KvCache:
+        """Raises EngineError where it has not been on the device yet."""
+        if self._cache is None:
+            raise EngineError(f"instance {self.instance_id} has no KV cache yet")
+        return self._cache
+
+    def _header(self, first_block: int, blocks: int) -> KvHeader:
+        model = self.model
+        return KvHeader(
+            model_id=model.model_id,
+            layout=self._kv_cache().layout,
+            context_tokens_max=self._context_tokens_max,
+            block_tokens=BLOCK_TOKENS,
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_size=model.head_size,
+            block_bytes=self._pool.block_bytes,
+            first_block=first_block,
+            blocks=blocks,
+        )
 
     def abort(self, request_id: RequestId) -> None:
         sequence = self._sequences.pop(request_id, None)

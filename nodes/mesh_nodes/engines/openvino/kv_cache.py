@@ -81,6 +81,25 @@ def back_blocks(arrays: Iterable[npt.NDArray[Any]], blocks: Blocks) -> None:
         array.view(np.uint8)[FIRST_BLOCK + blocks] = _BACKING_BYTE
 
 
+def layout_of(layers: Iterable[LayerCache]) -> str:
+    """The elements of a block as `read_block` has them, the layers one after the other."""
+    return " ".join([f"{layer.port.element_type}{list(layer.block_shape)}" for layer in layers])
+
+
+def read_block(arrays: Iterable[npt.NDArray[Any]], block: int) -> bytes:
+    """A copy of a block's pages in all layers."""
+    return b"".join([array[FIRST_BLOCK + block].tobytes() for array in arrays])
+
+
+def write_block(arrays: Iterable[npt.NDArray[Any]], block: int, pages: bytes) -> None:
+    """What `read_block` gave."""
+    begin, flat = 0, np.frombuffer(pages, np.uint8)
+    for array in arrays:
+        into = array[FIRST_BLOCK + block].view(np.uint8).reshape(-1)
+        into[:] = flat[begin : begin + into.size]
+        begin += into.size
+
+
 Spans = Sequence[tuple[int, int]]
 """Where each cache begins in the range, and the bytes of its blocks."""
 _SLICE_BYTES = 32 * 2**20
@@ -120,6 +139,7 @@ class ElasticKvCache:
         ]
         self.bind(compiled, request)
         self.block_bytes = sum(layer.block_bytes for layer in layers)
+        self.layout = layout_of(layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)
         """The blocks that `back` has written and that hold pages since."""
@@ -147,6 +167,12 @@ class ElasticKvCache:
     def claim(self, free: Blocks, count: int) -> Blocks:
         """Waits, for a slice at most, where no free block is left but those just given back."""
         return self._held.claim(free, count)
+
+    def read(self, block: int) -> bytes:
+        return read_block(self._arrays, block)
+
+    def write(self, block: int, pages: bytes) -> None:
+        write_block(self._arrays, block, pages)
 
     def back(self, blocks: Blocks) -> None:
         back_blocks(self._arrays, blocks[~self._backed[blocks]])
@@ -211,6 +237,7 @@ class CopyingKvCache:
         self._request: ov.InferRequest | None
         self._layers = layer_caches(compiled)
         self.block_bytes = sum(layer.block_bytes for layer in self._layers)
+        self.layout = layout_of(self._layers)
         self._blocks = blocks
         self._memory = [_allocate(layer, blocks) for layer in self._layers]
         self.bind(compiled, request)
@@ -232,6 +259,12 @@ class CopyingKvCache:
     def claim(self, free: Blocks, count: int) -> Blocks:
         """The lowest, which are below the size in force: so are all that are in use."""
         return free[:count]
+
+    def read(self, block: int) -> bytes:
+        return read_block([array for _, array in self._memory], block)
+
+    def write(self, block: int, pages: bytes) -> None:
+        write_block([array for _, array in self._memory], block, pages)
 
     def back(self, blocks: Blocks) -> None:
         back_blocks([array for _, array in self._memory], blocks[~self._backed[blocks]])
@@ -289,6 +322,8 @@ class KvCache(Protocol):
     """Key and value caches of all layers, bound to one infer request at most."""
 
     block_bytes: int
+    layout: str
+    """Equal for caches that can take each other's blocks."""
     dense: bool
     """Whether a shrink to n blocks needs those in use to be below n."""
 
@@ -309,6 +344,14 @@ class KvCache(Protocol):
 
     def claim(self, free: Blocks, count: int) -> Blocks:
         """Choose so many of these free blocks, which are in ascending order, to be written."""
+        ...
+
+    def read(self, block: int) -> bytes:
+        """A copy of a block, `block_bytes` long."""
+        ...
+
+    def write(self, block: int, pages: bytes) -> None:
+        """Fill a block that has been claimed with what `read` gave of another one."""
         ...
 
     def back(self, blocks: Blocks) -> None:

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,15 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange
+from mesh.domain.steps import (
+    Decode,
+    HeldModel,
+    KvChunk,
+    KvHeader,
+    LoadTier,
+    Prefill,
+    PrefixChange,
+)
 from mesh.memory.cache_budget import CacheBudget
 from mesh.runtime.engine import (
     Ended,
@@ -262,6 +270,20 @@ class VllmEngine:
     ) -> StepResult:
         remote = self._instance(instance_id)
         return cast(StepResult, remote.call(Verb.STEP, prefill, iterations, decode))
+
+    def export_kv(
+        self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
+    ) -> tuple[KvHeader, Iterator[KvChunk]]:
+        raise EngineError(f"vLLM hands no KV blocks of request {request_id} over")
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> int:
+        raise EngineError(f"vLLM takes no KV blocks of request {request.request_id} over")
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         remote = self._instance(instance_id)

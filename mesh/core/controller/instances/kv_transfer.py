@@ -1,0 +1,90 @@
+"""How long the KV blocks of a request take from one node to another, which spares their target the
+prefill.
+
+Nodes send blocks to each other directly. The books see a node's end as a queue: transfers from it
+and to it follow each other, at the rate that the slower of both ends has shown. Before: a move of a
+request (`requests.search`). After: the request's node fetches them (docs/migration.md).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mesh.compute.times import Times
+from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.lifecycle import MigrationState
+from mesh.domain.limits import KV_MOVE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The blocks of a request's first `tokens` go to another node, and are there at `arrives_s`."""
+
+    source: NodeEntry
+    tokens: int
+    arrives_s: float
+
+
+def can_carry(source: InstanceEntry, target: InstanceEntry) -> bool:
+    """Whether an instance can use the KV blocks of the other one, and can get them."""
+    ends = source.node.hello, target.node.hello
+    return (
+        all(hello.kv_address and hello.computes_ahead for hello in ends)
+        and ends[0].kv_format == ends[1].kv_format != ""
+        and source.model_id == target.model_id
+        and source.context_tokens_max == target.context_tokens_max
+        and source.footprint.block_tokens == target.footprint.block_tokens
+    )
+
+
+def transfer_of(
+    ctx: EventContext,
+    source: InstanceEntry,
+    target: InstanceEntry,
+    request: RequestEntry,
+    before: Iterable[Transfer] = (),
+) -> Transfer | None:
+    """The transfer of a request's whole blocks after those under way and those `before` it; `None`
+    where there is nothing to carry, or no way to.
+    """
+    footprint = target.footprint
+    # A request computes at least one token where it goes on.
+    blocks = (request.tokens - 1) // footprint.block_tokens
+    tokens, moved_bytes = blocks * footprint.block_tokens, blocks * footprint.kv_block_bytes
+    if not can_carry(source, target) or tokens <= cached_tokens(target, request):
+        return None
+    if moved_bytes > KV_MOVE_BYTES_MAX:
+        return None
+    begins_s = max([ctx.now_s, *_ends_s(ctx, source, target), *(one.arrives_s for one in before)])
+    bytes_per_s = min(source.node.kv_bytes_per_s, target.node.kv_bytes_per_s)
+    return Transfer(
+        source=source.node, tokens=tokens, arrives_s=begins_s + moved_bytes / bytes_per_s
+    )
+
+
+def _ends_s(ctx: EventContext, source: InstanceEntry, target: InstanceEntry) -> Iterable[float]:
+    """When the transfers end that either node takes part in."""
+    nodes = source.node, target.node
+    for migration in ctx.cell.migrations.values():
+        ends = migration.request.instance, migration.copy.instance
+        if migration.state is MigrationState.FETCHING and any(
+            end is not None and end.node in nodes for end in ends
+        ):
+            yield migration.copy.carried_s
+
+
+def is_quicker(
+    transfer: Transfer, target: InstanceEntry, request: RequestEntry, now_s: float
+) -> bool:
+    """Whether the request would be computed sooner with the blocks than without them."""
+    assert target.profile is not None, "it serves"
+    times, cached = (
+        Times(target.profile, target.node.rule.overestimate),
+        cached_tokens(target, request),
+    )
+    without_s = times.prefill_s(request.tokens - cached, cached)
+    with_s = times.prefill_s(request.tokens - transfer.tokens, transfer.tokens)
+    return transfer.arrives_s - now_s + with_s < without_s

@@ -1,0 +1,176 @@
+"""KV blocks from one instance to another: the same tokens as without, and nothing that is wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from mesh.domain.errors import EngineError
+from mesh.domain.ids import RequestId
+from mesh.domain.steps import KvChunk, KvHeader
+from mesh.runtime.engine import EngineRequest
+from mesh.runtime.kv_layout import chunk_of
+from tests.contract.conftest import LoadInstance
+from tests.contract.driving import Driver, greedy
+
+MOVES = RequestId("moves")
+Exported = tuple[KvHeader, list[KvChunk]]
+
+
+def ahead(prompt: tuple[int, ...], output: list[int], *, held: bool) -> EngineRequest:
+    return EngineRequest(
+        request_id=MOVES,
+        prompt_tokens=prompt,
+        output_tokens=tuple(output),
+        sampling=greedy(),
+        stop_token_ids=(),
+        held=held,
+    )
+
+
+@pytest.fixture
+def source(driver: Driver) -> Driver:
+    if not driver.engine.capabilities.kv_format:
+        with pytest.raises(EngineError):
+            driver.engine.export_kv(driver.instance_id, MOVES, 0, 1)
+        pytest.skip("this engine moves no KV blocks")
+    return driver
+
+
+@pytest.fixture
+def prompt(source: Driver) -> tuple[int, ...]:
+    return tuple(range(3, 3 + 2 * source.block_tokens + 5))
+
+
+@pytest.fixture
+def output(source: Driver, prompt: tuple[int, ...]) -> list[int]:
+    """Five tokens, and it goes on."""
+    running = source.submit("moves", prompt)
+    while len(running.tokens) < 5:
+        source.step()
+    return list(running.tokens)
+
+
+@pytest.fixture
+def exported(source: Driver, output: list[int]) -> Exported:
+    header, chunks = source.engine.export_kv(source.instance_id, MOVES, 0, 2)
+    return header, list(chunks)
+
+
+def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(
+    source: Driver,
+    load: LoadInstance,
+    prompt: tuple[int, ...],
+    output: list[int],
+    exported: Exported,
+) -> None:
+    header, chunks = exported
+    target = load("i-2")
+    engine, to = target.engine, target.instance_id
+    came = engine.import_kv(to, ahead(prompt, output, held=True), header, chunks)
+    assert came == 2 * source.block_tokens
+    result = engine.step(to, 64)
+    assert result.prefill_tokens == len(prompt) + len(output) - 1 - came, "the rest but its last"
+    running = source.running[MOVES]
+    while running.finish is None:
+        source.step()
+    engine.submit(to, ahead(prompt, output, held=False))
+    tokens = list(output)
+    while len(tokens) < len(running.tokens):
+        (yielded,) = engine.step(to, 64).outputs
+        tokens += yielded.token_ids
+    assert tokens == running.tokens
+    target.check_books()
+
+
+def test_a_transfer_goes_on_from_a_block_while_the_source_does(
+    source: Driver, output: list[int], exported: Exported
+) -> None:
+    header, chunks = source.engine.export_kv(source.instance_id, MOVES, 1, 1)
+    source.step()
+    assert list(chunks) == exported[1][1:]
+    assert (header.first_block, header.blocks) == (1, 1)
+
+
+@pytest.mark.parametrize(("first", "blocks"), [(0, 3), (3, 1), (-1, 1)])
+def test_what_is_not_computed_is_not_exported(
+    source: Driver, output: list[int], first: int, blocks: int
+) -> None:
+    with pytest.raises(EngineError, match="whole KV blocks"):
+        source.engine.export_kv(source.instance_id, MOVES, first, blocks)
+
+
+def test_the_blocks_of_a_request_that_has_gone_are_not_exported(
+    source: Driver, output: list[int]
+) -> None:
+    source.abort("moves")
+    with pytest.raises(EngineError):
+        source.engine.export_kv(source.instance_id, MOVES, 0, 1)
+
+
+def torn(header: KvHeader, chunks: list[KvChunk]) -> Exported:
+    last = chunks[-1]
+    return header, [chunks[0], replace(last, pages=b"\x01" + last.pages[1:])]
+
+
+WRONG: dict[str, Callable[[KvHeader, list[KvChunk]], Exported]] = {
+    "torn": torn,
+    "cut": lambda header, chunks: (header, [replace(chunks[0], pages=chunks[0].pages[:-1])]),
+    "reordered": lambda header, chunks: (header, chunks[::-1]),
+    "renumbered": lambda header, chunks: (
+        header,
+        [replace(chunk, block=1 - chunk.block) for chunk in chunks[::-1]],
+    ),
+    "fewer": lambda header, chunks: (header, chunks[:1]),
+    "more": lambda header, chunks: (header, [*chunks, chunk_of(2, chunks[0].pages)]),
+    "too long": lambda header, chunks: (
+        replace(header, blocks=3),
+        [*chunks, chunk_of(2, chunks[0].pages)],
+    ),
+    "not from the first": lambda header, chunks: (
+        replace(header, first_block=1, blocks=1),
+        chunks[1:],
+    ),
+    "another model's": lambda header, chunks: (
+        replace(header, model_id=type(header.model_id)("other")),
+        chunks,
+    ),
+    "another layout's": lambda header, chunks: (replace(header, layout="f64"), chunks),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(
+    source: Driver,
+    load: LoadInstance,
+    prompt: tuple[int, ...],
+    output: list[int],
+    exported: Exported,
+    wrong: str,
+) -> None:
+    target = load("i-2")
+    header, chunks = WRONG[wrong](*exported)
+    with pytest.raises(EngineError):
+        target.engine.import_kv(
+            target.instance_id, ahead(prompt, output, held=True), header, chunks
+        )
+    assert target.books.kv_blocks_used == 0
+    again = target.submit("moves", prompt, output=output)
+    target.step(128)
+    source.step()
+    assert again.tokens == source.running[MOVES].tokens[5:]
+
+
+def test_as_many_blocks_are_taken_as_are_free(
+    source: Driver,
+    load: LoadInstance,
+    prompt: tuple[int, ...],
+    output: list[int],
+    exported: Exported,
+) -> None:
+    target = load("i-2", kv_blocks=1)
+    request = ahead(prompt, output, held=True)
+    came = target.engine.import_kv(target.instance_id, request, *exported)
+    assert came == source.block_tokens
+    target.engine.abort(target.instance_id, MOVES)
+    assert target.books.kv_blocks_used == 0
