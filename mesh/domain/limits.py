@@ -13,6 +13,8 @@ decode is a turn by itself.
 """
 BATCH_MAX = 256
 """The most requests in one iteration of an instance, unless its engine can carry fewer."""
+KEPT_CACHES_MAX = 64
+"""The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 

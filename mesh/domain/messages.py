@@ -291,6 +291,8 @@ class InstanceLoaded:
     tier: LoadTier = LoadTier.DISK
     computed_s: Seconds = 0.0
     """The part of the load's time in which the node computed beside it."""
+    prefixes: tuple[int, ...] = ()
+    """Digests of the keys of cached KV blocks that an earlier instance has left to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +347,8 @@ class PrefixesChanged:
 
     instance_id: InstanceId
     change: PrefixChange
+    left_to: DeploymentName | None = None
+    """The deployment whose next instance on the node finds this, where the instance is unloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from mesh.core.controller.instances.node_schedule import (
     forecast_on,
     forecast_on_start,
 )
+from mesh.core.controller.instances.prefixes import left_tokens
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -245,6 +246,7 @@ def _places(
             partial(getattr, slot, "ready_s"),
             request,
             share=decodes_share(node, now_s),
+            cached=left_tokens(node, entry.deployment, request),
             now_s=now_s,
             limits=limits,
             late=late,

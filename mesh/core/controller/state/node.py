@@ -15,11 +15,12 @@ from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
+from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.shares import Share
 from mesh.memory.station import ReservationKind, ReservationStation
@@ -72,6 +73,8 @@ class NodeEntry:
     deployments: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
     prefetches: NodePrefetches = field(default_factory=NodePrefetches)
+    left: dict[DeploymentName, set[int]] = field(default_factory=dict)
+    """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
@@ -90,6 +93,20 @@ class NodeEntry:
     @property
     def prefetch_bytes(self) -> int:
         return self.hello.prefetch_bytes
+
+    def note_left(self, deployment: DeploymentName, change: PrefixChange) -> None:
+        """Blocks of an unloaded instance are there for the next one of the deployment, or gone."""
+        digests = self.left.pop(deployment, set()).union(change.came).difference(change.went)
+        if digests:
+            self.left[deployment] = digests
+            for name in tuple(self.left)[:-KEPT_CACHES_MAX]:
+                del self.left[name]
+        if change.came:
+            self.touch()
+
+    def take_left(self, deployment: DeploymentName) -> set[int]:
+        """An instance of the deployment is about to find them."""
+        return self.left.pop(deployment, set())
 
     def is_idle(self) -> bool:
         """Whether no request is on it."""

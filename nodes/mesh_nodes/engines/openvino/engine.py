@@ -29,6 +29,7 @@ from mesh.domain.model import (
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill, PrefixChange, repeated
 from mesh.memory.cache_budget import CacheBudget
+from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
     Ended,
@@ -51,7 +52,7 @@ from mesh_nodes.engines.openvino.compilation import (
     return_memory,
 )
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
-from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.instance import Instance, KeptKv
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
@@ -138,6 +139,7 @@ class OpenVinoEngine:
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
         self._budget = CacheBudget(lock=threading.RLock())
+        self._kept = KeptCaches[KeptKv](lock=threading.Lock())
         self._loads_begun = self._loads_ended = 0
         self._computing, self._worked_s = False, 0.0
         self._prepared: dict[InstanceId, Path] = {}
@@ -201,10 +203,17 @@ class OpenVinoEngine:
         if not shares:
             self._pages.use(prepared)
         self._loads_begun += 1
+        kept = self._kept.take(order)
         try:
-            self._budget.begin_load(order.instance_id, self._taken_bytes(order))
-            instance, graph = self._bring_up(order, progress)
+            taken_bytes = self._taken_bytes(order)
+            if kept is not None:
+                # Its blocks are those in force already.
+                taken_bytes -= order.kv_blocks * kept.pool.block_bytes
+            self._budget.begin_load(order.instance_id, taken_bytes)
+            instance, graph = self._bring_up(order, progress, kept)
         except BaseException as error:
+            if kept is not None:
+                kept.close()
             _drop_frames(error)
             return_memory()
             raise
@@ -228,6 +237,7 @@ class OpenVinoEngine:
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=elapsed_s,
             tier=LoadTier.HOST if shares else compiled_tier,
+            prefixes=instance.found,
         )
 
     def unload(self, instance_id: InstanceId) -> None:
@@ -237,7 +247,9 @@ class OpenVinoEngine:
             others = list(self._instances.values())
         if instance is None:
             return
-        instance.close()
+        kept = instance.leave()
+        if kept is not None:
+            self._kept.put(instance.order, kept)
         return_memory()
         model, reached, tables_bytes = instance.model, instance.reached, instance.tables_bytes
         shared = any(map(instance.shares_with, others))
@@ -282,10 +294,14 @@ class OpenVinoEngine:
         with self._lock:
             instances = list(self._instances.values())
         told = ((instance.instance_id, instance.tell_prefixes()) for instance in instances)
-        return {instance_id: change for instance_id, change in told if change is not None}
+        changed = {instance_id: change for instance_id, change in told if change is not None}
+        return {**changed, **self._kept.tell()}
 
     def bound_memory(self, memory_bytes: int) -> None:
         self._budget.bound(memory_bytes)
+
+    def kept_bytes(self) -> int:
+        return self._kept.held_bytes
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         """The memory of each instance. Weights that several instances share are counted with the
@@ -312,6 +328,7 @@ class OpenVinoEngine:
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
+        self._kept.close()
 
     @contextmanager
     def _computes(self) -> Iterator[None]:
@@ -323,12 +340,12 @@ class OpenVinoEngine:
 
     def _beside_kv_bytes(self) -> int:
         held_bytes = sum(books.kv_held_bytes for books in self.memory())
-        return host_memory.own_resident_bytes() - held_bytes
+        return host_memory.own_resident_bytes() - held_bytes - self.kept_bytes()
 
     def _moment(self) -> tuple[int, ...]:
         """Differs when something else moved memory in the meantime."""
         held = [books.kv_held_bytes for books in self.memory()]
-        return (self._loads_begun, *held)
+        return (self._loads_begun, self.kept_bytes(), *held)
 
     def _check(self, order: LoadOrder) -> None:
         if order.instance_id in self._instances:
@@ -351,7 +368,9 @@ class OpenVinoEngine:
         """Whether it would run what an instance that is there runs."""
         return self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
 
-    def _bring_up(self, order: LoadOrder, progress: Progress) -> tuple[Instance, CompiledGraph]:
+    def _bring_up(
+        self, order: LoadOrder, progress: Progress, kept: KeptKv | None
+    ) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(
             order.model, order.model_path, order.context_tokens_max, progress
         )
@@ -363,6 +382,7 @@ class OpenVinoEngine:
                 footprint=self.footprint(order.model),
                 budget=self._budget,
                 kv_resize=self._kv_resize,
+                kept=kept,
             )
         return instance, graph
 

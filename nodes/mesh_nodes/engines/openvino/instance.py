@@ -5,10 +5,11 @@ after the other, from the engine's compute thread, but for `memory`.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+import openvino as ov
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
@@ -27,7 +28,7 @@ from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
-from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
+from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
 from mesh_nodes.engines.refusals import check_runnable
@@ -35,6 +36,27 @@ from mesh_nodes.engines.sampling import choose_telling
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKv:
+    """Implements `mesh.memory.kept_caches.KvCache`: what an unloaded instance has left."""
+
+    cache: ElasticKvCache
+    places: BlockPlaces
+    pool: KvBlocks
+
+    @property
+    def held_bytes(self) -> int:
+        return self.cache.held_bytes
+
+    def suits(self, graph: CompiledGraph, request: ov.InferRequest, range_blocks: int) -> bool:
+        """Whether the request, of an instance with so many blocks, computes with it from now on."""
+        return self.places.total >= range_blocks and self.cache.rebind(graph.model, request)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.cache.close()
 
 
 class Instance:
@@ -48,13 +70,15 @@ class Instance:
         footprint: Footprint,
         budget: CacheBudget,
         kv_resize: KvResize = KvResize.ELASTIC,
+        kept: "KeptKv | None" = None,
     ) -> None:
         """Reserve the KV cache and run one token, which makes the first real step quick.
         `footprint`: as booked without a context limit. `budget` bounds what stays cached in all
-        instances.
+        instances. `kept`: what an earlier instance has left, with the blocks of the order in force.
 
         Raises OutOfMemory or EngineError.
         """
+        self.order = order
         self.instance_id: InstanceId = order.instance_id
         self._vocabulary_tokens = order.model.vocabulary_tokens
         self._model_path = order.model_path
@@ -73,23 +97,35 @@ class Instance:
         blocks_held_max = host_memory.total_bytes() // footprint.kv_block_bytes
         useful = min(blocks_useful, blocks_held_max)
         self._range_blocks = max(order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
-        self._cache = bind_kv_cache(
-            kv_resize,
-            graph.model,
-            self._request,
-            blocks=order.kv_blocks,
-            range_blocks=self._range_blocks,
-        )
-        self._places = BlockPlaces(self._cache, blocks=order.kv_blocks, total=self._range_blocks)
-        self._pool = KvBlocks(
-            order.kv_blocks,
-            self._places,
-            budget,
-            block_bytes=self._cache.block_bytes,
-            weights_bytes=footprint.weights_bytes,
-            share=self.share,
-            overflows=not self._cache.dense,
-        )
+        if kept is not None and not kept.suits(graph, self._request, self._range_blocks):
+            kept.close()
+            kept = None
+        if kept is None:
+            self._cache = bind_kv_cache(
+                kv_resize,
+                graph.model,
+                self._request,
+                blocks=order.kv_blocks,
+                range_blocks=self._range_blocks,
+            )
+            self._places = BlockPlaces(
+                self._cache, blocks=order.kv_blocks, total=self._range_blocks
+            )
+            self._pool = KvBlocks(
+                order.kv_blocks,
+                self._places,
+                budget,
+                block_bytes=self._cache.block_bytes,
+                overflows=not self._cache.dense,
+            )
+        else:
+            self._cache, self._places, self._pool = kept.cache, kept.places, kept.pool
+            self._range_blocks = kept.places.total
+            with budget.lock:
+                self._places.resize(order.kv_blocks, self._places.taken())
+        budget.end_load(self.instance_id)
+        self.found = self._pool.begin_again(footprint.weights_bytes, self.share)
+        """Digests of the keys of what the earlier instance has left."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
@@ -234,6 +270,26 @@ class Instance:
             self._places.resize(blocks, places)
         self._books = self._count()
         return blocks
+
+    def leave(self) -> "KeptKv | None":
+        """Drop all requests, and leave what is cached to the next instance, as far as the budget
+        allows. `None` where nothing is left; all pages are back then.
+        """
+        for request_id in tuple(self._sequences):
+            self.abort(request_id)
+        cache = self._cache
+        if not isinstance(cache, ElasticKvCache) or cache.dense:
+            self.close()
+            return None
+        with self._budget.lock:
+            self._pool.outlive()
+            taken = self._places.taken()
+            self._places.resize(0, taken)
+            cache.keep(taken)
+        if self._pool.cached:
+            return KeptKv(cache, self._places, self._pool)
+        self.close()
+        return None
 
     def close(self) -> None:
         """Drop all requests and give the KV cache's pages back."""
