@@ -7,7 +7,6 @@ that policies and placement take.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
@@ -239,25 +238,24 @@ class NodeEntry:
         wakes = tier is LoadTier.HOST and not comes_after
         return tier, ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
+    def reclaimable_instances(
+        self, now_s: float, sparing: Deployment | None = None
+    ) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
-        are loaded ahead, the least called first: what was loaded for its next caller would else be
-        the last to go. Those whose weights one of the deployment `sparing` would share go last.
+        are loaded ahead, the least likely to be called first: what was loaded for its next caller
+        would else be the last to go. Those whose weights one of the deployment `sparing` would
+        share go last.
         """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []
         by_calls = self.hello.prefetch_bytes > 0
 
         def rank(instance: InstanceEntry) -> tuple[bool, float, float, InstanceId]:
-            calls_log = self.calls_log(instance) if by_calls else 0.0
-            return instance in spared, calls_log, instance.idle_since_s, instance.instance_id
+            owner = self.deployments.get(instance.deployment) if by_calls else None
+            chance = 0.0 if owner is None else owner.call_chance(now_s)
+            return instance in spared, chance, instance.idle_since_s, instance.instance_id
 
         return sorted(idle, key=rank)
-
-    def calls_log(self, instance: InstanceEntry) -> float:
-        """How often its deployment is called; see `DeploymentEntry.calls_log`."""
-        owner = self.deployments.get(instance.deployment)
-        return -inf if owner is None else owner.calls_log
 
     def obtainable_bytes(self, deployment: Deployment) -> int:
         """For an instance of the deployment: free, shared, or of idle ones that may go now."""
