@@ -53,7 +53,7 @@ def complete_tokenizer(path: Path, folder: Path) -> None:
         named = [{"name": name, "template": text} for name, text in templates.items()]
         (folder / "tokenizer_config.json").unlink(missing_ok=True)  # it may be a link to theirs
         write_json(folder / "tokenizer_config.json", {**config, "chat_template": [*table, *named]})
-    document = read_json(path / "tokenizer.json")
+    document = read_json(path / "tokenizer.json", TOKENIZER_BYTES_MAX)
     if not _completed(document, _declared(path, config)):
         return
     text = json.dumps(document, ensure_ascii=False)

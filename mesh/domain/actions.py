@@ -248,6 +248,14 @@ class StartStep:
     decode: tuple[RequestId, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapWeights:
+    """Take an instance's weights off the device, or bring them back. See `Engine.swap`."""
+
+    instance_id: InstanceId
+    resident: bool
+
+
 NodeAction = (
     SendReport
     | ImportModel
@@ -260,4 +268,5 @@ NodeAction = (
     | AbortInEngine
     | StartStep
     | StartMeasure
+    | SwapWeights
 )

@@ -50,6 +50,10 @@ class LoadInstance:
     batch_max: int
     profile: Profile
     """The profile of the model on this node, measured or scaled."""
+    swapped_bytes: int = 0
+    """What it takes where it comes up with its weights off the device, for its node to bring in by
+    its turn rule: its KV cache. 0: it comes up whole.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,8 @@ class InstanceReport:
     """The share by which predictions of its last iterations were off; 0 where there was none."""
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
+    out: bool = False
+    """Its weights are off the device, or on their way to it; its requests and KV cache stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +205,8 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
+    swaps: bool = False
+    """Its engine takes an instance's weights off the device while its requests stay."""
     as_published: bool = False
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False

@@ -101,6 +101,18 @@ class AbortFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SwapFinished:
+    """An instance's weights are where they were to go; with an `error`, the class name in
+    mesh.domain.errors, they are where they were.
+    """
+
+    instance_id: InstanceId
+    resident: bool
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
     """Time to tell the controller that the node lives. All of it is read when it fires."""
 
@@ -133,5 +145,6 @@ NodeEvent = (
     | SubmitFinished
     | PrefixesTold
     | AbortFinished
+    | SwapFinished
     | HeartbeatDue
 )

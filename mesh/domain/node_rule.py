@@ -33,6 +33,10 @@ class NodeRule:
     """Prompt tokens of one iteration, where the cell's bound is not the smaller one."""
     turn_s_max: float = inf
     """Decodes of an instance that take no longer together are one turn, the same."""
+    swap_bytes: int = 0
+    """What weights on the device and KV caches may take together on a node whose turn rule swaps:
+    what the KV caches leave is its pool of weights. The controller says it; 0: nothing is swapped.
+    """
 
     def within(self, limits: CellLimits) -> Self:
         """The rule as the nodes of a cell are told it."""

@@ -38,6 +38,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    swaps: bool = False
+    """`swap` takes an instance's weights off the device and brings them back, by whole model."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
     caches_prefixes: bool = False
@@ -110,6 +112,8 @@ class LoadOrder:
     """Requests that one iteration may carry."""
     import_s: float = 0.0
     """What it took to bring the model into the store for it; 0 where that had it."""
+    swapped: bool = False
+    """It comes up with its weights off the device, and takes the memory of its KV cache alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

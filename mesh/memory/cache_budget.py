@@ -89,7 +89,7 @@ class CacheBudget:
             return
         members = self._members
         over_bytes = sum(members[n].block_bytes * blocks for n, blocks in extra.items())
-        over_bytes -= max(self._spare_bytes(), 0)
+        over_bytes -= max(self._unbooked_bytes(), 0)
         if over_bytes <= 0:
             return
         oldest = [(members[n].oldest, n) for n in extra]
@@ -105,7 +105,16 @@ class CacheBudget:
         for n, blocks in gone.items():
             members[n].forgotten(blocks)
 
-    def _spare_bytes(self) -> int:
+    @property
+    def spare_bytes(self) -> int:
+        """The memory that neither is booked nor holds cached blocks. It is below 0 where more is
+        booked than there is.
+        """
+        with self.lock:
+            extra_bytes = sum(m.extra * m.block_bytes for m in self._members)
+            return self._unbooked_bytes() - extra_bytes
+
+    def _unbooked_bytes(self) -> int:
         weights_bytes = sum(counted_once([(m.weights_bytes, m.share) for m in self._members]))
         booked_bytes = weights_bytes + sum(m.blocks * m.block_bytes for m in self._members)
         return self._memory_bytes - booked_bytes - sum(self._loading.values())

@@ -9,7 +9,9 @@ out of order, the earliest deadline first; one that does not fit yet may be over
 forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake, a load of
 weights that are in the host's memory, and one import, a load whose model has to be brought first.
 Weights and KV caches are booked apart. What instances share of their weights (`shares`) counts
-once: the first that is promised it takes it, the last that leaves gives it back.
+once: the first that is promised it takes it, the last that leaves gives it back. Where a node swaps
+weights by itself all of them are booked once, as a pool: the two largest have to fit beside the KV
+caches, one that computes and one that is on its way.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -17,7 +19,7 @@ The controller core is the only writer. What comes back from a call is to be sta
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import NOTHING, Size
@@ -106,6 +108,8 @@ class ReservationStation:
     """
 
     capacity_bytes: int
+    pools: bool = False
+    """Its node swaps weights, of which it has a pool: what the KV caches leave of the capacity."""
     promised: Size = NOTHING
     tracked: Size = NOTHING
     _holdings: dict[InstanceId, _Holding] = field(default_factory=dict)
@@ -131,8 +135,11 @@ class ReservationStation:
 
     def spared_bytes(self, share: Share) -> int:
         """How much an instance with this share would not take, because it is promised to others
-        already.
+        already. Of a pool: its weights but for what the pool grows by.
         """
+        if self.pools:
+            weights = Size(share.size_bytes)
+            return share.size_bytes - self._more(_Holding(), _promised, NOTHING, weights).bytes
         return min(self._account_bytes(_Holding(share=share), _promised), share.size_bytes)
 
     def freed_bytes(self, instance_ids: Collection[InstanceId], beside: Share | None = None) -> int:
@@ -140,6 +147,10 @@ class ReservationStation:
         share: what instances share stays with the last of them.
         """
         going = [h for i in instance_ids if (h := self._holdings.get(i)) is not None]
+        if self.pools:
+            with_it = [beside.size_bytes] if beside is not None else []
+            pools = (self._pool_bytes(with_it, _promised, gone) for gone in ((), going))
+            return int(next(pools) - next(pools)) + sum(h.promised.kv_bytes for h in going)
         freed_bytes = sum(h.promised.bytes - h.shared_bytes(h.promised) for h in going)
         for key in {h.share.key: None for h in going if h.share is not None}:
             comes_bytes = beside.size_bytes if beside is not None and beside.key == key else 0
@@ -383,11 +394,27 @@ class ReservationStation:
         holdings = self._holdings.values()
         return [h for h in holdings if h.share is not None and h.share.key == key]
 
+    def _pool_bytes(
+        self,
+        weights_bytes: Iterable[int],
+        account: Callable[[_Holding], Size],
+        but: Collection[_Holding],
+    ) -> int:
+        """The two largest of these weights and of those of all holdings `but` some."""
+        others = (account(h).weights_bytes for h in self._holdings.values() if h not in but)
+        return sum(nlargest(2, (*weights_bytes, *others)))
+
     def _more(
         self, holding: _Holding, account: Callable[[_Holding], Size], before: Size, after: Size
     ) -> Size:
         """By how much an account grows when that of one holding does."""
         more = after.plus(before, -1)
+        if self.pools:
+            pools = [
+                self._pool_bytes([size.weights_bytes], account, (holding,))
+                for size in (before, after)
+            ]
+            return Size(pools[1] - pools[0], more.kv_bytes)
         if holding.share is None:
             return more
         there_bytes = self._account_bytes(holding, account)

@@ -60,6 +60,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def swaps(self) -> bool:
+        """Whether it swaps weights by its turn rule: instances take little but their KV caches."""
+        ...
+
+    @property
     def running(self) -> int:
         """Requests on it."""
         ...
@@ -113,7 +118,12 @@ class InstanceView(Protocol):
 
     @property
     def resident_share(self) -> float:
-        """The share of its weights that is on the device: 1 once it is loaded, else 0."""
+        """The share of its weights that is on the device: 1 while it is resident, else 0."""
+        ...
+
+    @property
+    def resident(self) -> bool:
+        """Whether it is loaded and its weights are on the device, as its node told last."""
         ...
 
     @property

@@ -53,6 +53,12 @@ class Schedule:
     margin_s: float = 0.0
     """From the end of an iteration until its tokens are with their clients."""
 
+    def decode_margin_s(self, tpot_s: float) -> float:
+        """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
+        the token before through the same links.
+        """
+        return min(self.margin_s, tpot_s / 4)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Newcomer:
@@ -249,8 +255,9 @@ class _Rollout:
     def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
         for queue in self._schedule.queues:
-            least_s = self._seen_s(self._now_s, queue.decode_s)
+            end_s = self._now_s + _slowed_s(self._schedule, self._now_s, queue.decode_s)
             for part in queue.parts:
+                least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
                 if part.owed_s < least_s:
                     kept = (due_s for due_s in part.dues_s if due_s >= least_s)
@@ -259,7 +266,7 @@ class _Rollout:
                 self._excuse(queue, prompt, self._begun_s)
 
     def _seen_s(self, start_s: float, seconds: float) -> float:
-        """When the tokens of an iteration are with their clients."""
+        """When the first tokens of an iteration are with their clients."""
         return start_s + _slowed_s(self._schedule, start_s, seconds) + self._schedule.margin_s
 
     def _join(self) -> None:
@@ -297,7 +304,7 @@ class _Rollout:
             return
         if any(queue.prompts or queue.late_s < inf for queue in queues):
             return
-        if spare_s(jobs, now_s) < schedule.margin_s:
+        if not self._in_time(jobs):
             return
         reached = reached_s(jobs, until_s - now_s)
         for queue in queues:
@@ -319,7 +326,9 @@ class _Rollout:
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
         decoding = queue.decoding(grant.decode)
-        decodes_late = any(seen_s > part.owed_s for part in decoding)
+        decodes_late = any(
+            end_s + schedule.decode_margin_s(part.tpot_s) > part.owed_s for part in decoding
+        )
         done = _advance(grant, end_s)
         verdict = self._judge(done, seen_s) if done else None
         if schedule.rule.period is not None:
@@ -381,4 +390,10 @@ class _Rollout:
             if queue.prompts or queue.late_s < inf:
                 return False
             jobs.append((queue.due_s, decode_s, queue.tpot_s))
-        return spare_s(jobs, self._now_s) >= self._schedule.margin_s
+        return self._in_time(jobs)
+
+    def _in_time(self, jobs: list[Job]) -> bool:
+        """Whether decodes that go on for ever are with their clients when they are due."""
+        margin_s = self._schedule.decode_margin_s
+        seen = [(due_s - margin_s(tpot_s), decode_s, tpot_s) for due_s, decode_s, tpot_s in jobs]
+        return spare_s(seen, self._now_s) >= -EQUAL_S

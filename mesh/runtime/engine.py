@@ -2,8 +2,8 @@
 
 The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
 `measure`, `resize_kv` and `unload` of one engine from a single compute thread, one after the other,
-and `prepare` and `load` from another thread beside them, so a load must not disturb a step. An
-engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`): it comes from a
+and `prepare`, `load` and `swap` from another thread beside them, so these must not disturb a step.
+An engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`): it comes from a
 third thread then, after all calls for its instance. The simulator's cost model implements the same
 protocol and says in `elapsed_s` how long a call took on its own clock.
 """
@@ -90,8 +90,9 @@ class Engine(Protocol):
         ...
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
-        """Bring an instance up, ready for its first step. A load from HOST may come beside another
-        load; of those from DISK there is one at a time.
+        """Bring an instance up, ready for its first step, or with its weights out where the order
+        has it `swapped`. A load from HOST may come beside another load; of those from DISK there is
+        one at a time.
         """
         ...
 
@@ -99,6 +100,18 @@ class Engine(Protocol):
         """Drop the instance with all its requests and give its memory back. Idempotent. Cached KV
         blocks may stay, as far as `bound_memory` allows, for the next load of the deployment with
         the same model and context.
+        """
+        ...
+
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        """Take an instance's weights off the device (`False`), or bring them back. Its requests,
+        their tokens and its KV cache stay as they are; it is not stepped or measured until it is
+        back. Requests come and go meanwhile, and its KV cache may be resized while it is out, not
+        during the call. Called from a thread of its own, one call at a time, beside steps of other
+        instances, which it must not disturb. One that is already as asked for stays so.
+
+        Raises EngineError when it is not loaded or the engine does not swap, OutOfMemory when there
+        is no room for the weights. One that fails to come back stays out and can be tried again.
         """
         ...
 

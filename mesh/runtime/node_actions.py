@@ -18,6 +18,7 @@ from mesh.domain.actions import (
     StartMeasure,
     StartStep,
     SubmitToEngine,
+    SwapWeights,
 )
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, OperationId
@@ -46,6 +47,7 @@ from mesh.domain.node_events import (
     StepFinished,
     SubmitBroke,
     SubmitFinished,
+    SwapFinished,
 )
 from mesh.domain.steps import LoadOrder, LoadTier, PrefixChange
 from mesh.runtime.engine import Engine, Progress
@@ -68,6 +70,8 @@ class Lane(StrEnum):
     """What an engine derives from a stored model."""
     UNLOADING = "unloading"
     """Unloads that take long."""
+    SWAPPING = "swapping"
+    """Weights on their way off the device and back."""
 
 
 class Lanes(Protocol):
@@ -144,6 +148,8 @@ class NodePerformer:
                 self._ask_prefixes()
             case StartMeasure():
                 self._measure(action)
+            case SwapWeights():
+                self._swap(action)
             case ResizeKv():
                 self._resize(action)
             case LoadInstance():
@@ -181,6 +187,18 @@ class NodePerformer:
                 failure(MeasureBroke, result, instance_id=action.instance_id)
                 if isinstance(result, MeshError)
                 else MeasureFinished(instance_id=action.instance_id, elapsed_s=result)
+            ),
+        )
+
+    def _swap(self, action: SwapWeights) -> None:
+        whose = {"instance_id": action.instance_id, "resident": action.resident}
+        self._lanes.run(
+            Lane.SWAPPING,
+            lambda: self._engine.swap(action.instance_id, action.resident),
+            lambda result: (
+                failure(SwapFinished, result, **whose)
+                if isinstance(result, MeshError)
+                else SwapFinished(instance_id=action.instance_id, resident=action.resident)
             ),
         )
 
@@ -266,6 +284,7 @@ class NodePerformer:
             )
 
         def load(order: LoadOrder) -> InstanceLoaded:
+            order = replace(order, swapped=action.swapped_bytes > 0)
             loaded = self._engine.load(order, progress)
             if order.import_s:
                 elapsed_s = order.import_s + loaded.elapsed_s

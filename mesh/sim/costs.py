@@ -14,6 +14,7 @@ from typing import Any
 
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
+from mesh.domain.steps import LoadRate
 
 
 class Resizing(StrEnum):
@@ -94,6 +95,10 @@ class NodeCosts:
     load_stretch: float = 1.0
     """By which a load takes longer beside which its node computes all along."""
     load_bytes_per_s: float = 13.5e9
+    swap_s: float = 0.02
+    """What every swap takes beside its weights, which come at the rate of loads. An assumption:
+    nobody has measured it on a GPU.
+    """
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
     """What every resize takes that maps."""
@@ -116,6 +121,11 @@ class NodeCosts:
             raise ValueError("load_stretch must be 1 or more")
         if not all(value >= 0 for value in (self.overhead_s, self.priming_s)):
             raise ValueError("overhead_s and priming_s must be 0 or more")
+
+    @property
+    def swap_rate(self) -> LoadRate:
+        """What it takes to bring in weights that are in the host's memory."""
+        return LoadRate(fixed_s=self.swap_s, bytes_per_s=self.load_bytes_per_s)
 
     def load_time_s(self, weights_bytes: int) -> float:
         return self.load_s + weights_bytes / self.load_bytes_per_s

@@ -45,7 +45,12 @@ class CostEngine(VirtualEngine):
     """
 
     capabilities = EngineCapabilities(
-        name=NAME, version="1", resize_kv=True, computes_ahead=True, caches_prefixes=True
+        name=NAME,
+        version="1",
+        resize_kv=True,
+        computes_ahead=True,
+        caches_prefixes=True,
+        swaps=True,
     )
 
     def __init__(
@@ -97,7 +102,8 @@ class CostEngine(VirtualEngine):
         footprint = self.footprint(order.model).at_context(order.context_tokens_max)
         known = self._models[order.model.model_id]
         tier = self.tier_of(order)
-        seconds = self._load_alone_s(0 if tier is LoadTier.HOST else known.profile.weights_bytes)
+        later = tier is LoadTier.HOST or order.swapped
+        seconds = self._load_alone_s(0 if later else known.profile.weights_bytes)
         progress("load", 0.0)
         if tier is not LoadTier.HOST:
             now_s = self._now_s()
@@ -140,6 +146,17 @@ class CostEngine(VirtualEngine):
             self._spend(self._costs.unload_s)
         super().unload(instance_id)
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        """The weights come at the rate of a load, without its fixed part."""
+        instance = self._instance(instance_id)
+        if resident == (instance.pool.weights_bytes > 0):
+            return
+        super().swap(instance_id, resident)
+        known = self._models[instance.order.model.model_id]
+        seconds = self._swap_s(known.profile.weights_bytes if resident else 0)
+        self._spend(seconds)
+        self._loads_for(seconds)
+
     def step(
         self,
         instance_id: InstanceId,
@@ -147,7 +164,7 @@ class CostEngine(VirtualEngine):
         iterations: int = 1,
         decode: Decode = None,
     ) -> StepResult:
-        instance = self._instance(instance_id)
+        instance = self._computing(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()
         took_s = self._lost_s()
 
@@ -203,6 +220,9 @@ class CostEngine(VirtualEngine):
 
     def _load_alone_s(self, weights_bytes: int) -> float:
         return self._costs.load_time_s(weights_bytes)
+
+    def _swap_s(self, weights_bytes: int) -> float:
+        return self._costs.swap_rate.load_s(weights_bytes)
 
     def _loads_for(self, seconds: float) -> None:
         self._loading_until_s = max(self._loading_until_s, self._now_s() + seconds)

@@ -107,6 +107,19 @@ class FaultyEngine(CostEngine):
             engine_faults.overbooked.append(error.message)
             raise
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        engine_faults = self._engine_faults
+        if engine_faults.loads_failing:
+            engine_faults.loads_failing -= 1
+            raise EngineError(f"instance {instance_id} is not swapped: the node is in trouble")
+        before_bytes = self.held_bytes()
+        try:
+            super().swap(instance_id, resident)
+        except OutOfMemory as error:
+            engine_faults.overbooked.append(error.message)
+            raise
+        self._leave(before_bytes - self.held_bytes(), self._costs.swap_s)
+
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.get(instance_id)
         # Nobody waits for what was cached beyond its size: it is no part of what its end frees.
@@ -136,6 +149,9 @@ class FaultyEngine(CostEngine):
 
     def _load_alone_s(self, weights_bytes: int) -> float:
         return super()._load_alone_s(weights_bytes) * self._engine_faults.load_factor
+
+    def _swap_s(self, weights_bytes: int) -> float:
+        return super()._swap_s(weights_bytes) * self._engine_faults.load_factor
 
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor

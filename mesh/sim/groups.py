@@ -35,7 +35,7 @@ RATES = (
     *("grow_copy_bytes_per_s", "shrink_copy_bytes_per_s"),
 )
 FACTORS = ("factor", "prefill_factor", "load_slowdown", "load_stretch")
-TIMES = ("load_s", "resize_s", "unload_s", "overhead_s", "priming_s")
+TIMES = ("load_s", "resize_s", "unload_s", "overhead_s", "priming_s", "swap_s")
 GROUP_MAX = 1024
 """Nodes, or deployments, of one entry."""
 
@@ -108,6 +108,9 @@ def node_plans(
     }
     node_costs = group.costs.onto(costs.nodes[hardware.device])
     rate = LoadRate(fixed_s=node_costs.load_s, bytes_per_s=node_costs.load_bytes_per_s)
+    # A CPU's weights are in the host's memory as they are; shared ones stay with the last of all.
+    swaps = hardware.device is DeviceKind.GPU and not group.shares_weights
+    rates = {LoadTier.DISK: rate, LoadTier.HOST: node_costs.swap_rate if swaps else None}
     memory_bytes = round(group.memory_gib * GIB) - group.processes * costs.kept_process_bytes
     for name in names_of(group):
         yield NodePlan(
@@ -123,7 +126,8 @@ def node_plans(
                 shares_weights=group.shares_weights,
                 computes_ahead=hardware.device is DeviceKind.CPU,
                 prefetch_bytes=round(group.prefetch_gib * GIB),
-                load_rates=((LoadTier.DISK, rate),),
+                load_rates=tuple((tier, r) for tier, r in rates.items() if r is not None),
+                swaps=swaps,
                 busy_load_factor=node_costs.load_stretch,
             ),
             models=models,

@@ -211,7 +211,7 @@ class Instance:
         pool = self.pool
         return InstanceMemory(
             instance_id=self.order.instance_id,
-            weights_bytes=self.footprint.weights_bytes,
+            weights_bytes=pool.weights_bytes,
             kv_blocks=pool.blocks,
             kv_blocks_used=pool.used,
             kv_block_bytes=self.footprint.kv_block_bytes,

@@ -73,6 +73,20 @@ class VirtualEngine:
         self._instances.pop(instance_id).pool.close()
         self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
 
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        instance = self._instance(instance_id)
+        weights_bytes = instance.footprint.weights_bytes if resident else 0
+        more_bytes, share = weights_bytes - instance.pool.weights_bytes, instance.pool.share
+        if share is not None and self._is_shared(instance.order):
+            more_bytes -= share.size_bytes
+        self._budget.begin_load(instance_id, max(more_bytes, 0))
+        try:
+            if more_bytes > 0:
+                self._claim(more_bytes, instance_id)
+            instance.pool.weights_bytes = weights_bytes
+        finally:
+            self._budget.end_load(instance_id)
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
@@ -152,9 +166,17 @@ class VirtualEngine:
             raise EngineError(f"instance {instance_id} is not loaded")
         return self._instances[instance_id]
 
+    def _computing(self, instance_id: InstanceId) -> Instance:
+        """The instance, if its weights are on the device."""
+        instance = self._instance(instance_id)
+        if not instance.pool.weights_bytes:
+            raise EngineError(f"the weights of instance {instance_id} are off the device")
+        return instance
+
     def _is_shared(self, order: LoadOrder) -> bool:
         """Whether what it asks for would share an instance's weights."""
-        pools = [instance.pool for instance in self._instances.values()]
+        every = self._instances.values()
+        pools = [instance.pool for instance in every if instance.pool.weights_bytes]
         return any(pool.share is not None and pool.share.key == kind_of(order) for pool in pools)
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
@@ -163,14 +185,15 @@ class VirtualEngine:
         """
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
-        wanted_bytes, share = footprint.instance_bytes(order.kv_blocks), None
+        weights_bytes = 0 if order.swapped else footprint.weights_bytes
+        wanted_bytes, share = weights_bytes + footprint.size(order.kv_blocks).kv_bytes, None
         if footprint.shared_bytes:
             share = Share(key=kind_of(order), size_bytes=footprint.shared_bytes)
             wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0
         kept = self._kept.take(order)
         pool = kept.pool if kept is not None else self._fresh_pool(order.kv_blocks, footprint)
-        weights_bytes = wanted_bytes - order.kv_blocks * footprint.kv_block_bytes
-        self._budget.begin_load(order.instance_id, weights_bytes)
+        kv_bytes = order.kv_blocks * footprint.kv_block_bytes
+        self._budget.begin_load(order.instance_id, wanted_bytes - kv_bytes)
         try:
             # What it finds is not held by what is kept any more, and lies beyond its own.
             self._claim(wanted_bytes + pool.extra * pool.block_bytes, order.instance_id)
@@ -180,7 +203,7 @@ class VirtualEngine:
         finally:
             self._budget.end_load(order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, pool)
-        return pool.begin_again(footprint.weights_bytes, share)
+        return pool.begin_again(weights_bytes, share)
 
     def _fresh_pool(self, kv_blocks: int, footprint: Footprint) -> KvBlocks:
         return KvBlocks(
@@ -204,7 +227,7 @@ class VirtualEngine:
 
     def _measurable(self, instance_id: InstanceId, shape: IterationShape) -> Instance:
         """The instance, if an iteration of this shape can be computed on it now."""
-        instance = self._instance(instance_id)
+        instance = self._computing(instance_id)
         check_measurable(
             instance_id,
             shape,

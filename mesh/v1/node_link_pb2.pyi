@@ -177,6 +177,7 @@ class Welcome(_message.Message):
     CHUNK_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TURN_PARAMETERS_FIELD_NUMBER: _builtins.int
     TURN_DIGEST_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """The turn rule: which instance computes next. Empty: headroom."""
@@ -188,6 +189,8 @@ class Welcome(_message.Message):
     """Prompt tokens of one iteration, at most. 0: as the node is set."""
     turn_digest: _builtins.str
     """Of the policy file that has the turn rule. Empty: every node has it."""
+    swap_bytes: _builtins.int
+    """What weights on the device and KV caches may take together. 0: no weights are swapped."""
     @_builtins.property
     def turn_parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers of the turn rule, by their names."""
@@ -202,10 +205,11 @@ class Welcome(_message.Message):
         chunk_tokens_max: _builtins.int = ...,
         turn_parameters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         turn_digest: _builtins.str = ...,
+        swap_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,11 +271,14 @@ class LoadInstance(_message.Message):
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    SWAPPED_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     kv_blocks: _builtins.int
     context_tokens_max: _builtins.int
     batch_max: _builtins.int
+    swapped_bytes: _builtins.int
+    """What it takes without its weights, which stay off the device at first. 0: they do not."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo: ...
     @_builtins.property
@@ -286,10 +293,11 @@ class LoadInstance(_message.Message):
         context_tokens_max: _builtins.int = ...,
         batch_max: _builtins.int = ...,
         profile: _profile_pb2.Profile | None = ...,
+        swapped_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "deployment", b"deployment", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "model", b"model", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "deployment", b"deployment", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "model", b"model", "profile", b"profile", "swapped_bytes", b"swapped_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +660,7 @@ class InstanceReport(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     OFF_P50_FIELD_NUMBER: _builtins.int
     OFF_P95_FIELD_NUMBER: _builtins.int
+    OUT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -669,6 +678,8 @@ class InstanceReport(_message.Message):
     off_p50: _builtins.float
     """By what share predictions of its last iterations were off. 0 where there was none."""
     off_p95: _builtins.float
+    out: _builtins.bool
+    """Its weights are off the device."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property
@@ -696,10 +707,11 @@ class InstanceReport(_message.Message):
         prefixes: _abc.Iterable[_builtins.int] | None = ...,
         off_p50: _builtins.float = ...,
         off_p95: _builtins.float = ...,
+        out: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "out", b"out", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -751,6 +763,7 @@ class NodeHello(_message.Message):
     PREFETCH_BYTES_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     AS_PUBLISHED_FIELD_NUMBER: _builtins.int
+    SWAPS_FIELD_NUMBER: _builtins.int
     RULE_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
@@ -781,6 +794,8 @@ class NodeHello(_message.Message):
     """In which precisions the node computes and why, in words. Empty: it does not say."""
     as_published: _builtins.bool
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
+    swaps: _builtins.bool
+    """Its engine takes an instance's weights off the device while its requests stay."""
     rule_digest: _builtins.str
     """Of the policy file whose turn rule it has. Empty: it has none but the built-in ones."""
     @_builtins.property
@@ -817,11 +832,12 @@ class NodeHello(_message.Message):
         prefetch_bytes: _builtins.int = ...,
         precision: _builtins.str = ...,
         as_published: _builtins.bool = ...,
+        swaps: _builtins.bool = ...,
         rule_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,6 +72,7 @@ def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
         turn_s_max=rule.turn_s_max,
         overestimate=rule.overestimate,
         chunk_tokens_max=rule.chunk_tokens_max,
+        swap_bytes=rule.swap_bytes,
     )
     return pb.NodeCommand(welcome=greeting)
 
@@ -90,6 +91,7 @@ def rule_of(message: pb.Welcome) -> NodeRule:
         turn_s_max=message.turn_s_max,
         overestimate=message.overestimate or CELL_RULE.overestimate,
         chunk_tokens_max=message.chunk_tokens_max or CELL_RULE.chunk_tokens_max,
+        swap_bytes=message.swap_bytes,
     )
 
 

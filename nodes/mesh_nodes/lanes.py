@@ -229,7 +229,8 @@ class ThreadLanes:
         self._closed = True
         give_up_s = time.monotonic() + timeout_s
         compute, unloading = self._threads[Lane.COMPUTE], self._threads[Lane.UNLOADING]
-        loading = [self._threads[lane] for lane in (Lane.WAKING, Lane.LOADING, Lane.PREPARING)]
+        before = (Lane.WAKING, Lane.LOADING, Lane.PREPARING, Lane.SWAPPING)
+        loading = [self._threads[lane] for lane in before]
         unloading.end()
         for thread in loading:
             thread.end()

@@ -190,6 +190,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         tensor_parallel_max=engine_is.tensor_parallel_max,
         batch_max=engine_is.batch_max,
         computes_ahead=engine_is.computes_ahead,
+        swaps=engine_is.swaps,
         shares_weights=engine_is.shares_weights,
         as_published=engine_is.as_published,
         busy_load_factor=engine_is.busy_load_factor,

@@ -146,12 +146,22 @@ class TextEngine:
         loaded = self._inner.load(order, progress)
         self._codecs[order.instance_id] = codec
         self._texts[order.instance_id] = {}
+        if order.swapped:
+            # These engines bring every instance up whole, which takes its weights' room that long.
+            try:
+                self._inner.swap(order.instance_id, False)
+            except EngineError:
+                self.unload(order.instance_id)
+                raise
         return replace(loaded, elapsed_s=codec_s + loaded.elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:
         self._codecs.pop(instance_id, None)
         self._texts.pop(instance_id, None)
         self._inner.unload(instance_id)
+
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        self._inner.swap(instance_id, resident)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         codec = self._codecs.get(instance_id)

@@ -105,7 +105,7 @@ def test_what_a_shrink_gives_back_is_held_no_more_before_long(driver: Driver) ->
     driver.submit("r", PROMPT * 3, greedy(4))
     driver.step(256)
     driver.finish()
-    driver.submit("short", PROMPT[:3], greedy(30))
+    driver.submit("short", PROMPT[:3], greedy(driver.block_tokens - 3))
     driver.step(256)
     blocks = driver.resize(1)
     give_up_s = time.monotonic() + HELD_S_MAX

@@ -42,8 +42,9 @@ def test_nothing_is_left_to_compute_after_a_measure(driver: Driver) -> None:
     assert (result.outputs, result.prefill_left, result.prefill_tokens) == ((), (), 0)
 
 
-def test_measures_between_steps_change_no_token_of_running_requests(driver: Driver) -> None:
+def test_measures_between_steps_change_no_token_of_running_requests(load: LoadInstance) -> None:
     """While prompts are prefilled in chunks and others decode."""
+    driver = load(kv_blocks=128)
     rng = random.Random(5)
     prompts = {f"r{n}": [rng.randrange(5, 90) for _ in range(20 + 30 * n)] for n in range(5)}
     alone = {name: driver.run(f"{name}-alone", p, greedy(20)) for name, p in prompts.items()}

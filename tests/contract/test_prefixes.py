@@ -166,7 +166,9 @@ def test_conversations_keep_their_tokens_through_shrinks_and_evictions(load: Loa
     driver = load(kv_blocks=40)
     if not driver.engine.capabilities.caches_prefixes:
         pytest.skip("this engine caches no prefixes")
-    driver.engine.bound_memory(driver.books.weights_bytes + 60 * driver.books.kv_block_bytes)
+    most = driver.resize(40 * 32 // driver.block_tokens)
+    kept_bytes = most * 3 // 2 * driver.books.kv_block_bytes
+    driver.engine.bound_memory(driver.books.weights_bytes + kept_bytes)
     rng = random.Random(11)
     histories: dict[int, tuple[int, ...]] = dict.fromkeys(range(4), SYSTEM)
     adopted = 0
@@ -178,13 +180,13 @@ def test_conversations_keep_their_tokens_through_shrinks_and_evictions(load: Loa
         for _ in range(300):
             if not driver.running:
                 break
-            driver.resize(rng.randrange(driver.books.kv_blocks_used + 2, 45))
+            driver.resize(rng.randrange(driver.books.kv_blocks_used + 2, most + 5))
             driver.step(rng.choice([16, 48, 256]))
         assert not driver.running
         assert {n: r.tokens for n, r in running.items()} == expected
         adopted += sum(r.adopted for r in running.values())
         histories |= {n: (*p, *expected[n]) for n, p in asked.items()}
-        driver.resize(rng.choice([1, 5, 40]))
+        driver.resize(rng.choice([1, 5, most]))
         driver.resize(40)
     assert adopted > 500
 

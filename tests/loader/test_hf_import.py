@@ -375,6 +375,14 @@ def test_a_hugging_face_cache_is_answered_with_the_snapshot_to_name(
     assert "hf://org/tiny" in refusal(store, tmp_path / "hub").hint
 
 
+def test_a_tokenizer_as_large_as_those_in_use_is_taken(store: ModelStore, folder: Path) -> None:
+    """Those of Llama 3 and Qwen have 7 to 11 MB; a configuration may have 4."""
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text() + " " * (5 << 20))
+    stored = store.import_model(f"file://{folder}")
+    assert len(read_assets(stored.path).tokenizer_json) > 5 << 20
+
+
 def test_files_beyond_any_such_file_are_refused(store: ModelStore, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("x" * ((1 << 20) + 1))
     assert "chat_template.jinja holds 1048577 bytes" in refusal(store, folder).message

@@ -558,3 +558,24 @@ def test_random_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         min(SEEN["refused"], SEEN["replaced"], SEEN["cancelled"], SEEN["beyond"]) > WALKS // 10
     ), SEEN
+
+
+def test_a_pool_books_the_two_largest_weights_beside_all_caches() -> None:
+    station = ReservationStation(capacity_bytes=100, pools=True)
+
+    def load(name: str, weights_bytes: int, kv_bytes: int) -> bool:
+        size, share = Size(weights_bytes, kv_bytes), Share(key=None, size_bytes=weights_bytes)
+        kind = ReservationKind.LOAD
+        return station.issue(kind, InstanceId(name), size, 0.0, share=share) is not None
+
+    assert all((load("a", 30, 5), load("b", 20, 5), load("c", 30, 5), load("d", 10, 5)))
+    assert station.promised == Size(60, 20)
+    assert station.spared_bytes(Share(key=None, size_bytes=40)) == 30
+    going = [InstanceId("a"), InstanceId("c")]
+    assert station.freed_bytes(going) == 30 + 10
+    assert station.freed_bytes(going, Share(key=None, size_bytes=40)) == 10 + 10
+    assert not load("e", 40, 11)
+    assert load("e", 40, 10)
+    station.forget(InstanceId("e"))
+    station.forget(InstanceId("a"))
+    assert station.promised == Size(50, 15)

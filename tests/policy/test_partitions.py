@@ -26,6 +26,7 @@ class Node:
     device: DeviceKind = DeviceKind.CPU
     prefetch_bytes: int = 0
     running: int = 0
+    swaps: bool = False
 
 
 def partition(

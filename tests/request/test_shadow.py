@@ -222,6 +222,16 @@ def test_so_have_those_of_others() -> None:
     assert node.verdict() is Verdict.DELAYS_RUNNING
 
 
+def test_a_tpot_shorter_than_the_margin_can_be_promised() -> None:
+    # Its first token is late, as was told; the next ones take 8 ms each and are due every 40.
+    quick = instance("a", times=times(decode_s=0.008), tpot_s=0.04)
+    node = Node(instances=[quick], newcomer=a_prompt(10, -1.0), margin_s=0.05, may_be_late=True)
+    assert node.verdict() is Verdict.PASSES
+    # A decode of 31 ms leaves 9 of a margin of 10.
+    node.instances[0] = instance("a", times=times(decode_s=0.031), tpot_s=0.04)
+    assert node.verdict() is Verdict.DELAYS_RUNNING
+
+
 def test_contexts_count_as_they_will_be() -> None:
     # 10 tokens each, and a decode of 5 ms and 1 ms for each of them: 15 ms. With 64 more it is
     # 79 ms, for two of the TPOTs 158 of 150 ms or 160.

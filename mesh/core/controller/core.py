@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
-from mesh.core.controller.instances import replicas
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.operations import fail_operation, reply_error
-from mesh.core.controller.requests import migration, queueing, serving
+from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.plan_books import release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
@@ -222,7 +221,7 @@ def _settle(ctx: EventContext) -> None:
         if ctx.cell.operations:
             profiling.advance_profiles(ctx)
         queueing.settle_released(ctx)
-        for plan in ctx.take_wishes():
+        for plan in ctx.take_releases():
             release(ctx, plan)
 
 

@@ -7,11 +7,11 @@ is whole and supported, and after the registry has written it. A call that fails
 from dataclasses import replace
 
 from mesh.core.controller import rollouts
-from mesh.core.controller.instances.lifecycle import drain, start_instance
+from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.placement import why_no_node
-from mesh.core.controller.instances.replicas import keep_minimum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
+from mesh.core.controller.requests.replicas import keep_minimum, start_instance
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.operation import OperationEntry

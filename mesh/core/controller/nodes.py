@@ -5,12 +5,14 @@ Everything that a lost node held is forgotten at once, and its requests go elsew
 tokens so far. What a node says while it is linked is taken by `reports`.
 """
 
+from dataclasses import replace
+
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
 from mesh.core.controller.instances.prefetching import prefetch
-from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.plan_books import keep_up
+from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
@@ -19,6 +21,7 @@ from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import RefusalReason
 from mesh.memory.station import ReservationStation
+from mesh.policy.rules.swapping import SwapRule
 
 
 def connect(ctx: EventContext, connected: NodeConnected) -> None:
@@ -47,12 +50,14 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         reason = "the node opened a new link"
         ctx.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
         lose(ctx, known, reason)
+    capacity_bytes = max(hello.memory_bytes - hello.base_bytes, 0)
+    swaps = hello.swaps and isinstance(ctx.policy.rule, SwapRule)
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
-        rule=ctx.policy.node_rule,
+        rule=replace(ctx.policy.node_rule, swap_bytes=capacity_bytes if swaps else 0),
         turns=ctx.policy.rule,
-        station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
+        station=ReservationStation(capacity_bytes=capacity_bytes, pools=swaps),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,
         deployments=ctx.cell.deployments,

@@ -6,9 +6,9 @@ every node of the same fingerprint, running instances included.
 """
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, resize
-from mesh.core.controller.instances.lifecycle import start_instance
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
+from mesh.core.controller.requests.replicas import start_instance
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -114,7 +114,7 @@ def _advance(ctx: EventContext, operation: OperationEntry) -> None:
         hint = "measure it on a node that has one, or raise its maximum with `mesh scale`"
         fail_operation(ctx, operation, "Unavailable", message, hint)
         return
-    if not isinstance(start_instance(ctx, entry, among=(node,)), InstanceEntry):
+    if not start_instance(ctx, entry, among=(node,)):
         message = f"{node.node_id} has no room for an instance of {operation.name!r}"
         hint = "try again when its instances are idle, or choose another node with --node"
         fail_operation(ctx, operation, "Unavailable", message, hint)

@@ -18,12 +18,12 @@ from mesh.core.controller.instances.load_reports import (
     take_over_size,
 )
 from mesh.core.controller.instances.prefetching import import_ended
-from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.migration import computed_ahead
 from mesh.core.controller.requests.queueing import tell_waiting
+from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.placement import why_no_node
-from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
+from mesh.core.controller.requests.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry

@@ -8,7 +8,7 @@ owns the tokens.
 
 from typing import assert_never
 
-from mesh.core.node import imports, instances, measuring, prefixes
+from mesh.core.node import imports, instances, measuring, prefixes, swapping
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import cancel
 from mesh.core.node.iterations import (
@@ -62,6 +62,7 @@ from mesh.domain.node_events import (
     StepFinished,
     SubmitBroke,
     SubmitFinished,
+    SwapFinished,
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
@@ -93,6 +94,7 @@ class NodeCore:
         if isinstance(event, _DISTURBING):
             self._node.note_disturbed(now_s)
         self._dispatch(ctx, event)
+        swapping.decide(ctx, self._node, self._limits.deadline_margin_s_max)
         self._grant(ctx, primes=_is_calm(event))
         return ctx.ordered()
 
@@ -102,13 +104,14 @@ class NodeCore:
         if node.stepping is not None:
             return
         margin_s = self._limits.deadline_margin_s_max
-        slowdown = node.load_slowdown.latest if node.loading() else 1.0
         care = node.rule.overestimate
         run_queues = [
             run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (run_queue := instance.run_queue(ctx.now_s, margin_s, slowdown, care)) is not None
+            and node.computes(instance)
+            and (run_queue := instance.run_queue(ctx.now_s, margin_s, node.slowdown, care))
+            is not None
         ]
         grant = next_turn(
             node.turns,
@@ -181,9 +184,12 @@ class NodeCore:
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
                     instance.note_blocks_used(event.kv_blocks_used)
+            case SwapFinished():
+                swapping.finished(ctx, self._node, event)
             case LinkOpened():
                 turns = rule_named(event.rule.turn, self._own_rule)
                 self._node.link_opened(event.rule, turns)
+                swapping.end(ctx, self._node)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
             case LinkClosed():

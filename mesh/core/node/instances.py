@@ -34,8 +34,10 @@ def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
     instance = LocalInstance(
         command=command, profile=command.profile, correction=LearnedCorrection.of(command.profile)
     )
+    more_bytes = command.swapped_bytes
+    waits = node.waits(more_bytes)
     node.add(instance)
-    if not node.has_unbooked():
+    if not waits:
         _start_load(ctx, node, instance)
 
 
@@ -45,13 +47,18 @@ def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance)
 
 
 def _remove(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
-    """Its memory is free. With the last that was in nobody's books, loads and grows that wait
-    begin.
-    """
+    """Its memory is free."""
     node.remove(instance)
-    if node.has_unbooked():
-        return
+    begin_waiting(ctx, node)
+
+
+def begin_waiting(ctx: NodeEventContext, node: LocalNode) -> None:
+    """Begin loads and resizes that wait, as far as there is memory: with the last that was in
+    nobody's books, or once weights have made room.
+    """
     for other in node.instances.values():
+        if other.instance_id == node.swapping or node.waits(other.waiting_bytes):
+            continue
         if other.state is LocalState.WAITING:
             _start_load(ctx, node, other)
         elif other.state is LocalState.READY and other.growth_waiting is not None:
@@ -79,21 +86,28 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
             ctx.report(returned)
         instance.unload()
         measuring.stop(ctx, node, instance)
-        ctx.engine(UnloadInstance(instance_id=instance_id))
+        start_unload(ctx, node, instance)
+
+
+def start_unload(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
+    """The engine unloads it, once its weights are not on their way."""
+    if node.swapping != instance.instance_id:
+        ctx.engine(UnloadInstance(instance_id=instance.instance_id))
 
 
 def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
     """Resizes run between two iterations, in the order of the commands. A grow waits while memory
-    is in nobody's books. An instance that is about to go tells of its end instead.
+    is in nobody's books or weights have to make room, and any while the instance's own weights are
+    on their way. An instance that is about to go tells of its end instead.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
         ctx.report(InstanceGone(instance_id=command.instance_id))
     elif instance.state is LocalState.READY:
         grows = command.kv_blocks > instance.kv_blocks_next
-        if grows and node.has_unbooked():
-            instance.wait_to_grow(command.kv_blocks)
-        else:
+        instance.wait_to_grow(command.kv_blocks)
+        waits = grows and node.waits(instance.waiting_bytes)
+        if not waits and node.swapping != instance.instance_id:
             _start_resize(ctx, instance, command.kv_blocks)
 
 

@@ -4,7 +4,7 @@ from mesh.compute.correction import share_trials
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.instances import cancel
+from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
@@ -13,7 +13,6 @@ from mesh.domain.messages import (
     InstanceGone,
     RequestReturned,
     TokensReport,
-    UnloadInstance,
 )
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
@@ -144,7 +143,7 @@ def broken(
     for request in requests:
         ctx.report(_returned(request, broke.error, broke.message))
     measuring.stop(ctx, node, instance)
-    ctx.engine(UnloadInstance(instance_id=instance.instance_id))
+    start_unload(ctx, node, instance)
 
 
 def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBroke) -> None:

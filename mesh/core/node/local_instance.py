@@ -56,7 +56,13 @@ class LocalInstance:
     for them.
     """
     growth_waiting: int | None = None
-    """KV blocks to grow to once all that is `unbooked` has left the memory."""
+    """KV blocks to resize to once all that is `unbooked`, or weights that are to go, have left the
+    memory, and its own weights are not on their way.
+    """
+    out: bool = False
+    """Its weights are off the device, or on their way to it."""
+    swap_failures: int = 0
+    """How many swaps of it have failed in a row."""
     pace_s: float = inf
     """The quickest pace of its requests: each decode gives all of them a token."""
     promising: bool = True
@@ -102,6 +108,27 @@ class LocalInstance:
         """What a call that the engine gets now will find."""
         return self.resizing[-1] if self.resizing else self.kv_blocks
 
+    @property
+    def kv_bytes(self) -> int:
+        """What its KV cache takes, or will, once the engine has done all that it was told."""
+        if self.footprint is None:
+            return 0 if self.state is LocalState.WAITING else self.command.swapped_bytes
+        return max((self.kv_blocks, *self.resizing)) * self.footprint.kv_block_bytes
+
+    @property
+    def weights_bytes(self) -> int:
+        """The bytes of its weights on the device, where they are whole."""
+        return 0 if self.out or self.footprint is None else self.footprint.weights_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What it waits for."""
+        if self.state is LocalState.WAITING:
+            return self.command.swapped_bytes
+        if self.growth_waiting is None or self.footprint is None:
+            return 0
+        return max(self.growth_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
+
     def begin_load(self) -> None:
         """The engine loads it: at once, or when the memory that it waited for is free."""
         self.state = LocalState.LOADING
@@ -109,6 +136,7 @@ class LocalInstance:
     def note_loaded(self, footprint: Footprint, kv_blocks: int) -> None:
         self.state = LocalState.READY
         self.footprint, self.kv_blocks = footprint, kv_blocks
+        self.out = self.command.swapped_bytes > 0
 
     def unload_when_loaded(self) -> None:
         """Nobody wants it any more: it goes as soon as it is loaded."""
@@ -226,7 +254,7 @@ class LocalInstance:
 
     def wants_survey(self, source: ProfileSource) -> bool:
         """Whether its times would be better known by such a survey, which it has not had."""
-        ready = self.state is LocalState.READY and self.surveyed_chunk > 0
+        ready = self.state is LocalState.READY and self.surveyed_chunk > 0 and not self.out
         known = max(self.profile.origin.rank, self.surveyed.rank)
         return ready and known < source.rank and self.free_blocks > 1
 
@@ -234,6 +262,11 @@ class LocalInstance:
     def free_blocks(self) -> int:
         """Blocks of its KV cache that hold nothing, for a request that runs or for one to come."""
         return self.kv_blocks_next - self.kv_blocks_used - self.cache.kv_blocks
+
+    def note_swapped(self, *, failed: bool) -> None:
+        """Its weights are where they were to go, or where they were."""
+        self.swap_failures = self.swap_failures + 1 if failed else 0
+        self.out = self.out == failed
 
     def note_error(self, measured_s: float, predicted_s: float) -> None:
         """An iteration took so long that was predicted to take so long, correction included."""
@@ -346,6 +379,7 @@ class LocalInstance:
             off_p50=_quantile(self.errors, 0.5),
             off_p95=_quantile(self.errors, 0.95),
             prefixes=tuple(self.cache.digests) if whole else (),
+            out=self.out,
         )
 
 

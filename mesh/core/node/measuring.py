@@ -78,6 +78,8 @@ def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
     if node.loading():
         return
     running = node.survey
+    if running is not None and not node.computes(running.instance):
+        return
     if running is None or running.operation_id is None:
         if primes and not priming.grant(ctx, node):
             _grant_at_rest(ctx, node)

@@ -33,13 +33,17 @@ def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deq
 def grant(ctx: NodeEventContext, node: LocalNode) -> bool:
     """Compute the next size of an instance that has some left. False where none has."""
     for instance in node.instances.values():
-        shape = _next_shape(instance) if instance.state is LocalState.READY else None
+        shape = _next_shape(instance) if _may_compute(node, instance) else None
         if shape is not None:
             instance.note_primed(shape)
             node.begin_measured(instance, ctx.now_s)
             ctx.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
             return True
     return False
+
+
+def _may_compute(node: LocalNode, instance: LocalInstance) -> bool:
+    return instance.state is LocalState.READY and node.computes(instance)
 
 
 def _next_shape(instance: LocalInstance) -> IterationShape | None:

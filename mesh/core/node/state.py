@@ -75,6 +75,8 @@ class LocalNode:
     step_started_s: float = 0.0
     step_beside_load: bool = False
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
+    swapping: InstanceId | None = None
+    """The instance whose weights are on their way."""
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -99,9 +101,50 @@ class LocalNode:
         """Whether a load takes part of the machine."""
         return self.beside_loads.under_way > 0
 
+    @property
+    def slowdown(self) -> float:
+        """By how much iterations take longer that begin now, for a load beside them."""
+        return self.load_slowdown.latest if self.loading() else 1.0
+
     def has_unbooked(self) -> bool:
         """Whether something takes memory that no controller knows of."""
         return any(instance.unbooked for instance in self.instances.values())
+
+    def waits(self, more_bytes: int) -> bool:
+        """Whether so much more has to wait for memory: for what no controller knows of to leave it,
+        or for weights to make room.
+        """
+        return self.has_unbooked() or more_bytes > self._free_bytes()
+
+    def pool_bytes(self) -> int:
+        """What the pool of weights has beside those on the device; below 0 some have to go."""
+        waiting = sum(instance.waiting_bytes for instance in self.instances.values())
+        return int(self._free_bytes()) - waiting
+
+    def _free_bytes(self) -> float:
+        if not self.rule.swap_bytes:
+            return inf
+        every = self.instances.values()
+        held_bytes = sum(instance.kv_bytes + instance.weights_bytes for instance in every)
+        if self.swapping is not None and (coming := self.instances.get(self.swapping)):
+            footprint = coming.footprint if coming.out else None
+            held_bytes += 0 if footprint is None else footprint.weights_bytes
+        return self.rule.swap_bytes - held_bytes
+
+    def begin_swap(self, instance: LocalInstance) -> None:
+        self.swapping = instance.instance_id
+
+    def end_swap(self, *, failed: bool) -> LocalInstance | None:
+        """The instance whose weights are on their way no more, if it is still there."""
+        name, self.swapping = self.swapping, None
+        instance = self.instances.get(name) if name is not None else None
+        if instance is not None:
+            instance.note_swapped(failed=failed)
+        return instance
+
+    def computes(self, instance: LocalInstance) -> bool:
+        """Whether its weights are on the device, and stay there."""
+        return not instance.out and self.swapping != instance.instance_id
 
     def link_opened(self, rule: NodeRule, turns: TurnRule) -> None:
         self.linked, self.rule, self.turns = True, rule, turns

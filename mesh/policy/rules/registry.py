@@ -8,10 +8,11 @@ from mesh.domain.node_rule import RuleName
 from mesh.policy.rules.alternate import Alternate
 from mesh.policy.rules.first_come import FirstCome
 from mesh.policy.rules.headroom import Headroom
+from mesh.policy.rules.swapping import Swapping
 from mesh.policy.rules.turns import TurnRule, name_of
 
 BUILT_IN: dict[str, Callable[..., TurnRule]] = {
-    rule.name: rule for rule in (Headroom, FirstCome, Alternate)
+    rule.name: rule for rule in (Headroom, FirstCome, Alternate, Swapping)
 }
 
 

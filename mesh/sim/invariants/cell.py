@@ -7,12 +7,10 @@ worked out anew. Before: whoever watches a cell. After: `memory`, for the books 
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from typing import assert_never
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import StartSearch
-from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.instances.placement import InstanceNeeds
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -311,10 +309,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             now_s=now_s,
             validations_left=0,
         )
-        search = StartSearch(
-            ctx, entry, None, waiting=partial(list, entry.queue), among=partial(list, full)
-        )
-        found = search.run()
-        if isinstance(found, Price):
-            node_id = found.node.node_id
-            hold(False, "{} could hold {} by now", node_id, entry.spec.name)
+        needs = InstanceNeeds(ctx, entry, entry.queue)
+        for node in full:
+            roomy = ctx.takes_another(node, entry) and needs.room(node) is not None
+            hold(not roomy, "{} could hold {} by now", node.node_id, entry.spec.name)

@@ -54,6 +54,10 @@ def _once(node: NodeEntry, size_bytes: Callable[[InstanceId], int]) -> int:
     """The sum over the node's instances. What several share counts once, at the most that one of
     them has of it.
     """
+    if node.swaps:
+        sizes = [(i.weights_bytes, size_bytes(name)) for name, i in node.instances.items()]
+        pool_bytes = sum(sorted(min(of) for of in sizes)[-2:])
+        return pool_bytes + sum(max(size - weights, 0) for weights, size in sizes)
     if not node.hello.shares_weights:  # no instance has a share there
         return sum([size_bytes(name) for name in node.instances])
     total, shared = 0, dict[object, int]()
@@ -108,5 +112,7 @@ def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
             has = found.weights_bytes + found.kv_held_bytes - beyond_bytes
             hold(has <= tracked, "{} holds {} B, and {} B are tracked", name, has, tracked)
             all_bytes += has
-    tracked = node.station.tracked_bytes
+    # A pool may take all that the KV caches leave.
+    swaps, station = node.swaps, node.station
+    tracked = max(station.tracked_bytes, station.capacity_bytes * swaps)
     hold(all_bytes <= tracked, "{}: {} B held, {} B tracked", node.node_id, all_bytes, tracked)

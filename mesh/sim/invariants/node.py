@@ -38,7 +38,8 @@ def _check_instance(node: LocalNode, instance: LocalInstance) -> None:
     unasked, under_way = instance.resizing_unasked, len(instance.resizing)
     hold(unasked <= under_way, "{}: {} of {} resizes unasked", name, unasked, under_way)
     waits = state is LocalState.WAITING or (ready and instance.growth_waiting is not None)
-    hold(not waits or node.has_unbooked(), "{} waits for memory that is free", name)
+    lacks = node.waits(instance.waiting_bytes) or node.swapping == name
+    hold(not waits or lacks, "{} waits for memory that is free", name)
     hold(node.linked or state is not LocalState.WAITING, "{} is to be loaded for nobody", name)
     hold(not (ready and instance.unbooked), "{} is ready, and unbooked", name)
 
@@ -87,9 +88,13 @@ def _check_work(node: LocalNode) -> None:
         ready = survey.instance.state is LocalState.READY
         hold(known and ready, "{} is measured, and not ready", survey.instance.instance_id)
     if stepping is not None:
+        there = stepping not in node.instances or node.computes(node.instances[stepping])
+        hold(there, "{} computes without weights", stepping)
         return
     for instance_id, instance in node.instances.items():
-        works = instance.state is LocalState.READY and instance.has_work() and instance.promising
+        ready = instance.state is LocalState.READY and node.computes(instance)
+        works = ready and instance.has_work() and instance.promising
         hold(not works, "{} has work, and the engine is idle", instance_id)
     asked = survey is not None and survey.operation_id is not None
-    hold(not asked or node.loading(), "a survey waits, and the engine is idle")
+    out = survey is not None and not node.computes(survey.instance)
+    hold(not asked or out or node.loading(), "a survey waits, and the engine is idle")

@@ -18,10 +18,11 @@ def begun_load_s(ctx: EventContext, instance: InstanceEntry) -> float:
     owner, node = ctx.cell.deployments.get(instance.deployment), instance.node
     if owner is None or owner.deployment is None:
         return instance.load_s
+    tier = node.tier_of(owner.deployment, without=(instance.instance_id,))
     return ctx.cell.expectations.estimate_s(
         node.hello,
-        instance.footprint.weights_bytes,
-        node.tier_of(owner.deployment, without=(instance.instance_id,)),
+        node.load_bytes(instance.footprint.weights_bytes, tier),
+        tier,
         computes_s=_computes_s(ctx, node),
     )
 

@@ -1,18 +1,15 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
-from collections.abc import Callable, Collection
-
 from mesh.compute.correction import Correction
 from mesh.core.controller.instances.kv_cache import Room
 from mesh.core.controller.instances.loading_lane import PlannedLoad
-from mesh.core.controller.instances.placement import NoRoom, NoTime, StartSearch, Wanted, batch_max
+from mesh.core.controller.instances.placement import batch_max
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
-from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
@@ -26,51 +23,6 @@ from mesh.domain.messages import (
 )
 from mesh.domain.profile import Profile
 from mesh.policy.plans import Start
-
-
-def may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
-    """Whether the deployment may have one instance more, now."""
-    full = entry.replicas() >= entry.spec.scaling.replicas_max
-    return not full and ctx.now_s >= entry.paused_until_s
-
-
-def search_start(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    *,
-    among: Callable[[], Collection[NodeEntry]] | None = None,
-    wanted: Wanted | None = None,
-) -> StartSearch:
-    """Look for where an instance for those who wait could start: on one of these nodes, and for a
-    request that is `wanted`, if they are given.
-    """
-
-    def waiting() -> list[RequestEntry]:
-        found = [request for request in entry.queue if request.waits_for is None]
-        if wanted:
-            found.sort(key=lambda request: request is not wanted.by)
-        return found
-
-    return StartSearch(ctx, entry, wanted, waiting=waiting, among=among, worth=True)
-
-
-def start_instance(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    *,
-    among: Collection[NodeEntry] | None = None,
-    wanted: Wanted | None = None,
-) -> InstanceEntry | NoRoom | NoTime:
-    """Start loading an instance, in the place of idle ones where there is no room else; on one of
-    these nodes, and for a request that is `wanted`, if they are given. What was missing if it is
-    not under way now.
-
-    A node holds no more instances of a deployment than the policy says: most say one, for a second
-    would compute on the same device.
-    """
-    nodes = None if among is None else lambda: among
-    found = search_start(ctx, entry, among=nodes, wanted=wanted).run()
-    return start(ctx, found) if isinstance(found, Price) else found
 
 
 def start(ctx: EventContext, price: Price) -> InstanceEntry:

@@ -1,8 +1,8 @@
 """The loads of a node: when each is expected to be over, and when one more would be.
 
 The node's reservation station (`mesh.memory.station`) alone decides in which order they run, and it
-is asked here. This module knows how long each of them takes. Before: `placement`, which begins
-loads, and `requests.cold_starts`, which promises them. After: `node_schedule`, which validates with
+is asked here. This module knows how long each of them takes. Before: `requests.search`, which
+begins loads and promises them. After: `node_schedule`, which validates with
 those who wait for them.
 """
 
@@ -47,7 +47,8 @@ def plan_load(
     """Plan a load on the node, `without` the instances that go for it."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
     (tier, kind), beside = node.source_of(deployment, without), node.computes_beside_load()
-    seconds = ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
+    moved_bytes = node.load_bytes(weights_bytes, tier)
+    seconds = ctx.cell.expectations.load_s(node.hello, moved_bytes, tier, beside=beside)
     return PlannedLoad(kind=kind, load_s=seconds)
 
 

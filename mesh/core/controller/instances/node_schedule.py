@@ -310,6 +310,33 @@ def time_left_s(node: NodeEntry, now_s: float, due_s: float, seconds: float) -> 
     return least_s
 
 
+def link_left_s(
+    node: NodeEntry,
+    into: InstanceEntry | None,
+    now_s: float,
+    due_s: float,
+    copy_s: Callable[[InstanceEntry | None], float],
+) -> float:
+    """The least time that a deadline leaves over on the link of a node that swaps, were a request
+    due then on an instance, or on one that starts: weights that are out come by the deadlines of
+    their instances, one after the other.
+    """
+    dues = [(due_s if into is None else min(due_s, _next_due_s(into)), copy_s(into))]
+    others = (i for i in node.instances.values() if i is not into and _has_work(i))
+    dues += [(_next_due_s(other), copy_s(other)) for other in others]
+    work_s, least_s = 0.0, inf
+    for at_s, more_s in sorted(dues):
+        work_s += more_s
+        if more_s and at_s > now_s:
+            least_s = min(least_s, at_s - now_s - work_s)
+    return least_s
+
+
+def _next_due_s(instance: InstanceEntry) -> float:
+    work = instance.requests or instance.coming
+    return min((request.due_s for request in work.values()), default=inf)
+
+
 def round_s(node: NodeEntry, now_s: float) -> float:
     """Seconds of one decode of each instance that has requests, or will have some."""
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))

@@ -5,7 +5,7 @@ new one, neighbours that may be moved. Nothing of the cell is copied; what has t
 when it is asked for. Before: the rooms that ask. After: the policy.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
@@ -28,23 +28,6 @@ class Offer:
 
     ctx: EventContext
     entry: DeploymentEntry | None = None
-    joins: Iterable[tuple[int, InstanceEntry]] = ()
-    """The instances that may take the request, with their places among the candidates. The iterable
-    must not refer to the offer: a reference cycle keeps both in memory until the garbage collector
-    runs.
-    """
-    place: int = 0
-    last: InstanceEntry | None = None
-    """The instance that was looked at last among those to join; `place` is its position among the
-    candidates.
-    """
-    on: Callable[[], Sequence[NodeEntry]] = tuple
-    """The nodes that may have an instance, worked out when they are asked for."""
-    starts_asked: bool = False
-    """Whether the policy has asked for them."""
-    looks_max: int = 0
-    needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
-    """What the instance that would start on the node needs."""
     may_move: Callable[[InstanceEntry], bool] | None = None
     """Whether a neighbour may be moved; `None` when nobody is moved."""
 
@@ -52,17 +35,24 @@ class Offer:
     def now_s(self) -> float:
         return self.ctx.now_s
 
+    @property
+    def looks_max(self) -> int:
+        return 0
+
+    def needed_bytes(self, node: NodeEntry) -> int:
+        """What the instance that would start on the node needs."""
+        return 0
+
     def size(self) -> int:
         return len(self.ctx.cell.nodes) + len(self.ctx.cell.instances)
 
-    def candidates(self) -> Iterator[InstanceEntry]:
-        for place, instance in self.joins:
-            self.place, self.last = place, instance
-            yield instance
+    def candidates(self) -> Iterable[InstanceEntry]:
+        return ()
 
     def starts(self) -> Sequence[NodeEntry]:
-        self.starts_asked = True
-        nodes = self.on()
+        return ()
+
+    def _ranked(self, nodes: Sequence[NodeEntry]) -> Sequence[NodeEntry]:
         if not nodes:
             return ()
         rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in nodes]

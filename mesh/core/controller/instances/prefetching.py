@@ -7,11 +7,12 @@ anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of load
 `lifecycle`, for whose loads all of this gives way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
-from mesh.core.controller.instances.lifecycle import load, may_start
+from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.loading_lane import plan_load
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.state.context import EventContext
@@ -61,18 +62,21 @@ class _Ahead(Offer):
 
     def about(self, name: DeploymentName) -> "_Ahead | None":
         ctx, entry = self.ctx, self.ctx.cell.deployments[name]
-        deployment = entry.deployment
-        if deployment is None or entry.state is not DeploymentState.READY:
+        if entry.deployment is None or entry.state is not DeploymentState.READY:
             return None
-        if not may_start(ctx, entry):
+        if not ctx.may_start(entry):
             return None
+        return _Ahead(ctx=ctx, entry=entry)
+
+    def starts(self) -> Sequence[NodeEntry]:
+        ctx, entry = self.ctx, self.entry
+        assert entry is not None
         nodes = ctx.cell.nodes.values()
-        return _Ahead(
-            ctx=ctx,
-            entry=entry,
-            on=lambda: [node for node in nodes if _may_fetch(ctx, entry, deployment, node)],
-            needed_bytes=lambda node: _size_bytes(node, deployment),
-        )
+        deployment = self._deployment()
+        return self._ranked([n for n in nodes if _may_fetch(ctx, entry, deployment, n)])
+
+    def needed_bytes(self, node: NodeEntry) -> int:
+        return _size_bytes(node, self._deployment())
 
 
 def prefetch(ctx: EventContext) -> None:
@@ -96,7 +100,7 @@ def _carry_out(ctx: EventContext, plan: Plan) -> None:
     if entry is None or entry.deployment is None or node is None or node is not plan.node:
         message = f"no {plan.deployment} to fetch to {plan.node.node_id}"
         ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Prefetch", message)
-    elif may_start(ctx, entry) and _may_fetch(ctx, entry, entry.deployment, node):
+    elif ctx.may_start(entry) and _may_fetch(ctx, entry, entry.deployment, node):
         if node.tier_of(entry.deployment) is not LoadTier.REMOTE:
             _load(ctx, entry, entry.deployment, node, plan)
         elif _nowhere(ctx, entry.deployment):

@@ -3,7 +3,7 @@
 Validation takes the prefill that is left; among the places that would do, a request goes where the
 longest part of it is, unless that place is the busier by more than this saves (as llm-d and Dynamo
 route). What nodes told may be out of date: a node says so when a request misses what it was
-submitted with. Before: `node_schedule`, `requests.queueing`. After: nothing.
+submitted with. Before: `node_schedule`, `requests.search`. After: nothing.
 """
 
 from collections.abc import Collection, Iterable

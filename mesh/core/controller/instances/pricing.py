@@ -2,10 +2,9 @@
 
 A plan is priced at one place: a request joins an instance, loaded or loading, or has one started on
 a node. Each part of the price is worked out when somebody asks for it; the forecast and the place
-of a load, which take the longest, are kept. Before: the searches, which know what the books allow
-(`queueing`, `cold_starts`, `placement`, `preemption`, `migration`). After: the policy, which reads
-the price (`mesh.policy.interface.Tests`), and then `submitting` and `lifecycle`, which book what is
-taken.
+of a load, which take the longest, are kept. Before: `requests.search`, which knows what the books
+allow. After: the policy, which reads the price (`mesh.policy.interface.Tests`), and then
+`submitting` and `lifecycle`, which book what is taken.
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,22 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
-from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
+from mesh.core.controller.instances.loading_lane import (
+    Slot,
+    lane_ends_s,
+    loads_end_s,
+    plan_load,
+    slot_for,
+)
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decode_share_with,
     decodes_share,
     forecast_on,
     forecast_on_start,
+    link_left_s,
     time_left_s,
 )
 from mesh.core.controller.instances.prefixes import cached_tokens, left_tokens
@@ -30,10 +37,18 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
+from mesh.domain.steps import LoadTier
 from mesh.policy.plans import Plan, Shortage
 
+MARGIN_SHARE = 0.1
+"""A load that waits for others in its lane is counted on only if its request would be in time even
+if the first token came later by this share of the time until it.
+"""
+_UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
+"""What is said of a place without a forecast."""
 NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
 
@@ -88,9 +103,14 @@ class Price:
         seconds = times.prefill_s(request.tokens - cached, cached)
         seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
         most_s = self.ctx.limits.delivery_s_max + slack_s
-        if max(self.arrives_s(plan), now_s) + seconds + most_s > request.due_s:
+        first_token_s = max(self.arrives_s(plan), now_s) + seconds + most_s
+        if first_token_s > request.due_s and not self.late:
             return Verdict.FIRST_TOKEN_LATE
-        left_s = time_left_s(self.node, now_s, request.due_s, seconds)
+        due_s = max(request.due_s, first_token_s)
+        left_s = time_left_s(self.node, now_s, due_s, seconds)
+        if self.node.swaps:
+            copied_s = link_left_s(self.node, instance, now_s, due_s, self._copy_s)
+            left_s = min(left_s, copied_s)
         return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
 
     def utilisation(self, plan: Plan) -> float:
@@ -111,14 +131,37 @@ class Price:
 
     def arrives_s(self, plan: Plan) -> float:
         self._check(plan)
-        return self._slot_by(inf).ready_s if self.instance is None else self.ready_s
+        ready_s = self._slot_by(inf).ready_s if self.instance is None else self.ready_s
+        return ready_s + self._copy_s(self.instance)
 
     # What the search and the books read.
 
     def validate(self) -> Forecast:
-        """What becomes of the request there, beside all others; one validation of the event."""
-        self.ctx.note_validation(self.node)
-        return self.forecast()
+        """What becomes of the request there, beside all others; one validation of the event. That a
+        loaded instance refuses one that waits is known without it if an earlier request has to be
+        let through, or it has refused one that was no longer; see `state.refusals`.
+        """
+        ctx, instance, request = self.ctx, self.instance, self.wanted_by
+        if instance is None or self.moves or instance.state is InstanceState.LOADING:
+            ctx.note_validation(self.node)
+            return self.forecast()
+        if must_give_way(ctx, self.node, request):
+            return _UNSEEN[Verdict.DELAYS_RUNNING]
+        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
+        known = refusals.why_refuses(instance, request, left)
+        if known is not None:
+            if known is Verdict.TPOT_EXCEEDED:
+                # Counts as one all the same: an event must not go through every full instance.
+                ctx.note_validation()
+            return _UNSEEN[known]
+        ctx.note_validation(self.node)
+        forecast = self.forecast()
+        if forecast.verdict is not Verdict.PASSES:
+            refusals.note_refused(instance, request, left, forecast.verdict)
+            care = self.node.rule.overestimate
+            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
+                request.refusals.note_in_time_as_predicted()
+        return forecast
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
@@ -178,8 +221,25 @@ class Price:
         """
         seen = self.seen
         if seen is None or not self.validated or seen.first_token_s == inf:
-            return self.ready_s
+            return self.ready_s + self._copy_s(self.instance)
         return seen.first_token_s
+
+    def is_tight(self) -> bool:
+        """Whether the load waits for others, and a little delay would make the request late, as far
+        as validation was asked.
+        """
+        now_s, first_s = self.ctx.now_s, self.first_token_s
+        waits = self.validated and lane_ends_s(self.node, now_s, self.slot.load.kind) > now_s
+        return waits and first_s + MARGIN_SHARE * (first_s - now_s) > self.wanted_by.due_s
+
+    def grace_s(self) -> float:
+        """By how much the client of a request that may be late is told that it is, with a margin:
+        loads take longer as often as not. One that was accepted has been told already.
+        """
+        if not self.late or self.wanted_by.accepted:
+            return 0.0
+        margin_s = MARGIN_SHARE * (self.first_token_s - self.ctx.now_s)
+        return max(self.first_token_s + margin_s - self.wanted_by.due_s, 0.0)
 
     def needed_s(self, grace_s: float = 0.0) -> float:
         """When the load has to be over: as late as the request can bear, which may be late by
@@ -221,6 +281,17 @@ class Price:
         planned = plan_load(self.ctx, self._deployment, self.node, without)
         return slot_for(self.node, planned, needed_s, self.ctx.now_s)
 
+    def _copy_s(self, instance: InstanceEntry | None) -> float:
+        """Seconds in which the weights of an instance, or of one that starts, come from the host to
+        the device; 0 where they are there, or come with the load.
+        """
+        node = self.node
+        if not node.swaps or (instance is not None and instance.resident):
+            return 0.0
+        footprint = node.footprint_of(self._deployment) if instance is None else instance.footprint
+        hello, weights_bytes = node.hello, footprint.weights_bytes
+        return self.ctx.cell.expectations.load_s(hello, weights_bytes, LoadTier.HOST)
+
     def _times(self) -> Times:
         return Times(self._profile(), self.node.rule.overestimate)
 
@@ -231,26 +302,6 @@ class Price:
         node, deployment = self.node, self._deployment
         footprint = node.footprint_of(deployment)
         return self.ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-
-
-def price_move(
-    ctx: EventContext,
-    plan: Plan,
-    entry: DeploymentEntry,
-    instance: InstanceEntry,
-    request: RequestEntry,
-    beside: Sequence[RequestEntry],
-) -> Price | None:
-    """The move of a request that runs to a loaded instance, with those `beside` it that are to go
-    there as well; `None` where there is no room, or the policy does not let it be.
-    """
-    room = room_for(ctx, entry, instance, request, beside)
-    if room is None:
-        return None
-    price = Price(
-        ctx, plan, entry, instance.node, instance, request, room, beside=beside, moves=True
-    )
-    return price if price.verdict() is Verdict.PASSES else None
 
 
 def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:

@@ -53,7 +53,8 @@ def _command(
     match reservation.kind:
         case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
             assert instance.to_load is not None
-            return replace(instance.to_load, kv_blocks=kv_blocks)
+            swapped_bytes = reservation.size.kv_bytes if instance.node.swaps else 0
+            return replace(instance.to_load, kv_blocks=kv_blocks, swapped_bytes=swapped_bytes)
         case ReservationKind.RESIZE:
             return ResizeKv(instance_id=reservation.instance_id, kv_blocks=kv_blocks)
         case ReservationKind.UNLOAD:

@@ -7,31 +7,20 @@ nobody else pays for it; it is told at once by how much. Before: `queueing`, for
 place. After: `submitting`, which promises, and the end of the load, when they are placed.
 """
 
-from collections.abc import Iterator
-from itertools import chain
-
 from mesh.core.controller.instances.kv_cache import blocks_for_load
-from mesh.core.controller.instances.lifecycle import (
-    may_start,
-    search_start,
-    start_instance,
-)
-from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.placement import NoRoom, StartSearch, Wanted
-from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.instances.lifecycle import start
+from mesh.core.controller.instances.placement import NoRoom
 from mesh.core.controller.requests.ending import refuse_all_queued
-from mesh.core.controller.requests.joining import join, late_s
 from mesh.core.controller.requests.outlook import Outlook
-from mesh.core.controller.requests.submitting import promise
+from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
-from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.units import format_bytes
-from mesh.policy.plans import Start
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that an event tries in vain one after the other, for a place or
@@ -72,67 +61,31 @@ def _look(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
 ) -> bool:
     """Try loads that are under way, and starts, in the order in which the policy has them; loaded
-    instances too, where it has asked for starts before them, or the request may be `late`.
+    instances too, where it has asked for starts before them, or the request may be `late`. One that
+    is loaded for a request that will be late is the first of its deployment, where memory is free,
+    or where idle instances can go and no other load is promised.
     """
-    search = _search(ctx, entry, request, late=late)
-    again = late or request.original.request_id in ctx.deferred
-    joins = enumerate(chain(_loaded(ctx, entry) if again else (), _loading(ctx, entry)))
-    offer = search.offer(joins) if search else Offer(ctx=ctx, entry=entry, joins=joins)
-    for plan in ctx.policy.places(request, offer):
-        if request.state is not RequestState.QUEUED:
-            return False
-        if isinstance(plan, Start):
-            found = search.take(plan) if search else None
-            if search and found:
-                return _promise(ctx, found, late=late)
-            if search and search.stopped:
-                break
-        elif join(ctx, entry, plan, request, offer, late=late):
-            return True
-    if search is None or request.state is not RequestState.QUEUED:
-        return False
-    rest = search.rest()
-    if isinstance(rest, Price):
-        return _promise(ctx, rest, late=late)
-    if isinstance(rest, NoRoom) and not late:
-        _refuse_in_vain(ctx, entry, rest)
-    return False
-
-
-def _search(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool
-) -> StartSearch | None:
-    """Where another instance could start for the request. One for a request that will be late is
-    the first of its deployment, where memory is free, or where idle instances can go and no other
-    load is promised.
-    """
-    if not may_start(ctx, entry) or (late and entry.replicas()):
-        return None
 
     def free() -> list[NodeEntry]:
         nodes = ctx.cell.nodes.values()
         return [node for node in nodes if _has_free_lane_or_room(ctx, entry, request, node)]
 
-    wanted = Wanted(by=request, late=late)
-    return search_start(ctx, entry, among=free if late else None, wanted=wanted)
-
-
-def _promise(ctx: EventContext, found: Price, *, late: bool) -> bool:
-    request = found.wanted_by
-    promise(ctx, found, late_s(ctx, request, found.first_token_s) if late else 0.0)
-    return True
-
-
-def _loaded(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:
-    open_ = (i for i in entry.candidates if i.takes_now and not i.is_full)
-    return (instance for instance in open_ if ctx.validations_left)
-
-
-def _loading(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:
-    for instance in entry.instances.values():
-        loads = instance.state is InstanceState.LOADING and instance.takes_requests
-        if loads and not instance.is_full and ctx.validations_left:
-            yield instance
+    may_start = ctx.may_start(entry) and not (late and entry.replicas())
+    nodes = free if late else ctx.cell.nodes.values
+    search = Search(
+        ctx=ctx,
+        entry=entry,
+        request=request,
+        late=late,
+        among=nodes if may_start else None,
+        remembers=True,
+    )
+    price = search.first()
+    if price is not None:
+        take(ctx, price)
+    elif not late:
+        _refuse_in_vain(ctx, entry, search.lacks_room())
+    return price is not None
 
 
 def _has_free_lane_or_room(
@@ -163,18 +116,28 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
     """
     loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
     coming = sum(instance.batch_max for instance in loading)
-    if coming < len(entry.queue) and may_start(ctx, entry):
-        found = start_instance(ctx, entry, wanted=Wanted(by=entry.queue[0]))
-        if isinstance(found, NoRoom):
-            _refuse_in_vain(ctx, entry, found)
+    if coming < len(entry.queue) and ctx.may_start(entry):
+        search = Search(
+            ctx=ctx,
+            entry=entry,
+            request=entry.queue[0],
+            joins=(),
+            among=ctx.cell.nodes.values,
+            remembers=True,
+        )
+        price = search.first()
+        if price is not None:
+            start(ctx, price)
+        else:
+            _refuse_in_vain(ctx, entry, search.lacks_room())
 
 
-def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacking: NoRoom) -> None:
+def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacks: NoRoom | None) -> None:
     """No node could ever hold an instance: nobody needs to wait for one."""
-    if not entry.instances and lacking.in_vain and lacking.largest_bytes:
+    if lacks is not None and not entry.instances and lacks.in_vain and lacks.largest_bytes:
         message = (
-            f"{entry.spec.name!r} needs {format_bytes(lacking.needed_bytes)} on a node; "
-            f"the largest has {format_bytes(lacking.largest_bytes)}"
+            f"{entry.spec.name!r} needs {format_bytes(lacks.needed_bytes)} on a node; "
+            f"the largest has {format_bytes(lacks.largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
         refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

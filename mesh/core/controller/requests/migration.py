@@ -7,13 +7,14 @@ by it; whatever fails leaves the request at its source. Before: a drain, or a to
 After: the request runs in the place of its copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.core.controller.instances.kv_cache import note_longer
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, round_s
-from mesh.core.controller.instances.pricing import Price, going_to, price_move
+from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
@@ -126,24 +127,30 @@ def _look(
         return None
     if request.moves >= limits.moves_max or _under_way(ctx, source.node) >= limits.migrations_max:
         return None
-    for instance in owner.candidates if to is None else (to,):
-        if instance.deployment != request.deployment:
-            continue
-        if not instance.takes_now or not instance.node.hello.computes_ahead:
-            continue
-        beside = going_to(instance, before)
-        if instance.node is source.node or instance.free_places <= len(beside):
-            continue
-        if _under_way(ctx, instance.node) + len(beside) >= limits.migrations_max:
-            continue
-        if ctx.policy.promises and not ctx.validations_left:
-            return None
-        copy = request.copy(ctx.now_s)
-        plan = Move(requests=(copy,), to=instance)
-        move = price_move(ctx, plan, owner, instance, copy, beside)
-        if move is not None:
-            return move
-    return None
+    copy = request.copy(ctx.now_s)
+    open_ = _open(ctx, owner.candidates if to is None else (to,), request, before)
+    search = Search(ctx=ctx, entry=owner, request=copy, before=before, joins=open_)
+    return search.first(Move(requests=(copy,), to=there) for there in search.candidates())
+
+
+def _open(
+    ctx: EventContext,
+    instances: Iterable[InstanceEntry],
+    request: RequestEntry,
+    before: Sequence[Price],
+) -> Iterator[InstanceEntry]:
+    """Loaded instances on other nodes that may compute a request ahead beside those before it."""
+    for instance in instances:
+        node, beside = instance.node, len(going_to(instance, before))
+        takes = instance.takes_now and node.hello.computes_ahead and instance.free_places > beside
+        away = request.instance is not None and node is not request.instance.node
+        if (
+            takes
+            and away
+            and instance.deployment == request.deployment
+            and _under_way(ctx, node) + beside < ctx.limits.migrations_max
+        ):
+            yield instance
 
 
 def _begin_at(ctx: EventContext, move: Price) -> bool:

@@ -16,17 +16,19 @@ Before: `deadlines`, which has found that the request waits in vain. After: its 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.kv_cache import Room
-from mesh.core.controller.instances.lifecycle import may_start
+from mesh.core.controller.instances.fairness import must_give_way
+from mesh.core.controller.instances.kv_cache import Room, room_for
+from mesh.core.controller.instances.placement import InstanceNeeds
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.requests.fairness import must_give_way
-from mesh.core.controller.requests.joining import Place, node_of, room_at
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.reasons import RefusalReason, Verdict
+
+Place = InstanceEntry | NodeEntry
 
 _NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
 """The order of the verdicts about time: the first is the nearest to a place."""
@@ -58,7 +60,7 @@ def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) 
         slack_s=request.slack_s,
     )
     may_be_late = ctx.policy.may_be_late(as_new, outlook.of(as_new, as_new.due_s - request.due_s))
-    found = [(place, room_at(ctx, entry, place, as_new)) for place in _places(ctx, entry)]
+    found = [(place, _room_at(ctx, entry, place, as_new)) for place in _places(ctx, entry)]
     nearest: Verdict | None = None
     for place, room in sorted(found, key=lambda of: of[1] is None):
         if not ctx.looks_left:
@@ -68,7 +70,7 @@ def lack_of_nearest(ctx: EventContext, outlook: Outlook, request: RequestEntry) 
             if verdict is Verdict.PASSES:
                 return _memory_of(place)
             continue
-        if verdict is Verdict.PASSES and must_give_way(ctx, node_of(place), request):
+        if verdict is Verdict.PASSES and must_give_way(ctx, _node_of(place), request):
             verdict = Verdict.DELAYS_RUNNING
         if verdict is Verdict.PASSES:
             late = _verdict(ctx, entry, place, request, room)
@@ -102,11 +104,24 @@ def _places(ctx: EventContext, entry: DeploymentEntry) -> Iterator[Place]:
     for instance in entry.instances.values():
         if instance.takes_requests and not instance.is_full:
             yield instance
-    if not may_start(ctx, entry):
+    if not ctx.may_start(entry):
         return
     for node in ctx.cell.nodes.values():
         if ctx.takes_another(node, entry):
             yield node
+
+
+def _room_at(
+    ctx: EventContext, entry: DeploymentEntry, place: Place, request: RequestEntry
+) -> Room | None:
+    """The memory for it there; None where that is lacking."""
+    if isinstance(place, InstanceEntry):
+        return room_for(ctx, entry, place, request)
+    return InstanceNeeds(ctx, entry, (request,)).room(place)
+
+
+def _node_of(place: Place) -> NodeEntry:
+    return place.node if isinstance(place, InstanceEntry) else place
 
 
 def _verdict(
@@ -123,5 +138,5 @@ def _verdict(
         return Verdict.PASSES
     ctx.note_look()
     instance = place if isinstance(place, InstanceEntry) else None
-    price = Price(ctx, None, entry, node_of(place), instance, request, room, late=late)
+    price = Price(ctx, None, entry, _node_of(place), instance, request, room, late=late)
     return price.forecast().verdict

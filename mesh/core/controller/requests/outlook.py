@@ -13,7 +13,7 @@ from typing import Self
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
 from mesh.core.controller.instances.node_schedule import alone_s, round_s
-from mesh.core.controller.instances.placement import Demand
+from mesh.core.controller.instances.placement import InstanceNeeds
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -151,7 +151,7 @@ class Outlook:
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return
         assert entry.deployment is not None
-        demand = Demand(ctx, entry, entry.queue)
+        needs = InstanceNeeds(ctx, entry, entry.queue)
         unloading, most = InstanceState.UNLOADING, ctx.policy.instances_per_node
         taken = [i.node for i in entry.instances.values() if i.state is not unloading]
         for node in ctx.cell.nodes.values():
@@ -161,7 +161,7 @@ class Outlook:
                 looks -= 1
                 # Weights that the host has may go with those who make room.
                 in_host = node.tier_of(entry.deployment) is LoadTier.HOST
-                room = demand.room(node) if in_host else None
+                room = needs.room(node) if in_host else None
                 without = room.reclaim if room is not None else ()
                 planned = plan_load(ctx, entry.deployment, node, without)
                 lane = node.node_id, planned.kind

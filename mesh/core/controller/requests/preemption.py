@@ -9,10 +9,10 @@ instance, for which there is no memory. After: it has it.
 from collections.abc import Iterator, Sequence
 
 from mesh.core.controller.instances.offer import Offer, released
-from mesh.core.controller.instances.placement import StartSearch, Wanted
-from mesh.core.controller.instances.pricing import Price, going_to, price_move
+from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -21,7 +21,6 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.policy.plans import Join
 from mesh.policy.room import freed_bytes
 
 
@@ -87,11 +86,7 @@ def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | No
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
         for request in sorted(victim.requests.values(), key=_by_deadline):
-            if not ctx.validations_left:
-                return None
-            move = _join(ctx, owner, request, moves, victim.node)
-            if move is None and len(victim.requests) == 1:
-                move = _start(ctx, owner, request, moves, victim.node)
+            move = _place(ctx, owner, request, moves, alone=len(victim.requests) == 1)
             if move is None:
                 return None
             moves.append(move)
@@ -102,27 +97,39 @@ def _by_deadline(request: RequestEntry) -> tuple[float, RequestId]:
     return request.due_s, request.original.request_id
 
 
-def _join(
+def _place(
     ctx: EventContext,
     owner: DeploymentEntry,
     request: RequestEntry,
     moves: Sequence[Price],
-    away_from: NodeEntry,
+    *,
+    alone: bool,
 ) -> Price | None:
-    """The move to a loaded instance on another node, as the policy has it."""
-    joins = enumerate(_open(ctx, owner, moves, away_from))
-    offer = Offer(ctx=ctx, entry=owner, joins=joins)
-    for plan in ctx.policy.places(request, offer):
-        instance = offer.last
-        if isinstance(plan, Join) and instance is not None and plan.instance is instance:
-            move = price_move(ctx, plan, owner, instance, request, going_to(instance, moves))
-            if move is not None:
-                return move
-    return None
+    """The move to a loaded instance on another node, as the policy has it, or, of one that is
+    `alone` on its instance, to a new one on a node that no other of them goes to. None starts in
+    the pause after a failed load.
+    """
+    assert request.instance is not None, "it runs"
+    away_from = request.instance.node
+
+    def nodes() -> list[NodeEntry]:
+        taken = [away_from, *(move.node for move in moves)]
+        return [node for node in ctx.cell.nodes.values() if node not in taken]
+
+    starts = alone and ctx.now_s >= owner.paused_until_s
+    search = Search(
+        ctx=ctx,
+        entry=owner,
+        request=request,
+        before=moves,
+        joins=_open(owner, moves, away_from),
+        among=nodes if starts else None,
+    )
+    return search.first()
 
 
 def _open(
-    ctx: EventContext, owner: DeploymentEntry, moves: Sequence[Price], away_from: NodeEntry
+    owner: DeploymentEntry, moves: Sequence[Price], away_from: NodeEntry
 ) -> Iterator[InstanceEntry]:
     """Loaded instances on other nodes that may take one more of those that move. Only one instance
     of a node grows for them, and none does where one is to be loaded.
@@ -132,27 +139,8 @@ def _open(
         if full or not instance.takes_now or instance.node is away_from:
             continue
         others = any(m.node is instance.node and m.instance is not instance for m in moves)
-        if not others and ctx.validations_left:
+        if not others:
             yield instance
-
-
-def _start(
-    ctx: EventContext,
-    owner: DeploymentEntry,
-    request: RequestEntry,
-    moves: Sequence[Price],
-    away_from: NodeEntry,
-) -> Price | None:
-    """The move to a new instance on a node that no other of them goes to; none starts in the pause
-    after a failed load.
-    """
-    if ctx.now_s < owner.paused_until_s:
-        return None
-    taken = [away_from, *(move.node for move in moves)]
-    nodes = [node for node in ctx.cell.nodes.values() if node not in taken]
-    wanted = Wanted(by=request, moves=True)
-    found = StartSearch(ctx, owner, wanted, waiting=lambda: (request,), among=lambda: nodes).run()
-    return found if isinstance(found, Price) else None
 
 
 def _move(ctx: EventContext, move: Price) -> None:

@@ -9,20 +9,18 @@ What an event may cost is bounded: the end of a request is looked at on its node
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
+from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
-from mesh.core.controller.instances.offer import Offer
-from mesh.core.controller.instances.prefixes import preferred
-from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
-from mesh.core.controller.requests.joining import join, priced, take
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.preemption import preempt
+from mesh.core.controller.requests.replicas import keep_minima
+from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -186,29 +184,20 @@ def _place_waiting(
 def _place(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    said, stopped = request.refusals, False
+    said = request.refusals
     before = said.try_again()
-    offer = Offer(ctx=ctx, entry=entry, joins=_open(ctx, entry, request, only))
-    for plan in ctx.policy.places(request, offer):
-        if offer.starts_asked and isinstance(plan, Join) and request.waits_for is None:
-            # The policy would rather start an instance, which is looked at after all queues.
-            ctx.defer(request)
-            if only is not None:
-                ctx.wake(entry.spec.name)
-            stopped = True
-            break
-        joins = join(ctx, entry, plan, request, offer, loaded=True)
-        if joins:
-            return True
-        if joins is None:
-            ctx.cell.refusals.note_stopped(entry.spec.name, offer.place)
-            stopped = True
-            break
+    search = Search(ctx=ctx, entry=entry, request=request, only=only, loaded=True)
+    price = search.first()
+    if price is not None:
+        take(ctx, price)
+        return True
+    if search.deferred and only is not None:
+        ctx.wake(entry.spec.name)
     if request.state is RequestState.ENDED:
         return False
-    if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
+    if only is None and said.short_of_memory and not search.stopped and request is entry.queue[0]:
         return _preempt(ctx, entry, request)
-    if only is not None or stopped:
+    if only is not None or search.stopped:
         # Not every instance was tried: what the others said before still holds.
         said.keep(before)
     return False
@@ -216,55 +205,22 @@ def _place(
 
 def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Place a request in the memory of smaller neighbours."""
-    for instance in list(entry.candidates):
-        if not instance.takes_now or instance.is_full or not ctx.validations_left:
-            continue
-        lacking = missing_bytes(ctx, entry, instance, request)
-        plan = Join(request=request, instance=instance)
-        if not lacking or priced(ctx, entry, plan, instance, request) is None:
-            continue
-        if preempt(ctx, instance, lacking):
-            room = room_for(ctx, entry, instance, request)
-            if room is None:
-                # An idle instance beside it has to stay now; see `requests.preemption`.
-                return False
-            take(ctx, entry, request, instance, room)
-            return True
+
+    def lacking_bytes(instance: InstanceEntry) -> int:
+        return missing_bytes(ctx, entry, instance, request)
+
+    open_ = [i for i in entry.candidates if i.takes_now and not i.is_full]
+    search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
+    plans = (Join(request=request, instance=i) for i in open_ if lacking_bytes(i))
+    for price in search.passing(plans):
+        assert price.instance is not None
+        if preempt(ctx, price.instance, lacking_bytes(price.instance)):
+            price.room = price.room_now()
+            if price.room is not None:
+                take(ctx, price)
+            # If not, an idle instance beside it has to stay now; see `requests.preemption`.
+            return price.room is not None
     return False
-
-
-def _open(
-    ctx: EventContext,
-    entry: DeploymentEntry,
-    request: RequestEntry,
-    only: InstanceEntry | None,
-) -> Iterator[tuple[int, InstanceEntry]]:
-    """Loaded instances that may take the request, with their places among the candidates."""
-    for place, instance in _in_order(ctx, entry, request) if only is None else ((0, only),):
-        if instance.takes_now and not instance.is_full:
-            yield place, instance
-
-
-def _in_order(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
-) -> Iterable[tuple[int, InstanceEntry]]:
-    """Candidates as the policy has them, from where the last event had to stop; before all others
-    the one that was promised.
-    """
-    if request.waits_for is not None:
-        others = (i for i in entry.candidates if i is not request.waits_for)
-        return enumerate(chain((request.waits_for,), others))
-    start = ctx.cell.refusals.where_to_resume(entry.spec.name)
-    if not start:
-        first = preferred(entry.candidates, request)
-        if first is None:
-            return enumerate(entry.candidates)
-        others = (i for i in entry.candidates if i is not first)
-        return enumerate(chain((first,), others))
-    start = min(start, len(entry.candidates))
-    return chain(
-        islice(enumerate(entry.candidates), start, None), islice(enumerate(entry.candidates), start)
-    )
 
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:

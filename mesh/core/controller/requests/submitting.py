@@ -1,10 +1,11 @@
 """Places: a request gets one when it is entered into the books of an instance and sent to its node,
-or has one promised on an instance that loads, and its client is told which deadlines hold.
-`requests.queueing` decides which place, and when.
+or has one promised on an instance that loads, and its client is told which deadlines hold. Before:
+`search`, which has found the price of a place.
 """
 
 from math import inf
 
+from mesh.core.controller.instances.fairness import note_overtaken
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.prefixes import cached_tokens
@@ -14,8 +15,21 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, TellAccepted
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.request import RequestOrder
+
+
+def take(ctx: EventContext, price: Price) -> None:
+    """Submit a request that waits to the instance of a price, or promise it a load."""
+    instance, request, room = price.instance, price.wanted_by, price.room
+    if instance is None or instance.state is InstanceState.LOADING:
+        promise(ctx, price)
+        return
+    assert room is not None
+    note_overtaken(ctx, price.node, request)
+    submit(ctx, price.entry, request, instance, room, price.grace_s())
+    price.entry.dequeue(request)
 
 
 def submit(
@@ -70,10 +84,11 @@ def _send(
     ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
 
 
-def promise(ctx: EventContext, price: Price, grace_s: float = 0.0) -> None:
+def promise(ctx: EventContext, price: Price) -> None:
     """Promise a queued request its place once a load is over, which begins now unless it is under
-    way; its first token comes by `grace_s` after its limit.
+    way.
     """
+    grace_s = price.grace_s()
     request, instance, room, needed_s = price.wanted_by, price.instance, price.room, inf
     if instance is None:
         instance, room = start(ctx, price), None

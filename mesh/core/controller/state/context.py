@@ -19,7 +19,7 @@ from mesh.domain.limits import CellLimits
 from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
 
-WISHES_MAX = 4
+RELEASES_MAX = 4
 VALIDATIONS_OF_MANY = 4
 REQUESTS_OF_ONE = 128
 """A validation rolls so many requests of a node forward within half a millisecond or so."""
@@ -43,11 +43,11 @@ class EventContext:
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this event, and are idle if the queues do not refill them.
     """
-    wishes: list[Release] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
     """Releases that the policy's `places` asked for, to be carried out before the event is over."""
     deferred: set[RequestId] = field(default_factory=set)
     """Requests for which the policy would rather start an instance than have them join one."""
-    _wished: set[InstanceId] = field(default_factory=set)
+    _released_once: set[InstanceId] = field(default_factory=set)
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
@@ -63,6 +63,11 @@ class EventContext:
         """Whether any node takes new instances of a deployment."""
         nodes, devices = self.cell.nodes.values(), self.policy.devices
         return any(node.device in devices and node.takes(spec) for node in nodes)
+
+    def may_start(self, entry: DeploymentEntry) -> bool:
+        """Whether the deployment may have one instance more, now."""
+        full = entry.replicas() >= entry.spec.scaling.replicas_max
+        return not full and self.now_s >= entry.paused_until_s
 
     def takes_another(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
         """Whether the node takes one more instance of this deployment."""
@@ -126,21 +131,21 @@ class EventContext:
 
     def unsettled(self) -> bool:
         """Whether something is to be looked at before the event is over."""
-        return bool(self.all_woken or self._woken or self.released or self.wishes)
+        return bool(self.all_woken or self._woken or self.released or self.releases)
 
-    def wish(self, plan: Release) -> None:
+    def defer_release(self, plan: Release) -> None:
         """An instance is to go for who waits: not amid the look for a place. Asked for twice, or
-        beyond WISHES_MAX of an event, it is passed over.
+        beyond RELEASES_MAX of an event, it is passed over.
         """
         instance_id = plan.instance.instance_id
-        if instance_id not in self._wished and len(self._wished) < WISHES_MAX:
-            self._wished.add(instance_id)
-            self.wishes.append(plan)
+        if instance_id not in self._released_once and len(self._released_once) < RELEASES_MAX:
+            self._released_once.add(instance_id)
+            self.releases.append(plan)
 
-    def take_wishes(self) -> list[Release]:
-        """They are no longer wished for then."""
-        wishes, self.wishes = self.wishes, []
-        return wishes
+    def take_releases(self) -> list[Release]:
+        """They are deferred no more then."""
+        releases, self.releases = self.releases, []
+        return releases
 
     def take_woken(self) -> list[DeploymentEntry]:
         """Deployments to look at, which have a queue. They are no longer woken then."""
@@ -163,7 +168,7 @@ class EventContext:
         nothing is shared: it cannot have become more in the same version of the node.
         """
         assert entry.deployment is not None
-        of = node.node_id, entry.spec.name if node.hello.shares_weights else None
+        of = node.node_id, entry.spec.name if node.swaps or node.hello.shares_weights else None
         version, most = self._obtainable.get(of, (-1, 0))
         if version != node.version:
             most = node.obtainable_bytes(entry.deployment)

@@ -85,6 +85,8 @@ class InstanceEntry:
     loaded_at_s: float = 0.0
     mixed_slos: bool = False
     """Whether one of its requests has an SLO of its own, or had while the others were there."""
+    out: bool = False
+    """Whether its weights are off the device, as its node told last."""
     has_served: bool = False
     """A token has come from it."""
     idle_since_s: float = 0.0
@@ -145,7 +147,7 @@ class InstanceEntry:
 
     def freed_bytes(self, after: Sequence[InstanceView] = ()) -> int:
         """See `InstanceView`."""
-        if not self.node.hello.shares_weights:
+        if self.shares is None:
             return self.promised_bytes
         station, before = self.node.station, [other.instance_id for other in after]
         both_bytes = station.freed_bytes([*before, self.instance_id])
@@ -163,7 +165,12 @@ class InstanceEntry:
     @property
     def resident_share(self) -> float:
         """The share of its weights that is on the device."""
-        return float(bool(self.loaded_at_s))
+        return float(self.resident)
+
+    @property
+    def resident(self) -> bool:
+        """Whether its weights are on the device."""
+        return bool(self.loaded_at_s) and not self.out
 
     @property
     def is_parked(self) -> bool:
@@ -313,7 +320,7 @@ class InstanceEntry:
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
         """Its load has ended well."""
         self.advance(InstanceState.READY)
-        self.tier, self.loaded_at_s = tier, now_s
+        self.tier, self.loaded_at_s, self.out = tier, now_s, self.node.swaps
         self.note_progress("", 1.0)
 
     def note_report(self, said: InstanceReport, now_s: float) -> None:
@@ -322,7 +329,7 @@ class InstanceEntry:
         """
         self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
-        self.stalls = said.stalls
+        self.stalls, self.out = said.stalls, said.out
         self.off_p50, self.off_p95 = said.off_p50, said.off_p95
 
     def note_all_prefixes(self, digests: Sequence[int]) -> None:

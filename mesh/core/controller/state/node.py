@@ -107,6 +107,15 @@ class NodeEntry:
         """An instance of the deployment is about to find them."""
         return self.left.pop(deployment, set())
 
+    @property
+    def swaps(self) -> bool:
+        """Whether it swaps weights by its turn rule."""
+        return self.station.pools
+
+    def load_bytes(self, weights_bytes: int, tier: LoadTier) -> int:
+        """The bytes that a load moves: where weights are swapped, they come after it."""
+        return 0 if self.swaps and tier is not LoadTier.REMOTE else weights_bytes
+
     def is_idle(self) -> bool:
         """Whether no request is on it."""
         return self.running == 0
@@ -144,14 +153,18 @@ class NodeEntry:
     def share(
         self, model_id: ModelId, context_tokens_max: int, footprint: Footprint
     ) -> Share | None:
-        """What an instance has in common with others of its model here; None where nothing is."""
+        """What an instance has in common with others of its model here, or of a pool with all; None
+        where nothing is.
+        """
+        if self.swaps:
+            return Share(key=None, size_bytes=footprint.weights_bytes)
         if not self.hello.shares_weights:
             return None
         return Share(key=(model_id, context_tokens_max), size_bytes=footprint.shared_bytes)
 
     def share_of(self, deployment: Deployment) -> Share | None:
         """What an instance of the deployment shares with others on this node."""
-        if not self.hello.shares_weights:
+        if not self.swaps and not self.hello.shares_weights:
             return None
         footprint = self.footprint_of(deployment)
         return self.share(deployment.model.model_id, deployment.context_tokens_max, footprint)

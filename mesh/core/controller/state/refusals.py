@@ -2,21 +2,21 @@
 
 A refusal is remembered together with its cause, and is forgotten as soon as the cause may be gone:
 
-- A node had no memory or no time for an instance that a waiting request wants (`lifecycle`,
-  `placement`). This holds until the version of the node changes (`NodeEntry.version`), an
-  answer of the deployment ends, an instance of it is started, or the nodes change. If memory was
-  lacking, the node is asked again only if enough is free now.
-- An instance has no time for a request of some length, and so for no longer one (`queueing`). This
+- A node had no memory or no time for an instance that a waiting request wants (`search`).
+  This holds until the version of the node changes (`NodeEntry.version`), an answer of the
+  deployment ends, an instance of it is started, or the nodes change. If memory was lacking, the
+  node is asked again only if enough is free now.
+- An instance has no time for a request of some length, and so for no longer one (`search`). This
   holds until the version of its node changes.
-- An instance has refused a request for another reason (`queueing`). This holds until the event is
+- An instance has refused a request for another reason (`search`). This holds until the event is
   over.
-- The validations of an event ran out amid the candidates (`queueing`). The next try goes on there.
+- The validations of an event ran out amid the candidates (`search`). The next try goes on there.
 - A request has to begin by some time (`outlook`). This holds until the nodes change, or what is
   known of them.
 - A request waits for a reason (`RequestRefusals`). This holds until the request is tried again.
 
 FIRST_TOKEN_LATE is never kept: it says nothing about requests that are due later. Before:
-`requests.queueing` and `instances.placement` ask before they validate.
+`requests.search` asks before it validates.
 """
 
 from collections.abc import Callable, Collection

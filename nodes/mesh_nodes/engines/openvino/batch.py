@@ -147,9 +147,10 @@ class BatchInputs:
 
     def bind(self, work: SequenceOf[Work]) -> None:
         """Logits will come first for the rows of `work` that yield a token, in their order, then
-        for those that tell of prompts.
+        for those that tell of prompts. Without work there is one token in the scratch block, which
+        yields logits, too.
         """
-        fill = _fill(sum(item.tokens for item in work))
+        fill = _fill(sum(item.tokens for item in work)) if work else [1]
         counts = np.array([item.tokens for item in work] + fill, np.int32)
         past = np.array([item.sequence.computed for item in work] + [0] * len(fill), np.int32)
         begins = _begins(counts)
@@ -163,7 +164,7 @@ class BatchInputs:
             for item, begin in zip(work, begins, strict=False)
             for row in range(item.prompt_rows)
         ]
-        sampled += [0] * (padded(len(sampled)) - len(sampled))
+        sampled += [0] * ((padded(len(sampled)) if work else 1) - len(sampled))
         # Position of each token: its place in the batch, less its sequence's start there, plus
         # what that sequence has in the cache.
         shift = np.repeat(past - begins[:-1], counts)

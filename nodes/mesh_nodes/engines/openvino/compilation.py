@@ -22,7 +22,7 @@ import openvino.opset13 as ops
 
 from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
 from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, WeightPrecision
-from mesh.runtime.engine import Progress
+from mesh.runtime.engine import LoadOrder, Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
 from mesh_loader.sources import not_held_as
@@ -96,6 +96,10 @@ class CompiledGraph:
     """The guards of the files that OpenVINO has mapped itself."""
     context_token_bytes: int = 0
     """What rope tables take for each token of the context limit."""
+    import_again: Callable[[], "CompiledGraph | None"] | None = None
+    """Imports another compiled model of the same weights, which shares nothing with this one, or
+    returns `None` where there is no blob. It is `None` where there never is one.
+    """
     _has_run: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -228,9 +232,16 @@ class Compiler:
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
 
-    def in_use(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> bool:
-        """Whether an instance runs this model now, for a further one to share."""
-        return self._place(model, model_path, context_tokens_max) in self._in_use
+    def shared(self, order: LoadOrder) -> CompiledGraph | None:
+        """What a further instance of the order's model would share, if any."""
+        return self._in_use.get(self.place(order))
+
+    def share(self, order: LoadOrder, graph: CompiledGraph) -> None:
+        """Further instances of the order's model share this one from now on."""
+        self._in_use[self.place(order)] = graph
+
+    def place(self, order: LoadOrder) -> _Place:
+        return self._place(order.model, order.model_path, order.context_tokens_max)
 
     def _place(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> _Place:
         return model_path, context_tokens_max, self._precision(model), model.precision
@@ -258,6 +269,7 @@ class Compiler:
             compiled = self._compile(read_ir(self._core, model_path), properties)
             return CompiledGraph(compiled, {}, (), guards=(guard,))
         precision, key = self._precision(model), None
+        again: Callable[[], CompiledGraph | None] | None = None
         layout = self.layout(model_path, precision)
         properties = self._properties_of(precision, model.precision)
         if layout is None:
@@ -275,14 +287,22 @@ class Compiler:
         if layout is not None and architecture.experts is None:
             context = context_tokens_max
             key = self.blob_key(architecture, context, layout, precision, model.precision)
+            again = partial(self._import, key, layout, properties)
             imported = self._import(key, layout, properties, progress)
             if imported is not None:
-                return replace(imported, context_token_bytes=context_token_bytes)
+                return replace(
+                    imported, context_token_bytes=context_token_bytes, import_again=again
+                )
         progress("compile", 0.2)
         maps, weights = self._read_weights(architecture, model_path, precision)
         compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
         return CompiledGraph(
-            compiled, weights, maps, blob_key=key, context_token_bytes=context_token_bytes
+            compiled,
+            weights,
+            maps,
+            blob_key=key,
+            context_token_bytes=context_token_bytes,
+            import_again=again,
         )
 
     def _check_originals(self, model_path: Path) -> None:
@@ -362,18 +382,25 @@ class Compiler:
         )
 
     def _import(
-        self, key: str, layout: Layout, properties: Mapping[str, object], progress: Progress
+        self,
+        key: str,
+        layout: Layout,
+        properties: Mapping[str, object],
+        progress: Progress | None = None,
     ) -> CompiledGraph | None:
-        """None where there is no blob, or OpenVINO refuses the one that there is."""
+        """None where there is no blob, or OpenVINO refuses the one that there is. One that is being
+        made is waited for if there is `progress` to tell.
+        """
         if self._blobs is None:
             return None
         bound, awaited = self._blobs.bind(key, layout), False
-        if bound is None:
+        if bound is None and progress is not None:
             awaited = self._wait_for_blob(key, partial(progress, "wait for the compile", 0.1))
             bound = self._blobs.bind(key, layout) if awaited else None
         if bound is None:
             return None
-        progress("import compiled", 0.2)
+        if progress is not None:
+            progress("import compiled", 0.2)
         try:
             return replace(self.import_bound(key, bound, properties), awaited=awaited)
         except RuntimeError as error:

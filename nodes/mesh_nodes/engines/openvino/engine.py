@@ -56,6 +56,7 @@ from mesh_nodes.engines.openvino.instance import Instance, KeptKv
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
+from mesh_nodes.engines.openvino.own_graphs import OwnGraphs
 from mesh_nodes.engines.openvino.page_keeper import PageKeeper
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.refusals import check_bounds, lacks_memory
@@ -137,9 +138,15 @@ class OpenVinoEngine:
         return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
-        """Guards the table alone, never an instance."""
+        """Guards the table and the counts of loads, never an instance."""
         self._budget = CacheBudget(lock=threading.RLock())
         self._kept = KeptCaches[KeptKv](lock=threading.Lock())
+        self._own_graphs = OwnGraphs(
+            self._compiler,
+            self._budget,
+            available_bytes=available_bytes,
+            instances=self._loaded,
+        )
         self._loads_begun = self._loads_ended = 0
         self._computing, self._worked_s = False, 0.0
         self._prepared: dict[InstanceId, Path] = {}
@@ -160,6 +167,7 @@ class OpenVinoEngine:
             resize_kv=True,
             computes_ahead=True,
             caches_prefixes=True,
+            swaps=True,
             shares_weights=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
             loads_in_process=True,
@@ -196,34 +204,15 @@ class OpenVinoEngine:
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
         start_s = time.perf_counter()
-        self._check(order)
+        if order.instance_id in self._instances:
+            raise EngineError(f"instance {order.instance_id} is already loaded")
+        check_bounds(order)
         shares = self._shares(order)
-        prepared = self._compiler.prepared_folder(order.model_path, order.model.weights)
-        cached = self._pages.has(prepared)
-        if not shares:
-            self._pages.use(prepared)
-        self._loads_begun += 1
-        kept = self._kept.take(order)
-        try:
-            taken_bytes = self._taken_bytes(order)
-            if kept is not None:
-                # Its blocks are those in force already.
-                taken_bytes -= order.kv_blocks * kept.pool.block_bytes
-            self._budget.begin_load(order.instance_id, taken_bytes)
-            instance, graph = self._bring_up(order, progress, kept)
-        except BaseException as error:
-            if kept is not None:
-                kept.close()
-            _drop_frames(error)
-            return_memory()
-            raise
-        finally:
-            self._budget.end_load(order.instance_id)
-            self._loads_ended += 1
-            self._worked_s = time.perf_counter()
+        cached = self._pages.has(self._prepared_folder(order))
+        instance, graph = self._bring_up(order, progress, kept=self._kept.take(order))
         with self._lock:
             self._instances[order.instance_id] = instance
-            self._prepared[order.instance_id] = prepared
+            self._prepared[order.instance_id] = self._prepared_folder(order)
         progress("loaded", 1.0)
         # What waited for its blob says nothing of loads that find one.
         found = graph.imported and not graph.awaited
@@ -247,18 +236,35 @@ class OpenVinoEngine:
             others = list(self._instances.values())
         if instance is None:
             return
-        kept = instance.leave()
+        self._own_graphs.forget(instance)
+        kept = instance.leave_blocks()
         if kept is not None:
             self._kept.put(instance.order, kept)
         return_memory()
         model, reached, tables_bytes = instance.model, instance.reached, instance.tables_bytes
-        shared = any(map(instance.shares_with, others))
+        known = instance.resident and not any(map(instance.shares_with, others))
         before_bytes, moment = self._beside_kv_bytes(), self._moment()
         del instance
         return_memory()
         freed_bytes = before_bytes - self._beside_kv_bytes()
-        if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
+        quiet = self._loads_begun == self._loads_ended and not self._own_graphs.making
+        if known and quiet and moment == self._moment():
             self._footprints.note(model, freed_bytes - tables_bytes, reached)
+
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        instance = self._instance(instance_id)
+        if resident and not instance.resident:
+            self._bring_up(replace(instance.order, kv_blocks=0), lambda *_: None, instance)
+            with self._lock:
+                if self._instances.get(instance_id) is instance:
+                    self._prepared[instance_id] = self._prepared_folder(instance.order)
+        elif instance.resident and not resident:
+            self._own_graphs.forget(instance)
+            with self._moves_memory():
+                instance.leave()
+                return_memory()
+            with self._lock:
+                self._prepared.pop(instance_id, None)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         return self._instance(instance_id).submit(request)
@@ -278,6 +284,7 @@ class OpenVinoEngine:
         instance = self._instance(instance_id)
         with self._computes():
             result = repeated(instance.step, prefill, iterations, decode)
+        self._own_graphs.note(instance, result)
         return replace(result, prefixes=instance.tell_prefixes())
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
@@ -287,32 +294,35 @@ class OpenVinoEngine:
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> KvResized:
         start_s = time.perf_counter()
         blocks = self._instance(instance_id).resize_kv(kv_blocks)
+        self._own_graphs.give_back()
         elapsed_s = time.perf_counter() - start_s
         return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
-        with self._lock:
-            instances = list(self._instances.values())
-        told = ((instance.instance_id, instance.tell_prefixes()) for instance in instances)
+        told = ((instance.instance_id, instance.tell_prefixes()) for instance in self._loaded())
         changed = {instance_id: change for instance_id, change in told if change is not None}
         return {**changed, **self._kept.tell()}
 
     def bound_memory(self, memory_bytes: int) -> None:
         self._budget.bound(memory_bytes)
+        self._own_graphs.give_back_beside()
 
     def kept_bytes(self) -> int:
         return self._kept.held_bytes
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         """The memory of each instance. Weights that several instances share are counted with the
-        first of them.
+        first of them, and a compiled model that is being made for one alone, with that one.
         """
-        with self._lock:
-            instances = [instance for _, instance in sorted(self._instances.items())]
+        instances = self._loaded()
         held = [instance.memory() for instance in instances]
         sizes = [(m.weights_bytes, i.share) for m, i in zip(held, instances, strict=True)]
         counted = zip(held, counted_once(sizes), strict=True)
-        return tuple(replace(memory, weights_bytes=size) for memory, size in counted)
+        making = self._own_graphs.making
+        return tuple(
+            replace(memory, weights_bytes=size + making.get(memory.instance_id, 0))
+            for memory, size in counted
+        )
 
     def blobs_made(self, timeout_s: float) -> bool:
         """Wait until no blob is being made; whether that is so within `timeout_s`."""
@@ -325,6 +335,7 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self._pages.close()
+        self._own_graphs.close()
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
@@ -347,13 +358,17 @@ class OpenVinoEngine:
         held = [books.kv_held_bytes for books in self.memory()]
         return (self._loads_begun, self.kept_bytes(), *held)
 
-    def _check(self, order: LoadOrder) -> None:
-        if order.instance_id in self._instances:
-            raise EngineError(f"instance {order.instance_id} is already loaded")
-        check_bounds(order)
-        wanted_bytes, available_bytes = self._taken_bytes(order), self._available_bytes()
-        if wanted_bytes > available_bytes:
-            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+    @contextmanager
+    def _moves_memory(self) -> Iterator[None]:
+        """A block beside which no unload can say what it has freed."""
+        with self._lock:
+            self._loads_begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loads_ended += 1
+            self._worked_s = time.perf_counter()
 
     def _taken_bytes(self, order: LoadOrder) -> int:
         """By the instance, beside what it shares with those that are there."""
@@ -366,17 +381,53 @@ class OpenVinoEngine:
 
     def _shares(self, order: LoadOrder) -> bool:
         """Whether it would run what an instance that is there runs."""
-        return self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
+        return self._compiler.shared(order) is not None
+
+    def _prepared_folder(self, order: LoadOrder) -> Path:
+        return self._compiler.prepared_folder(order.model_path, order.model.weights)
 
     def _bring_up(
-        self, order: LoadOrder, progress: Progress, kept: KeptKv | None
+        self,
+        order: LoadOrder,
+        progress: Progress,
+        instance: Instance | None = None,
+        kept: KeptKv | None = None,
+    ) -> tuple[Instance, CompiledGraph]:
+        """The model in memory, and a new instance that computes with it, or this one. `kept`: what
+        an earlier one has left to a new one; its blocks are those in force already.
+        """
+        wanted_bytes = self._taken_bytes(order)
+        kept_bytes = 0 if kept is None else order.kv_blocks * kept.pool.block_bytes
+        with self._moves_memory():
+            try:
+                self._budget.begin_load(order.instance_id, wanted_bytes - kept_bytes)
+                self._own_graphs.give_back()
+                if wanted_bytes > (available_bytes := self._available_bytes()):
+                    raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+                if not self._shares(order):
+                    self._pages.use(self._prepared_folder(order))
+                return self._compile(order, progress, instance, kept)
+            except BaseException as error:
+                if kept is not None:
+                    kept.close()
+                _drop_frames(error)
+                return_memory()
+                raise
+            finally:
+                self._budget.end_load(order.instance_id)
+
+    def _compile(
+        self, order: LoadOrder, progress: Progress, instance: Instance | None, kept: KeptKv | None
     ) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(
             order.model, order.model_path, order.context_tokens_max, progress
         )
         progress("warm up", 0.9)
         with engine_errors(f"instance {order.instance_id} cannot be brought up"):
-            instance = Instance(
+            if instance is not None:
+                instance.enter(graph)
+                return instance, graph
+            made = Instance(
                 order,
                 graph,
                 footprint=self.footprint(order.model),
@@ -384,7 +435,7 @@ class OpenVinoEngine:
                 kv_resize=self._kv_resize,
                 kept=kept,
             )
-        return instance, graph
+        return made, graph
 
     def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph, compile_s: float) -> None:
         """The one that would have spared the load, of so many seconds, its compile."""
@@ -403,6 +454,11 @@ class OpenVinoEngine:
             ),
         )
         self._blob_maker.ask(job, self._footprint(order).weights_bytes, compile_s)
+
+    def _loaded(self) -> list[Instance]:
+        """All instances, by their ids."""
+        with self._lock:
+            return [instance for _, instance in sorted(self._instances.items())]
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

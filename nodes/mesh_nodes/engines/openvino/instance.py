@@ -1,9 +1,11 @@
 """One loaded model: its compiled graph, its KV cache, and the requests that run in it.
 
 A step reads plan, infer, choose, advance. Owns the sequences and the block pool; calls come one
-after the other, from the engine's compute thread, but for `memory`.
+after the other, from the engine's compute thread, but for `memory`, and for `enter` and `leave`,
+by which the compiled graph comes and goes while all else stays.
 """
 
+import threading
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,11 +13,11 @@ from itertools import islice
 import numpy as np
 import openvino as ov
 
-from mesh.domain.errors import OutOfMemory
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
+from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.steps import Decode, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
@@ -50,13 +52,22 @@ class KeptKv:
     def held_bytes(self) -> int:
         return self.cache.held_bytes
 
-    def suits(self, graph: CompiledGraph, request: ov.InferRequest, range_blocks: int) -> bool:
-        """Whether the request, of an instance with so many blocks, computes with it from now on."""
-        return self.places.total >= range_blocks and self.cache.rebind(graph.model, request)
+    def suits(self, graph: CompiledGraph, range_blocks: int) -> bool:
+        """Whether an instance with so many blocks may compute with it."""
+        return self.places.total >= range_blocks and self.cache.suits(graph.model)
 
     def close(self) -> None:
         self.pool.close()
         self.cache.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What the instance computes with while its weights are there."""
+
+    graph: CompiledGraph
+    request: ov.InferRequest
+    inputs: BatchInputs
 
 
 class Instance:
@@ -88,23 +99,27 @@ class Instance:
         self._booked = footprint = stated.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
-        self._graph = graph
         self._budget = budget
-        self._request = graph.model.create_infer_request()
-        self._inputs = BatchInputs(graph.model, self._request)
+        self._bound: _Bound | None = None
+        self._running = threading.Lock()
+        """It is held while the instance computes, and while what it computes with changes."""
+        self._binding = threading.Lock()
+        """Guards the cache's memory while a request is bound to it."""
+        self._closed = False
+        request = graph.model.create_infer_request()
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
         # Each claim looks through the whole range: seconds where a context of millions had all.
         blocks_held_max = host_memory.total_bytes() // footprint.kv_block_bytes
         useful = min(blocks_useful, blocks_held_max)
         self._range_blocks = max(order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
-        if kept is not None and not kept.suits(graph, self._request, self._range_blocks):
+        if kept is not None and not kept.suits(graph, self._range_blocks):
             kept.close()
             kept = None
         if kept is None:
             self._cache = bind_kv_cache(
                 kv_resize,
                 graph.model,
-                self._request,
+                request,
                 blocks=order.kv_blocks,
                 range_blocks=self._range_blocks,
             )
@@ -121,16 +136,17 @@ class Instance:
         else:
             self._cache, self._places, self._pool = kept.cache, kept.places, kept.pool
             self._range_blocks = kept.places.total
+            self._cache.bind(graph.model, request)
             with budget.lock:
                 self._places.resize(order.kv_blocks, self._places.taken())
         budget.end_load(self.instance_id)
-        self.found = self._pool.begin_again(footprint.weights_bytes, self.share)
+        self.found = self._pool.begin_again(footprint.weights_bytes, self._share_of(graph))
         """Digests of the keys of what the earlier instance has left."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
         try:
-            self._warm()
+            self._warm(_Bound(graph, request, BatchInputs(graph.model, request)))
         except BaseException:
             # The room would count it on, and spare no memory for others' cached blocks.
             self.close()
@@ -151,18 +167,78 @@ class Instance:
         """
         return replace(
             self._books,
+            weights_bytes=self._pool.weights_bytes,
             kv_blocks_cached=self._pool.cached,
             kv_held_bytes=self._cache.held_bytes,
         )
 
     @property
-    def share(self) -> Share:
+    def resident(self) -> bool:
+        """Whether its weights are there, and it can compute."""
+        return self._bound is not None
+
+    @property
+    def share(self) -> Share | None:
         """The weights that this instance shares with all that run the same compiled graph."""
-        return Share(key=id(self._graph), size_bytes=self._booked.shared_bytes)
+        return self._pool.share
 
     def shares_with(self, other: "Instance") -> bool:
-        """Whether both run what was compiled once."""
-        return self._graph is other._graph
+        """Whether both run now what was compiled once."""
+        mine, theirs = self._bound, other._bound
+        return mine is not None and theirs is not None and mine.graph is theirs.graph
+
+    @property
+    def graph(self) -> CompiledGraph | None:
+        """What it computes with while its weights are there."""
+        return None if self._bound is None else self._bound.graph
+
+    def twin(self, graph: CompiledGraph) -> "Instance":
+        """The smallest instance of the same model over another compiled model, in no budget. Raises
+        as `__init__`.
+        """
+        order = replace(self.order, kv_blocks=1, batch_max=1)
+        return Instance(order, graph, footprint=self._booked, budget=CacheBudget())
+
+    def move_to(self, graph: CompiledGraph) -> None:
+        """Compute from the next iteration on with another compiled model of the same, which has
+        run. May be called from any thread; waits for the iteration under way. Nothing happens to one
+        that has left or is closed. Raises RuntimeError as OpenVINO does.
+        """
+        request = graph.model.create_infer_request()
+        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        with self._running, self._binding:
+            if self._bound is None or self._closed:
+                return
+            self._cache.bind(graph.model, request)
+            self._bound, self.reached = bound, Reached()
+            self._hold(self._booked.weights_bytes, self._share_of(graph))
+
+    def leave(self) -> None:
+        """Let the compiled graph go. Requests and KV cache stay as they are."""
+        with self._running:
+            self._bound = None
+            self._cache.unbind()
+            self._hold(0, None)
+
+    def enter(self, graph: CompiledGraph) -> None:
+        """Compute with this graph from now on, once it has run.
+
+        Raises EngineError when the instance was unloaded meanwhile, and RuntimeError as OpenVINO
+        does. Then it is as it was before.
+        """
+        request = graph.model.create_infer_request()
+        bound = _Bound(graph, request, BatchInputs(graph.model, request))
+        try:
+            with self._binding:
+                if self._closed:
+                    raise EngineError(f"instance {self.instance_id} was unloaded meanwhile")
+                self._cache.bind(graph.model, request)
+            self.reached = Reached()
+            self._hold(self._booked.weights_bytes, self._share_of(graph))
+            self._warm(bound)
+        except BaseException:
+            self.leave()
+            raise
 
     def submit(self, request: EngineRequest) -> int:
         """See the engine port. Raises EngineError when the request can never run here."""
@@ -192,6 +268,7 @@ class Instance:
 
     def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         """One iteration; see the engine port. What it did to prefixes is told when asked."""
+        self._require_bound()
         start_s = time.perf_counter()
         active = list(islice(self._sequences.values(), self._batch_max))
         planned = plan(active, prefill, self._pool, decode)
@@ -200,7 +277,8 @@ class Instance:
         prefills = [work for work in planned.work if not work.sequence.decoding]
         prefill_tokens = sum(work.tokens for work in prefills)
         past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
-        outputs = self._run(planned)
+        with self._running:
+            outputs = self._run(self._require_bound(), planned)
         self._books = self._count()
         return StepResult(
             outputs=outputs,
@@ -226,6 +304,7 @@ class Instance:
         """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
         blocks that are free; the books, which other threads read, never show them.
         """
+        self._require_bound()
         check_measurable(
             self.instance_id,
             shape,
@@ -239,8 +318,10 @@ class Instance:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
                 self._cache.back(np.array(sequence.blocks(), np.int64))
+            planned = plan(active, shape.prefill_tokens, self._pool)
             start_s = time.perf_counter()
-            self._run(plan(active, shape.prefill_tokens, self._pool))
+            with self._running:
+                self._run(self._require_bound(), planned)
             return time.perf_counter() - start_s
         finally:
             for sequence in active:
@@ -251,7 +332,7 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        with self._budget.lock:
+        with self._running, self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
             in_use = self._places.taken()
@@ -271,36 +352,50 @@ class Instance:
         self._books = self._count()
         return blocks
 
-    def leave(self) -> "KeptKv | None":
+    def leave_blocks(self) -> "KeptKv | None":
         """Drop all requests, and leave what is cached to the next instance, as far as the budget
         allows. `None` where nothing is left; all pages are back then.
         """
         for request_id in tuple(self._sequences):
             self.abort(request_id)
         cache = self._cache
-        if not isinstance(cache, ElasticKvCache) or cache.dense:
-            self.close()
-            return None
-        with self._budget.lock:
-            self._pool.outlive()
-            taken = self._places.taken()
-            self._places.resize(0, taken)
-            cache.keep(taken)
-        if self._pool.cached:
-            return KeptKv(cache, self._places, self._pool)
+        if isinstance(cache, ElasticKvCache) and not cache.dense:
+            with self._binding, self._budget.lock:
+                self._pool.outlive()
+                taken = self._places.taken()
+                if taken.size:
+                    self._closed = True
+                    self._places.resize(0, taken)
+                    cache.keep(taken)
+                    return KeptKv(cache, self._places, self._pool)
         self.close()
         return None
 
     def close(self) -> None:
         """Drop all requests and give the KV cache's pages back."""
-        self._sequences.clear()
-        self._cache.close()
-        self._pool.close()
+        with self._binding:
+            self._closed = True
+            self._sequences.clear()
+            self._cache.close()
+            self._pool.close()
+
+    def _require_bound(self) -> _Bound:
+        if self._bound is None:
+            raise EngineError(f"instance {self.instance_id} has no weights here: swap it in first")
+        return self._bound
+
+    def _share_of(self, graph: CompiledGraph) -> Share:
+        return Share(key=id(graph), size_bytes=self._booked.shared_bytes)
+
+    def _hold(self, weights_bytes: int, share: Share | None) -> None:
+        """Sets what the books say of its weights."""
+        with self._budget.lock:
+            self._pool.weights_bytes, self._pool.share = weights_bytes, share
 
     def _count(self) -> InstanceMemory:
         return InstanceMemory(
             instance_id=self.instance_id,
-            weights_bytes=self._booked.weights_bytes,
+            weights_bytes=self._pool.weights_bytes,
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
             kv_block_bytes=self._cache.block_bytes,
@@ -308,14 +403,14 @@ class Instance:
             kv_held_bytes=self._cache.held_bytes,
         )
 
-    def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
+    def _run(self, bound: _Bound, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
         if not planned.work:
             return ()
         with engine_errors(f"instance {self.instance_id} failed in a step"):
-            self._inputs.bind(planned.work)
-            self._request.infer(share_outputs=True)
-            logits = self._request.get_output_tensor(0).data
+            bound.inputs.bind(planned.work)
+            bound.request.infer(share_outputs=True)
+            logits = bound.request.get_output_tensor(0).data
         yielding = [work for work in planned.work if work.yields]
         tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
@@ -330,7 +425,7 @@ class Instance:
         )
         self.reached.note(tokens, rows)
         if tokens > LASTING_TOKENS:
-            self._graph.release_activations()
+            bound.graph.release_activations()
             self.reached.note_release()
         for work in planned.work:
             work.sequence.advance(work.tokens, self._pool)
@@ -366,15 +461,12 @@ class Instance:
             constraint=constraint_of(request, self._model_path, self._vocabulary_tokens),
         )
 
-    def _warm(self) -> None:
-        request = EngineRequest(
-            request_id=RequestId("warm-up"),
-            prompt_tokens=(0,),
-            output_tokens=(),
-            sampling=SamplingParams(max_tokens=1),
-            stop_token_ids=(),
-        )
-        self._sequences[request.request_id] = self._sequence(request)
-        with self._graph.first_run():
-            self.step(1)
-        self.abort(request.request_id)
+    def _warm(self, bound: _Bound) -> None:
+        """Compute one token of nobody's. It touches neither sequences nor blocks: requests may come
+        and go meanwhile.
+        """
+        with bound.graph.first_run():
+            bound.inputs.bind([])
+            bound.request.infer(share_outputs=True)
+        self.reached.note(1, 1)
+        self._bound = bound

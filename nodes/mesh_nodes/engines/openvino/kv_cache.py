@@ -66,8 +66,10 @@ class LayerCache:
 
 
 def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
-    """Those that the compiled model takes as inputs."""
-    return [
+    """Those that the compiled model takes as inputs, in the same order for all that are compiled
+    from one model.
+    """
+    caches = [
         LayerCache(
             port,
             np.dtype(_WORDS[port.element_type.size]),
@@ -76,6 +78,7 @@ def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
         for port in compiled.inputs
         if port.any_name.startswith((KEY_CACHE, VALUE_CACHE))
     ]
+    return sorted(caches, key=lambda layer: str(layer.port.any_name))
 
 
 def back_blocks(arrays: Iterable[npt.NDArray[Any]], blocks: Blocks) -> None:
@@ -122,7 +125,7 @@ class ElasticKvCache:
             for layer, begin in zip(layers, begins, strict=True)
         ]
         self._kinds = [layer.kind for layer in layers]
-        self.rebind(compiled, request)
+        self.bind(compiled, request)
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)
@@ -131,14 +134,16 @@ class ElasticKvCache:
         self._reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
         self._held = self._holding()
 
-    def rebind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> bool:
-        """Have another request compute with what is there; whether its model's caches are such."""
-        layers = layer_caches(compiled)
-        if [layer.kind for layer in layers] != self._kinds:
-            return False
-        for layer, array in zip(layers, self._arrays, strict=True):
+    def suits(self, compiled: ov.CompiledModel) -> bool:
+        """Whether the model's caches are such."""
+        return [layer.kind for layer in layer_caches(compiled)] == self._kinds
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        for layer, array in zip(layer_caches(compiled), self._arrays, strict=True):
             request.set_tensor(layer.port, layer.tensor(array))
-        return True
+
+    def unbind(self) -> None:
+        """The request is the only one that knows of it."""
 
     @property
     def held_bytes(self) -> int:
@@ -230,14 +235,21 @@ class CopyingKvCache:
     ) -> None:
         """Raises OutOfMemory when the addresses cannot be had."""
         self.dense = True
-        self._request = request
+        self._request: ov.InferRequest | None
         self._layers = layer_caches(compiled)
         self.block_bytes = sum(layer.block_bytes for layer in self._layers)
         self._blocks = blocks
         self._memory = [_allocate(layer, blocks) for layer in self._layers]
+        self.bind(compiled, request)
+        self._backed = np.zeros(blocks, np.bool_)
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        self._layers, self._request = layer_caches(compiled), request
         for layer, (_, array) in zip(self._layers, self._memory, strict=True):
             self._bind(layer, array)
-        self._backed = np.zeros(blocks, np.bool_)
+
+    def unbind(self) -> None:
+        self._request = None
 
     @property
     def held_bytes(self) -> int:
@@ -281,7 +293,8 @@ class CopyingKvCache:
         self._blocks = 0
 
     def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
-        self._request.set_tensor(layer.port, layer.tensor(array))
+        if self._request is not None:
+            self._request.set_tensor(layer.port, layer.tensor(array))
 
 
 def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:
@@ -300,7 +313,7 @@ class KvResize(StrEnum):
 
 
 class KvCache(Protocol):
-    """Key and value caches of all layers, bound to one infer request."""
+    """Key and value caches of all layers, bound to one infer request at most."""
 
     block_bytes: int
     dense: bool
@@ -309,6 +322,16 @@ class KvCache(Protocol):
     @property
     def held_bytes(self) -> int:
         """What it takes of the system's memory. May be read from any thread."""
+        ...
+
+    def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
+        """This request reads and writes it from now on. Raises RuntimeError where the model keeps
+        keys and values in another way than the one that it was made for.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Keep nothing of the request and its model."""
         ...
 
     def claim(self, free: Blocks, count: int) -> Blocks:

@@ -50,6 +50,12 @@ class CachedBlocks:
     def note_use(self) -> None:
         self.oldest = self._budget.tick()
 
+    def note_weights(self) -> None:
+        """Its weights may have gone or come."""
+        books = self._remote.books
+        with self._budget.lock:
+            self.weights_bytes = 0 if books is None else books.weights_bytes
+
     def make_room(self) -> None:
         """Blocks are about to be used: what is cached stays as far as the budget allows."""
         with self._budget.lock:

@@ -133,6 +133,7 @@ class VllmEngine:
             version=self._release.version,
             resize_kv=True,
             unloads_beside=True,
+            swaps=self._sleeping.count_max > 0,
             caches_prefixes=True,
             as_published=True,
             batch_max=MAX_NUM_SEQS,
@@ -210,6 +211,24 @@ class VllmEngine:
             HeldModel(model_id=key.model.model_id, tier=LoadTier.HOST) for key in self._pooled()
         )
         return self._sleeping.listed() + pooled
+
+    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+        self._instance(instance_id)
+        if not self.capabilities.swaps:
+            raise EngineError(f"instance {instance_id} stays: nothing sleeps here, nor is swapped")
+        with self._lock:
+            slot, cached = self._slots.get(instance_id), self._cached.get(instance_id)
+        if slot is None or cached is None:
+            raise EngineError(f"instance {instance_id} is being unloaded")
+        lacking_bytes = self.footprint(slot.key.model).weights_bytes - cached.weights_bytes
+        if resident:
+            self._check_room(instance_id, lacking_bytes)
+            self._budget.begin_load(instance_id, lacking_bytes)
+        try:
+            self._sleeping.swap(slot, resident)
+        finally:
+            cached.note_weights()
+            self._budget.end_load(instance_id)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         """Submits the request, also to an instance whose process is gone. The next step reports
@@ -326,7 +345,8 @@ class VllmEngine:
         """A new process. What fails from the pool is read from disk; where that goes well, what
         stood in the pool was wrong and is never tried again, unless the process was killed amid it.
         """
-        self._check_room(order)
+        wanted_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
+        self._check_room(order.instance_id, wanted_bytes)
         progress("start an engine process", 0.0)
         remote = self._spare.take(order.instance_id)
         where = self._held(key, remote)
@@ -423,10 +443,9 @@ class VllmEngine:
             raise EngineError(f"instance {instance_id} is not loaded")
         return remote
 
-    def _check_room(self, order: LoadOrder) -> None:
+    def _check_room(self, instance_id: InstanceId, wanted_bytes: int) -> None:
         """Those that sleep go before a load is refused. Raises OutOfMemory."""
-        wanted_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
         while (available_bytes := self._available_bytes()) < wanted_bytes:
             if self._sleeping.evict():
                 continue
-            raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+            raise lacks_memory(instance_id, wanted_bytes, available_bytes)

@@ -7,9 +7,13 @@ other, from `process`.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count, islice
 
-from mesh.domain.errors import EngineError
+import torch
+
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
@@ -39,6 +43,8 @@ ITERATION_TOKENS_MAX = 2048
 """Prompt tokens that one iteration can carry; vLLM sets its buffers by it."""
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
+MOVED_WAIT_S = 0.01
+"""So long a question whether weights have moved keeps other calls of the instance waiting."""
 
 
 class Instance:
@@ -65,6 +71,9 @@ class Instance:
         """In the order of submission; the first `batch_max` take part in a step."""
         self._range_blocks = self._blocks_reserved()
         self._kv_blocks = order.kv_blocks
+        self._mover = ThreadPoolExecutor(1, "mesh-swap")
+        self._move: Future[None] = Future()
+        self._resident = True
         self._extra_blocks = 0
         """May be kept cached beyond those in force."""
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
@@ -94,7 +103,7 @@ class Instance:
     def memory(self) -> InstanceMemory:
         return InstanceMemory(
             instance_id=self._order.instance_id,
-            weights_bytes=self._footprint.weights_bytes,
+            weights_bytes=self._footprint.weights_bytes - self.weights.away_bytes,
             kv_blocks=self._kv_blocks,
             kv_blocks_used=self._core.pool.used,
             kv_block_bytes=self._footprint.kv_block_bytes,
@@ -140,6 +149,7 @@ class Instance:
 
     def step(self, prefill: Prefill, decode: Decode = None) -> StepResult:
         start_s = time.perf_counter()
+        self._require_resident()
         planned = plan(
             islice(self._sequences.values(), self._order.batch_max),
             prefill=prefill,
@@ -177,6 +187,7 @@ class Instance:
 
     def measure(self, shape: IterationShape) -> float:
         """Seconds of one iteration of made-up requests alone, in blocks that are free."""
+        self._require_resident()
         check_measurable(
             self._order.instance_id,
             shape,
@@ -239,7 +250,37 @@ class Instance:
             )
         self._order = order
         self.weights.to_device()
+        self._resident = True
         self._resize(order.kv_blocks)
+
+    def begin_swap(self, resident: bool, where: Range | None) -> None:
+        """Begin to move the weights to the device, or to the host's memory as a sleep does, beside
+        the calls that follow. Requests and KV cache stay.
+        """
+        to_host = partial(self.weights.to_host, where)
+        self._resident = False
+        self._move = self._mover.submit(self.weights.to_device if resident else to_host)
+
+    def has_moved(self) -> bool:
+        """Whether the weights are where they were to go; waits for MOVED_WAIT_S. Raises OutOfMemory
+        when the device has no room for them; they stay on the host then.
+        """
+        try:
+            self._move.result(MOVED_WAIT_S)
+        except TimeoutError:
+            return False
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(
+                f"the weights of {self._order.instance_id} do not fit on the device: {error}",
+                hint="swap another instance out first",
+            ) from error
+        finally:
+            self._resident = self._move.done() and not self.weights.away_bytes
+        return True
+
+    def _require_resident(self) -> None:
+        if not self._resident:
+            raise EngineError(f"{self._order.instance_id} has no weights here: swap it in first")
 
     def _adopt(self, sequence: Sequence, blocks_free: int) -> int:
         """Before it computes anything it takes what others have computed of its tokens; the blocks

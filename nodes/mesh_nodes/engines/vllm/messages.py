@@ -25,6 +25,8 @@ class Verb(StrEnum):
     FILL = "fill"
     SLEEP = "sleep"
     WAKE = "wake"
+    SWAP = "swap"
+    MOVED = "moved"
     END = "end"
 
 

@@ -97,6 +97,8 @@ class _Server:
             Verb.FILL: instance.begin_fill,
             Verb.SLEEP: instance.sleep,
             Verb.WAKE: instance.wake,
+            Verb.SWAP: instance.begin_swap,
+            Verb.MOVED: instance.has_moved,
         }
         return performers[call.verb](*call.arguments)
 

@@ -10,10 +10,11 @@ one fails, the process is ended, and the instance is unloaded or loaded without 
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.domain.errors import MeshError
+from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.model import ModelInfo
 from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
 from mesh_nodes.engines.vllm.host_pool import HostPool, WeightsKey, range_bytes
@@ -112,6 +113,26 @@ class SleepingProcesses:
             with self._table:
                 self._falling.remove(slot)
 
+    def swap(self, slot: SleepSlot, resident: bool) -> None:
+        """Move the weights of an instance that stays: between the device and its place in the pool.
+
+        Raises OutOfMemory when there is no room where they are to go, and EngineError when its
+        process is gone.
+        """
+        with self._moving:
+            where = None if resident else self._find_place(slot)
+            if self._pool is None or not (resident or slot.pinned):
+                raise OutOfMemory(
+                    f"the host's pool has no place for the weights of {slot.remote.instance_id}",
+                    hint="raise --asleep and --asleep-memory",
+                )
+            self._pool.touch(slot.key.weights)
+            self._ask(slot.remote, Verb.SWAP, resident, where)
+            until_s = time.monotonic() + MOVE_S_MAX
+            while not self._ask(slot.remote, Verb.MOVED):
+                if time.monotonic() > until_s:
+                    slot.remote.end()
+
     def has(self, key: WakeKey) -> bool:
         """Whether one with this key sleeps, or will soon."""
         with self._table:
@@ -168,19 +189,26 @@ class SleepingProcesses:
 
     def _call(self, remote: Remote, verb: Verb, *arguments: object) -> bool:
         """Whether it was done. If not, the process is gone, or the engine is closed."""
-        with self._table:
-            if self._closed:
-                return False
-            self._moved = remote
         try:
-            remote.call(verb, *arguments, timeout_s=MOVE_S_MAX)
+            self._ask(remote, verb, *arguments)
         except MeshError as error:
             log.warning("a %s of %s failed: %s", verb, remote.instance_id, error.message)
             return False
+        return True
+
+    def _ask(self, remote: Remote, verb: Verb, *arguments: object) -> object:
+        """What the process answers. Raises what it refuses with, and EngineError once the engine is
+        closed.
+        """
+        with self._table:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            self._moved = remote
+        try:
+            return remote.call(verb, *arguments, timeout_s=MOVE_S_MAX)
         finally:
             with self._table:
                 self._moved = None
-        return True
 
     def _take(self, key: WakeKey) -> SleepSlot | None:
         """The one with this key that fell asleep last."""
@@ -210,13 +238,22 @@ class SleepingProcesses:
         while len(self._asleep) >= self.count_max:
             if not self.evict():
                 return False
+        where = self._find_place(slot)
+        if not slot.pinned:
+            return False
+        self._pool.touch(slot.key.weights)
+        return self._call(slot.remote, Verb.SLEEP, where)
+
+    def _find_place(self, slot: SleepSlot) -> Range | None:
+        """A range of the pool, in the place of others that sleep if need be; None where it has one,
+        or there is none to be had.
+        """
         where = None
         while not slot.pinned:
             where = self._place(slot)
             if where is None and not (self._fits(slot) and self.evict()):
-                return False
-        self._pool.touch(slot.key.weights)
-        return self._call(slot.remote, Verb.SLEEP, where)
+                break
+        return where
 
     def _fits(self, slot: SleepSlot) -> bool:
         """Whether its parameters are or could be in the pool, if all that sleep went."""

@@ -100,13 +100,20 @@ class Weights:
             _as_bytes(storage).copy_(part, non_blocking=True)
         self._wait()
 
+    @property
+    def away_bytes(self) -> int:
+        """What of them has left the device."""
+        return sum(part.nbytes for _, part in self._away)
+
     def to_host(self, where: Range | None = None) -> None:
         """See that the host has all of them, and give their memory on the device back. `where`: the
-        range for the parameters, unless they stand in one.
+        range for the parameters, unless they stand in one. Nothing happens if they are away.
 
         Raises RuntimeError, MemoryError, EngineError when it cannot be done; they are in no known
         state then.
         """
+        if self._away:
+            return
         if self._filling is not None:
             self._filling.join()
             self._filling = None
@@ -127,11 +134,18 @@ class Weights:
             torch.cuda.empty_cache()
 
     def to_device(self) -> None:
-        """The way back. Raises torch.OutOfMemoryError, and what `to_host` raises."""
-        for storage, part in self._away:
-            storage.resize_(part.nbytes)
-            _as_bytes(storage).copy_(part, non_blocking=True)
-        self._wait()
+        """The way back. Raises torch.OutOfMemoryError, and then they are away as before; and what
+        `to_host` raises.
+        """
+        try:
+            for storage, part in self._away:
+                storage.resize_(part.nbytes)
+                _as_bytes(storage).copy_(part, non_blocking=True)
+            self._wait()
+        except BaseException:
+            for storage, _ in self._away:
+                storage.resize_(0)
+            raise
         self._away = []
 
     def _stand(self, where: Range) -> None:

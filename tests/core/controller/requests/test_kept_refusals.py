@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import StartSearch, Wanted
+from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -158,14 +159,13 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         validations_left=9,
     )
 
-    def look(wanted: Wanted) -> None:
-        by = wanted.by
-        StartSearch(ctx, entry, wanted, waiting=lambda: (by,), among=lambda: nodes).run()
+    def look(by: RequestEntry, before: tuple[Price, ...] | None = None) -> None:
+        Search(ctx=ctx, entry=entry, request=by, before=before, among=lambda: nodes).first()
 
-    look(Wanted(by=moved, moves=True))
+    look(moved, before=())
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
     assert known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes) == nodes
-    look(Wanted(by=waiting))
+    look(waiting)
     waiting.refusals.try_again()
     assert not known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision, stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
-from mesh_nodes.engines.openvino import blob_maker, exported, shape_blob
+from mesh_nodes.engines.openvino import blob_maker, exported, own_graphs, shape_blob
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_maker import BlobJob, make_blob
@@ -32,10 +32,11 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob, cpu_fields
 from tests.nodes.engines.openvino.preparing import prepare_here
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
-from tests.nodes.engines.serving import INSTANCE, load, request, run
+from tests.nodes.engines.serving import INSTANCE, Outputs, load, request, run
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("blobs_soon")
+OTHER, THIRD = InstanceId("i-2"), InstanceId("i-3")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -292,6 +293,88 @@ def test_instances_of_a_model_share_what_was_compiled(
     assert str(own.path) in Path("/proc/self/maps").read_text()
     engine.unload(other)
     assert str(own.path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def alternating(
+    model: TinyModel, blob: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenVinoEngine]:
+    """Two instances of one model, one of which has a compiled model of its own."""
+    monkeypatch.setattr(own_graphs, "SWITCHES", 4)
+    engine = OpenVinoEngine(threads=1, blobs_path=blob.parent)
+    for name in (INSTANCE, OTHER):
+        load(engine, model.info, model.path, instance_id=name)
+    alone = alternated(engine)
+    assert shared(engine) == [True], "nobody has said how much memory there is"
+    engine.bound_memory(1 << 40)
+    assert alternated(engine) == alone
+    until(lambda: shared(engine) == [True, False])
+    assert alternated(engine) == alone
+    yield engine
+    engine.close()
+
+
+def alternated(engine: OpenVinoEngine) -> dict[str, list[int]]:
+    """The tokens of one request beside two of the other instance, an iteration each in turn."""
+    outputs, asked = Outputs(), {INSTANCE: ["r"], OTHER: ["s", "t"]}
+    for instance_id, names in asked.items():
+        for name in names:
+            engine.submit(instance_id, request(name, range(10, 20 + 2 * ord(name) % 9)))
+    while len(outputs.finished) < 3:
+        for instance_id in asked:
+            outputs.take(engine.step(instance_id, 64))
+    return outputs.tokens
+
+
+def shared(engine: OpenVinoEngine) -> list[bool]:
+    """For each compiled model, whether a further instance would share it."""
+    loaded = engine._loaded()
+    graphs = {instance.graph: instance.order for instance in loaded}
+    return [engine._compiler.shared(order) is graph for graph, order in graphs.items()][::-1]
+
+
+def weights_bytes(engine: OpenVinoEngine) -> list[int]:
+    return [books.weights_bytes for books in engine.memory()]
+
+
+def test_a_compiled_model_of_ones_own_is_booked_and_goes_first(
+    alternating: OpenVinoEngine, model: TinyModel
+) -> None:
+    whole = alternating.footprint(model.info).at_context(CONTEXT_TOKENS_MAX)
+    own_bytes = whole.weights_bytes - whole.shared_bytes
+    assert weights_bytes(alternating) == [whole.weights_bytes] * 2
+    # What is booked grows by a further instance's own part: that much is not there.
+    booked_bytes = 2 * whole.instance_bytes(64)
+    alternating.bound_memory(booked_bytes)
+    assert len(shared(alternating)) == 2
+    load(alternating, model.info, model.path, instance_id=THIRD, kv_blocks=1)
+    assert shared(alternating) == [True]
+    assert weights_bytes(alternating) == [whole.weights_bytes, own_bytes, own_bytes]
+    alternated(alternating)
+
+
+def test_less_memory_takes_a_compiled_model_of_ones_own(
+    alternating: OpenVinoEngine, model: TinyModel
+) -> None:
+    def shares_again() -> bool:
+        """The bound is told again and again, as with heartbeats."""
+        alternating.bound_memory(alternating.footprint(model.info).instance_bytes(64))
+        return shared(alternating) == [True]
+
+    until(shares_again)
+    alternated(alternating)
+    assert shared(alternating) == [True]
+
+
+def test_a_compiled_model_of_ones_own_is_shared_when_that_of_the_others_goes(
+    alternating: OpenVinoEngine, model: TinyModel
+) -> None:
+    """Whichever instance goes: the books have the weights once as long as there is one."""
+    alternating.unload(INSTANCE)
+    assert shared(alternating) == [True]
+    third = load(alternating, model.info, model.path, instance_id=THIRD)
+    assert third.tier is LoadTier.HOST
+    assert len(shared(alternating)) == 1
 
 
 def truncated(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedModel
+from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel, UnsupportedModel
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh.domain.reasons import FinishReason
@@ -26,7 +26,7 @@ from tests.nodes.engines.openvino.tiny import (
     reference_logits,
     write_tiny,
 )
-from tests.nodes.engines.serving import INSTANCE, load, request, run
+from tests.nodes.engines.serving import INSTANCE, Outputs, load, request, run
 
 PROMPT = tuple(range(10, 50))
 
@@ -204,7 +204,7 @@ def test_an_instance_that_cannot_warm_up_is_booked_no_more(
     """Its blocks are nobody's: else the cached ones of others had to make room for them."""
     pools: list[weakref.ref[object]] = []
 
-    def warm(instance: Instance) -> None:
+    def warm(instance: Instance, *_: object) -> None:
         pools.append(weakref.ref(instance._pool))
         raise RuntimeError("no kernel")
 
@@ -213,6 +213,45 @@ def test_an_instance_that_cannot_warm_up_is_booked_no_more(
         load(engine, tiny.info, tiny.path)
     gc.collect()
     assert [pool() for pool in pools] == [None]
+
+
+def test_one_that_cannot_come_back_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of its files, of memory, or of a first run that ends well."""
+    available = [1 << 50]
+    model = write_tiny(tmp_path / "m")
+    engine = OpenVinoEngine(threads=1, available_bytes=lambda: available[0])
+    load(engine, model.info, model.path)
+    alone = run(engine, request("alone", PROMPT, greedy())).tokens["alone"]
+    engine.submit(INSTANCE, request("r", PROMPT, greedy()))
+    engine.step(INSTANCE, 8)
+    engine.swap(INSTANCE, False)
+    assert str(model.path) not in Path("/proc/self/maps").read_text()
+    model.path.rename(tmp_path / "away")
+    with pytest.raises((EngineError, ModelError)):
+        engine.swap(INSTANCE, True)
+    (tmp_path / "away").rename(model.path)
+    available[0] = 0
+    with pytest.raises(OutOfMemory):
+        engine.swap(INSTANCE, True)
+    available[0] = 1 << 50
+    with monkeypatch.context() as patch:
+        patch.setattr(Instance, "_warm", fails_in_its_first_run)
+        with pytest.raises(EngineError, match="no kernel"):
+            engine.swap(INSTANCE, True)
+    (books,) = engine.memory()
+    assert (books.weights_bytes, books.kv_blocks_used) == (0, 1)
+    engine.swap(INSTANCE, True)
+    outputs = Outputs()
+    while not outputs.finished:
+        outputs.take(engine.step(INSTANCE, 64))
+    assert outputs.tokens["r"] == alone
+    engine.close()
+
+
+def fails_in_its_first_run(*_: object) -> None:
+    raise RuntimeError("no kernel")
 
 
 def test_another_architecture_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) -> None:

@@ -136,6 +136,31 @@ for name in names:
     seen["spared"].append(known - booked())
 print(json.dumps(seen))
 """
+SWAPS = """
+from mesh_nodes.engines.openvino import blob_maker
+
+blob_maker.NICE = blob_maker.WAITED_NICE = 0
+
+def rss():
+    return status_bytes("VmRSS") - engine.memory()[0].kv_held_bytes
+
+engine = OpenVinoEngine(threads=2, blobs_path=Path(sys.argv[3]))
+engine.prepare(info, path, lambda *_: None)
+load(engine, info, path, kv_blocks=160, context_tokens_max=1024, batch_max=128)
+engine.submit("i-1", request("r", range(100, 500), SamplingParams(max_tokens=20)))
+engine.step("i-1", 512)
+assert engine.blobs_made(60.0)
+seen = {"in": [], "out": [], "kv": []}
+for _ in range(4):
+    seen["in"].append(rss())
+    engine.swap("i-1", False)
+    seen["out"].append(rss())
+    seen["kv"].append(engine.memory()[0].kv_blocks_used)
+    seen["weights"] = engine.memory()[0].weights_bytes
+    engine.swap("i-1", True)
+    engine.step("i-1", 512)
+print(json.dumps(seen))
+"""
 MIB = 2**20
 ALLOCATOR_BYTES = ENGINE_BYTES // 4
 LAYERS = 6
@@ -212,6 +237,17 @@ def test_a_further_instance_takes_what_it_is_booked_at(shallow: StoredModel) -> 
         assert 22 * MIB < taken <= 26 * MIB
         assert 22 * MIB < freed <= 26 * MIB
     assert seen["freed"][2] > 60 * MIB
+
+
+def test_a_swap_takes_the_weights_out_of_memory(shallow: StoredModel, tmp_path: Path) -> None:
+    """Each time; what of them was mapped from files goes, too. KV blocks stay."""
+    seen = measure(shallow, str(tmp_path), script=SWAPS)
+    assert seen["weights"] == 0
+    assert len(set(seen["kv"])) == 1
+    assert seen["kv"][0] > 0
+    freed = [held - left for held, left in zip(seen["in"], seen["out"], strict=True)]
+    assert min(freed) > 0.6 * shallow.info.parameters
+    assert max(seen["out"][1:]) - min(seen["out"][1:]) < 8 * MIB
 
 
 def test_the_activations_of_a_long_prompt_go_back_at_once(shallow: StoredModel) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
@@ -208,6 +209,69 @@ def test_what_sleeps_goes_before_a_load_lacks_memory(make: Make, model: StoredMo
     engine.load(model.order(TWO, batch_max=3), no_progress)
     assert engine.asleep() == ()
     assert not alive(held[0])
+
+
+def test_one_that_is_swapped_out_can_fall_asleep_and_wake(
+    engine: VllmEngine, model: StoredModel
+) -> None:
+    driver = Driver(engine, model.order(ONE, kv_blocks=16))
+    alone = driver.run("alone", PROMPT)
+    driver.submit("left", PROMPT)
+    driver.step()
+    driver.swap(False)
+    engine.unload(ONE)
+    assert len(engine.asleep()) == 1
+    woken = Driver(engine, model.order(TWO, kv_blocks=16))
+    assert woken.loaded.tier is LoadTier.HOST
+    assert woken.run("r", PROMPT) == alone
+
+
+def test_one_that_cannot_come_back_may_try_again(make: Make, model: StoredModel) -> None:
+    available = [1 << 50]
+    engine = make(available_bytes=lambda: available[0])
+    driver = Driver(engine, model.order(ONE, kv_blocks=16))
+    alone = driver.run("alone", PROMPT)
+    running = driver.submit("r", PROMPT)
+    driver.step(16)
+    driver.swap(False)
+    available[0] = 0
+    with pytest.raises(OutOfMemory):
+        engine.swap(ONE, True)
+    driver.check_books()
+    available[0] = 1 << 50
+    driver.swap(True)
+    driver.finish()
+    assert running.tokens == alone
+
+
+def test_without_a_place_in_the_pool_an_instance_stays(make: Make, model: StoredModel) -> None:
+    """Where nothing sleeps there is none at all."""
+    for engine, kind in (
+        (make(asleep_bytes_max=CHUNK_BYTES // 2), OutOfMemory),
+        (make(asleep_max=0), EngineError),
+    ):
+        driver = Driver(engine, model.order(ONE, kv_blocks=16))
+        driver.submit("r", PROMPT)
+        with pytest.raises(kind):
+            engine.swap(ONE, False)
+        driver.finish()
+
+
+def test_killed_amid_a_swap(engine: VllmEngine, model: StoredModel) -> None:
+    """The swap fails, and others step meanwhile."""
+    bystander = Driver(engine, model.order(TWO, kv_blocks=16))
+    pid = started(engine, model, ONE)
+    engine.swap(ONE, False)
+    os.kill(pid, signal.SIGSTOP)
+    thread, outcomes = outcome_of(lambda: engine.swap(ONE, True))
+    assert len(bystander.run("r", PROMPT)) == 12
+    assert thread.is_alive()
+    os.kill(pid, signal.SIGKILL)
+    thread.join(WAIT_S_MAX)
+    assert isinstance(outcomes[0], EngineError)
+    assert [books.instance_id for books in engine.memory()] == [TWO]
+    engine.unload(ONE)
+    assert len(Driver(engine, model.order(ONE, kv_blocks=16)).run("r", PROMPT)) == 12
 
 
 def test_killed_amid_a_sleep(engine: VllmEngine, model: StoredModel) -> None:

@@ -171,6 +171,35 @@ def test_without_a_place_nothing_sleeps(device: torch.device, pool: int) -> None
         weights.to_host(place(weights))
 
 
+def test_without_room_on_the_device_weights_stay_away(
+    device: torch.device, pool: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had come already go again, and the next time all of them come."""
+    model, given = made_on(device), torch.randn(3, 8, device=device)
+    with torch.inference_mode():
+        expected = model(given)
+    weights = weights_of(model, device, pool)
+    weights.to_host(place(weights))
+    away_bytes, resize = weights.away_bytes, torch.UntypedStorage.resize_
+    sizes: list[int] = []
+
+    def until_the_third(storage: torch.UntypedStorage, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise torch.OutOfMemoryError("no room")
+        resize(storage, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "resize_", until_the_third)
+        with pytest.raises(torch.OutOfMemoryError):
+            weights.to_device()
+    assert (weights.away_bytes, weights.device_bytes) == (away_bytes, 0)
+    weights.to_device()
+    assert (weights.away_bytes, weights.device_bytes) == (0, away_bytes)
+    with torch.inference_mode():
+        assert torch.equal(model(given), expected)
+
+
 def test_what_is_not_on_the_device_stays(pool: int) -> None:
     model = Tied()
     weights = weights_of(model, torch.device("meta"), pool)

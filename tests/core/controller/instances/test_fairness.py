@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.requests.fairness import must_give_way
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest

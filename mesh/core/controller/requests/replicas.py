@@ -1,14 +1,31 @@
 """How many instances a deployment has: at least its minimum, as far as there is room, and no more
 than its maximum.
 
-Beyond the minimum those who wait ask for instances (`requests.cold_starts`), and idle ones go by
-their keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
+Beyond the minimum those who wait ask for instances (`cold_starts`), and idle ones go by their
+keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 """
 
-from mesh.core.controller.instances.lifecycle import drain, start_instance
+from collections.abc import Collection
+
+from mesh.core.controller.instances.lifecycle import drain, start
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.lifecycle import InstanceState
+
+
+def start_instance(
+    ctx: EventContext, entry: DeploymentEntry, among: Collection[NodeEntry] | None = None
+) -> bool:
+    """Start loading an instance that no request asks for, in the place of idle ones where there is
+    no room else, and on one of these nodes if they are given; False when none has room.
+    """
+    nodes = ctx.cell.nodes.values() if among is None else among
+    price = Search(ctx=ctx, entry=entry, among=lambda: nodes).first()
+    if price is not None:
+        start(ctx, price)
+    return price is not None
 
 
 def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:

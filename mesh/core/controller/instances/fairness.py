@@ -3,7 +3,7 @@
 A later request that fits may be computed first, but only so often: from then on a node that could
 keep the earlier one's SLO by itself takes nobody who came later, until that one has its place. One
 whose load is over was promised the node's time, late or not: nobody who came later is before it.
-`requests.queueing` asks before it validates, and tells when it has placed.
+`pricing` asks before it validates, and `requests.submitting` tells when it has placed.
 """
 
 from mesh.core.controller.instances.node_schedule import in_time_alone

@@ -1,0 +1,336 @@
+"""The search for a place: the plans of a policy, in its order, until one has room and passes.
+
+A plan has a request join an instance, loaded or loading, or move to one, or has an instance start
+on a node. Each is held against the books, then priced (`instances.pricing`), then shown to the
+policy. What has refused is remembered and not validated again. Before: whoever wants a place
+(`queueing`, `cold_starts`, `preemption`, `migration`, `replicas`, `plan_books`). After:
+`submitting`, which books the price that was found.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from mesh.core.controller.instances.kv_cache import room_for
+from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
+from mesh.core.controller.instances.prefixes import preferred
+from mesh.core.controller.instances.pricing import Price, going_to
+from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import NodeId
+from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Join, Move, Plan, Start
+from mesh.policy.views import NodeView
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Search(Offer):
+    """What a policy is offered for a request, and what comes of its plans."""
+
+    entry: DeploymentEntry
+    request: RequestEntry | None = None
+    """`None` when an instance starts that no request waits for."""
+    late: bool = False
+    """Whether the request may be late."""
+    before: Sequence[Price] | None = None
+    """Where a request that runs moves: the moves that are to happen with its own. `None` for one
+    that waits.
+    """
+    joins: Iterable[InstanceEntry] | None = None
+    """The instances that are tried; `None` for those that a request which waits may join. The
+    iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
+    collector runs.
+    """
+    only: InstanceEntry | None = None
+    """The one instance that is tried, if not all."""
+    last: InstanceEntry | None = field(default=None, init=False)
+    """The instance that the policy was offered last; `place` is its position among the candidates.
+    """
+    place: int = field(default=0, init=False)
+    starts_asked: bool = field(default=False, init=False)
+    """Whether the policy has asked for nodes to start on."""
+    among: Callable[[], Collection[NodeEntry]] | None = None
+    """The nodes where an instance may start; `None` when none may."""
+    loaded: bool = False
+    """Whether loads are looked for only later, once every queue has been tried."""
+    without_room: bool = False
+    """Whether instances are priced that have no room yet."""
+    remembers: bool = False
+    """Whether nodes are passed over that have refused the request and have not changed."""
+    stopped: bool = field(default=False, init=False)
+    """No more can be looked at."""
+    deferred: bool = field(default=False, init=False)
+    """The policy would rather start an instance, which is looked at later."""
+    _needs: InstanceNeeds | None = field(default=None, init=False)
+    """`None` until a node is asked."""
+    _needed_bytes: dict[NodeId, int] = field(default_factory=dict, init=False)
+    """What the instance needs, by the nodes that are asked and take one more."""
+    _roomy: list[NodeEntry] | None = field(default=None, init=False)
+    """Those of them with room; `None` until they are looked for."""
+    _left: set[NodeId] = field(default_factory=set, init=False)
+    """Those of them that the policy has not named yet."""
+    _fresh: bool = field(default=False, init=False)
+    """Whether there are nodes with room where no load of it has failed, and they come first."""
+    _avoided: list[Plan] = field(default_factory=list, init=False)
+    """Starts where the last load failed, which come after all others."""
+    _tight: list[Price] = field(default_factory=list, init=False)
+    """Starts by which the request is in time by a hair, behind the loads of others."""
+    _no_time: bool = field(default=False, init=False)
+    """Nodes with room have other requests to compute, whose SLOs they could not keep."""
+
+    def first(self, plans: Iterable[Plan] | None = None) -> Price | None:
+        """The first plan with room that passes: of the policy's for the request, unless others are
+        given. Starts come last where a load failed, or would be over just in time.
+        """
+        asked = self.ctx.policy.places(self.request, self) if plans is None else plans
+        found = next(self.passing(asked), None)
+        if found is not None or self.among is None or self._is_refused():
+            return found
+        self._prepare()
+        if self._left and self.request is not None and not self.stopped:
+            # The policy would not have it there, now: that says nothing about their memory.
+            self.ctx.cell.refusals.note_not_all_tried(self.entry.spec.name, self.request)
+        if not self._tight:
+            self._fresh = False
+            found = next(self.passing(self._avoided), None)
+        return self._tight[0] if found is None and self._tight else found
+
+    def passing(self, plans: Iterable[Plan]) -> Iterator[Price]:
+        """The prices of the plans that pass, one after the other."""
+        for plan in plans:
+            price = self._price(plan)
+            if price is not None and self._passes(price):
+                yield price
+            if self.stopped:
+                return
+
+    def lacks_room(self) -> NoRoom | None:
+        """What the node that comes nearest would have to hold, after a search in vain; `None` when
+        it is not memory that is missing.
+        """
+        if self._no_time or self.among is None or self._is_refused():
+            return None
+        nodes = self.ctx.cell.nodes
+        needs = [
+            (needed, nodes[name].capacity_bytes) for name, needed in self._needed_bytes.items()
+        ]
+        return NoRoom.nearest(needs)
+
+    # What the policy is offered.
+
+    @property
+    def looks_max(self) -> int:
+        promises = self.request is not None and self.ctx.policy.promises
+        return self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
+
+    def candidates(self) -> Iterator[InstanceEntry]:
+        for place, instance in self._in_order():
+            if not instance.is_full and (instance.takes_now or not self.loaded):
+                self.place, self.last = place, instance
+                yield instance
+
+    def _in_order(self) -> Iterable[tuple[int, InstanceEntry]]:
+        """The instances as the policy has them, from where the last event had to stop; before all
+        others the one that was promised, or that has computed the beginning of the request.
+        """
+        request, candidates = self.request, self.entry.candidates
+        if request is None or self.joins is not None:
+            return enumerate(self.joins or ())
+        if self.only is not None:
+            return ((0, self.only),)
+        if not self.loaded:
+            again = self.late or request.request_id in self.ctx.deferred
+            there = (i for i in candidates if i.takes_now) if again else ()
+            return enumerate(chain(there, self._loading()))
+        first, start = request.waits_for, 0
+        if first is None:
+            start = self.ctx.cell.refusals.where_to_resume(self.entry.spec.name)
+            first = None if start else preferred(candidates, request)
+        if first is not None:
+            return enumerate(chain((first,), (i for i in candidates if i is not first)))
+        if not start:
+            return enumerate(candidates)
+        start = min(start, len(candidates))
+        return chain(
+            islice(enumerate(candidates), start, None), islice(enumerate(candidates), start)
+        )
+
+    def _loading(self) -> Iterator[InstanceEntry]:
+        for instance in self.entry.instances.values():
+            if instance.state is InstanceState.LOADING and instance.takes_requests:
+                yield instance
+
+    def starts(self) -> Sequence[NodeEntry]:
+        self.starts_asked = True
+        return () if self.among is None else self._ranked(self._prepare())
+
+    def lacks_bytes(self, node: NodeView) -> int:
+        assert self.entry.deployment is not None
+        free_bytes = self._node(node).free_bytes_for(self.entry.deployment)
+        return self._needed_bytes.get(node.node_id, 0) - free_bytes
+
+    def _prepare(self) -> Sequence[NodeEntry]:
+        """Find the nodes with room, once."""
+        if self._roomy is not None:
+            return self._roomy
+        ctx, entry, request, self._roomy = self.ctx, self.entry, self.request, []
+        assert self.among is not None
+        remembers = self.remembers and request is not None
+        if remembers and ctx.policy.promises and not ctx.validations_left:
+            self._no_time = self.stopped = True
+            return ()
+        nodes = asked = self.among()
+        if remembers and request is not None and not self.late:
+            asked = ctx.cell.refusals.worth_starting_on(
+                entry, request, nodes, lambda node: ctx.obtainable_bytes(node, entry)
+            )
+            self._no_time = len(asked) < len(nodes)
+        if asked:  # In overload most often no node has changed since it refused.
+            self._needs = InstanceNeeds(ctx, entry, self._waiting())
+            self._roomy = [n for n in asked if ctx.takes_another(n, entry) and self._has_room(n)]
+            self._left = {node.node_id for node in self._roomy}
+            self._fresh = not self._left <= entry.avoided.keys()
+        return self._roomy
+
+    def _waiting(self) -> Iterable[RequestEntry]:
+        """Those whom a new instance is for, the request first."""
+        if self.before is not None and self.request is not None:
+            return (self.request,)
+        waiting = [request for request in self.entry.queue if request.waits_for is None]
+        waiting.sort(key=lambda request: request is not self.request)
+        return waiting
+
+    def _has_room(self, node: NodeEntry) -> bool:
+        assert self._needs is not None, "nodes are asked"
+        needed_bytes = self._needed_bytes[node.node_id] = self._needs.least_bytes(node)
+        if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
+            return True
+        if self.request is not None and not self.late:
+            refusals = self.ctx.cell.refusals
+            refusals.note_no_room(self.entry.spec.name, self.request, node, needed_bytes)
+        return False
+
+    # What comes of its plans.
+
+    def _price(self, plan: Plan) -> Price | None:
+        """The price of a plan; `None` where the books do not allow it, there is no room, or no
+        validation is left, which stops the search.
+        """
+        ctx, request, instance = self.ctx, self.request, self._instance_of(plan)
+        beside = going_to(instance, self.before) if instance and self.before else ()
+        if instance is not None and request is not None:
+            node = instance.node
+            room = room_for(ctx, self.entry, instance, request, beside)
+            if room is None and not self.without_room:
+                if self.before is None:
+                    request.refusals.note_no_room()
+                return None
+        elif isinstance(plan, Start) and (starts_on := self._starts_on(plan)) is not None:
+            assert self._needs is not None, "nodes are asked"
+            node, room = starts_on, self._needs.room(starts_on)
+            if room is None:
+                return None
+        else:
+            return None
+        if request is not None and ctx.policy.promises and not ctx.validations_left:
+            self._stop(instance)
+            return None
+        moves = self.before is not None
+        late = self.late or (request is not None and request.accepted and not moves)
+        return Price(
+            ctx, plan, self.entry, node, instance, request, room, beside, late=late, moves=moves
+        )
+
+    def _stop(self, instance: InstanceEntry | None) -> None:
+        """No validation is left; the next search goes on from here."""
+        refusals, self.stopped = self.ctx.cell.refusals, True
+        if instance is None and self.request is not None:
+            refusals.note_not_all_tried(self.entry.spec.name, self.request)
+            self._no_time = True
+        elif self.loaded:
+            refusals.note_stopped(self.entry.spec.name, self.place)
+
+    def _passes(self, price: Price) -> bool:
+        """Whether the policy lets the plan be, and its load is not over just in time; if not, the
+        request knows why. What was promised with a load was tested then, and others with it in
+        mind, unless by an estimate that the first of them is to try out.
+        """
+        request, instance = self.request, price.instance
+        if request is None:
+            return True
+        if instance is None:
+            return self._starts(price, request)
+        waits_here = request.waits_for is instance and self.before is None
+        if waits_here and instance.profile and instance.profile.measured:
+            return True
+        verdict = price.verdict()
+        if verdict is not Verdict.PASSES and self.before is None:
+            request.refusals.note(verdict)
+        return verdict is Verdict.PASSES
+
+    def _starts(self, price: Price, request: RequestEntry) -> bool:
+        """The same of a start. What the node said, or else the policy, is remembered."""
+        said = price.verdict()
+        verdict = said if price.seen is None else price.seen.verdict
+        if verdict is not Verdict.PASSES:
+            request.refusals.note(verdict)
+        passes = said is Verdict.PASSES
+        if not self.late:
+            why = verdict if isinstance(verdict, Verdict) else Verdict.POLICY
+            self.ctx.cell.refusals.note_start(self.entry.spec.name, request, price.node, why)
+            if passes and price.is_tight():
+                self._tight.append(price)
+                passes = False
+        self._no_time = self._no_time or not passes
+        return passes
+
+    def _instance_of(self, plan: Plan) -> InstanceEntry | None:
+        """The instance that the request is to join or to move to, as far as the books go. What is
+        not up now, as a start is before all queues were tried, is passed over.
+        """
+        ctx, request, there = self.ctx, self.request, None
+        if isinstance(plan, Join) and plan.request is request:
+            if self.loaded and self.starts_asked and request.waits_for is None:
+                self.stopped = self.deferred = True
+                ctx.defer(request)
+                return None
+            there = plan.instance
+        elif isinstance(plan, Move) and self.before is not None:
+            there = plan.to
+        if there is not None and there is self.last:
+            return self.last  # it was looked at as it was offered, a moment ago
+        if self.before is not None or isinstance(plan, Start):
+            return None
+        if there is None or request is None:
+            carry_out(ctx, plan, request)
+            self.stopped = self.stopped or self._is_refused()
+            return None
+        instance = known(ctx, there)
+        if instance is None or instance.deployment != request.deployment:
+            not_in_books(ctx, plan, f"{request.request_id} cannot join {there.instance_id}")
+        elif instance.takes_requests and not instance.is_full:
+            return instance if instance.is_loaded or not self.loaded else None
+        return None
+
+    def _starts_on(self, plan: Start) -> NodeEntry | None:
+        """The node where an instance is to start now; where its last load failed, only later."""
+        if self.among is None or self.stopped:
+            return None
+        node, roomy = self.ctx.cell.nodes.get(plan.node.node_id), self._prepare()
+        if node is None or node is not plan.node:
+            not_in_books(self.ctx, plan, f"there is no node {plan.node.node_id}")
+        elif node in roomy:
+            self._left.discard(node.node_id)
+            if not self._fresh or node.node_id not in self.entry.avoided:
+                return node
+            self._avoided.append(plan)
+        return None
+
+    def _is_refused(self) -> bool:
+        """Whether a plan has refused the request."""
+        return self.request is not None and self.request.state is RequestState.ENDED

@@ -1,0 +1,87 @@
+"""Swapping on a node: weights go off the device and come back, one instance's at a time.
+
+The turn rule says whose, as often as none are on their way and something has changed. What it may
+use is the node's memory without KV caches, those included that wait to come or to grow: they begin
+as soon as weights have made room. Before: the node core, after each event. After: `Engine.swap`,
+and what came of it, of which the controller is told by a heartbeat.
+"""
+
+from math import inf
+
+from mesh.core.node import instances
+from mesh.core.node.context import NodeEventContext
+from mesh.core.node.iterations import broken
+from mesh.core.node.local_instance import LocalInstance, LocalState
+from mesh.core.node.state import LocalNode
+from mesh.domain.actions import SwapWeights
+from mesh.domain.node_events import StepBroke, SwapFinished
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.swapping import SwapRule, Weights
+
+FAILURES_MAX = 3
+"""Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
+
+
+def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
+    """Have the next weights go off the device or come back, if the rule wants that."""
+    rule = node.turns
+    if not node.rule.swap_bytes or not isinstance(rule, SwapRule):
+        return
+    instances.begin_waiting(ctx, node)
+    if node.swapping is not None:
+        return
+    ready = [i for i in node.instances.values() if i.state is LocalState.READY]
+    free_bytes = node.pool_bytes()
+    if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
+        return
+    found = rule.swap([_weights(ctx, node, each, margin_s) for each in ready], free_bytes)
+    if found is not None:
+        node.begin_swap(node.instances[found.instance_id])
+        ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
+
+
+def _weights(
+    ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, margin_s: float
+) -> Weights:
+    assert instance.footprint is not None, "it is loaded"
+    care = node.rule.overestimate
+    run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
+    survey = node.survey
+    asked = survey is not None and survey.operation_id is not None
+    measured = asked and survey is not None and survey.instance is instance
+    return Weights(
+        instance_id=instance.instance_id,
+        weights_bytes=instance.footprint.weights_bytes,
+        resident=not instance.out,
+        due_s=ctx.now_s if measured else _due_s(run_queue),
+        may_go=node.stepping != instance.instance_id,
+    )
+
+
+def _due_s(queue: RunQueue | None) -> float:
+    if queue is None:
+        return inf
+    return min((queue.due_s, queue.late_s, *(prompt.due_s for prompt in queue.prompts)))
+
+
+def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> None:
+    """Weights are where they were to go, or where they were."""
+    instance = node.end_swap(failed=bool(event.error))
+    if instance is None:
+        return
+    if instance.state is LocalState.UNLOADING:
+        instances.start_unload(ctx, node, instance)
+    elif instance.swap_failures >= FAILURES_MAX:
+        broke = StepBroke(instance_id=event.instance_id, error=event.error, message=event.message)
+        broken(ctx, node, instance, broke)
+    else:
+        ctx.report(node.heartbeat(ctx.now_s))
+
+
+def end(ctx: NodeEventContext, node: LocalNode) -> None:
+    """The controller of a new link swaps nothing: what is out goes, since it could not compute."""
+    for instance in node.instances.values():
+        if instance.out and instance.state is LocalState.READY and not node.rule.swap_bytes:
+            instance.note_broken("Unavailable", "its controller does not swap weights any more")
+            instance.unload()
+            instances.start_unload(ctx, node, instance)

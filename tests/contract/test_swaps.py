@@ -1,0 +1,180 @@
+"""Contract: an instance's weights leave the device and come back, and nothing else of it does."""
+
+import threading
+
+import pytest
+
+from mesh.domain.errors import EngineError
+from mesh.domain.ids import InstanceId
+from mesh.domain.profile import IterationShape
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import Engine
+from tests.contract.conftest import LoadInstance
+from tests.contract.driving import Driver, greedy
+
+PROMPT = tuple(range(5, 45))
+SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def swapping(engine: Engine) -> None:
+    if not engine.capabilities.swaps:
+        pytest.skip("this engine does not swap")
+
+
+def swap_through(driver: Driver) -> None:
+    driver.swap(False)
+    driver.swap(True)
+
+
+def test_a_swap_amid_requests_changes_no_token(driver: Driver) -> None:
+    """Amid a prompt, between tokens, and twice."""
+    alone = [driver.run("a", PROMPT), driver.run("b", PROMPT[:9], SAMPLED)]
+    first = driver.submit("c", PROMPT)
+    driver.step(16)
+    swap_through(driver)
+    second = driver.submit("d", PROMPT[:9], SAMPLED)
+    driver.step()
+    driver.step()
+    assert first.tokens
+    assert second.tokens
+    swap_through(driver)
+    swap_through(driver)
+    driver.finish()
+    assert [first.tokens, second.tokens] == alone
+
+
+def test_requests_come_and_go_while_it_is_out(driver: Driver) -> None:
+    alone = driver.run("alone", PROMPT)
+    stays = driver.submit("stays", PROMPT)
+    driver.submit("goes", PROMPT)
+    driver.step()
+    driver.swap(False)
+    driver.abort("goes")
+    comes = driver.submit("comes", PROMPT)
+    driver.submit("comes and goes", PROMPT)
+    driver.abort("comes and goes")
+    driver.swap(True)
+    driver.finish()
+    assert stays.tokens == comes.tokens == alone
+
+
+def test_two_instances_take_turns(load: LoadInstance) -> None:
+    """They have different limits, so that they share nothing."""
+    drivers = [load("i-1"), load("i-2", context_tokens_max=128)]
+    alone = [driver.run("alone", PROMPT, greedy(4)) for driver in drivers]
+    drivers[1].swap(False)
+    running = [driver.submit("r", PROMPT, greedy(4)) for driver in drivers]
+    while any(driver.running for driver in drivers):
+        for one, other in (drivers, drivers[::-1]):
+            if one.running:
+                one.step(16)
+            one.swap(False)
+            other.swap(True)
+    assert [r.tokens for r in running] == alone
+
+
+def test_of_two_that_share_weights_each_comes_and_goes_alone(load: LoadInstance) -> None:
+    one, other = load("i-1"), load("i-2")
+    alone = one.run("alone", PROMPT)
+    one.swap(False)
+    assert other.books.weights_bytes == other.loaded.footprint.weights_bytes
+    assert other.run("r", PROMPT) == alone
+    other.swap(False)
+    one.swap(True)
+    assert one.run("r", PROMPT) == alone
+    assert one.books.weights_bytes == one.loaded.footprint.weights_bytes
+
+
+def test_the_books_have_no_weights_while_it_is_out(driver: Driver) -> None:
+    driver.submit("r", PROMPT)
+    driver.step()
+    before = driver.books
+    driver.swap(False)
+    assert driver.books.weights_bytes < before.weights_bytes
+    assert driver.books.kv_blocks_used == before.kv_blocks_used > 0
+    driver.swap(False)
+    driver.swap(True)
+    driver.swap(True)
+    assert driver.books == before
+
+
+def test_cached_prefixes_stay(driver: Driver) -> None:
+    if not driver.engine.capabilities.caches_prefixes:
+        pytest.skip("this engine caches none")
+    alone = driver.submit("alone", PROMPT * 3, salt="tenant")
+    driver.finish()
+    driver.swap(False)
+    again = driver.submit("again", PROMPT * 3, salt="tenant")
+    driver.swap(True)
+    driver.finish()
+    assert again.adopted >= driver.block_tokens
+    assert again.tokens == alone.tokens
+
+
+def test_what_needs_weights_is_refused_while_it_is_out(driver: Driver) -> None:
+    running = driver.submit("r", PROMPT)
+    driver.step(16)
+    driver.swap(False)
+    before = driver.books
+    with pytest.raises(EngineError):
+        driver.engine.step(driver.instance_id, 64)
+    with pytest.raises(EngineError):
+        driver.engine.measure(driver.instance_id, IterationShape(prefill_tokens=4))
+    assert driver.books == before
+    driver.swap(True)
+    driver.finish()
+    assert len(running.tokens) == 12
+
+
+def test_its_kv_cache_grows_and_shrinks_while_it_is_out(driver: Driver) -> None:
+    alone = driver.run("alone", PROMPT, greedy(20))
+    running = driver.submit("r", PROMPT, greedy(20))
+    for blocks in (8, 70):
+        driver.step(24)
+        driver.swap(False)
+        assert driver.resize(blocks) == blocks
+        driver.swap(True)
+    driver.finish()
+    assert running.tokens == alone
+
+
+def test_one_that_is_not_loaded_is_not_swapped(engine: Engine) -> None:
+    for resident in (False, True):
+        with pytest.raises(EngineError):
+            engine.swap(InstanceId("nobody"), resident)
+
+
+def test_one_that_is_out_can_be_unloaded_and_loaded_again(
+    engine: Engine, load: LoadInstance
+) -> None:
+    driver = load()
+    alone = driver.run("alone", PROMPT)
+    driver.submit("left", PROMPT)
+    driver.step()
+    driver.swap(False)
+    engine.unload(driver.instance_id)
+    assert engine.memory() == ()
+    assert load().run("r", PROMPT) == alone
+
+
+def test_a_swap_disturbs_no_step_of_another(load: LoadInstance, driver: Driver) -> None:
+    """Nor do requests of the instance that is swapped, which come and go meanwhile."""
+    alone = driver.run("alone", PROMPT, greedy(40))
+    other = load("beside", context_tokens_max=128)
+    running = driver.submit("r", PROMPT, greedy(40))
+
+    def swaps() -> None:
+        for _ in range(3):
+            other.engine.swap(other.instance_id, False)
+            other.engine.swap(other.instance_id, True)
+
+    swapper = threading.Thread(target=swaps)
+    swapper.start()
+    for number in range(40):
+        driver.step()
+        other.submit(f"r{number}", PROMPT[:5], greedy(4))
+        other.engine.abort(other.instance_id, other.running.popitem()[0])
+    swapper.join()
+    assert running.tokens == alone
+    assert other.run("r", PROMPT[:5], greedy(4)) == driver.run("s", PROMPT[:5], greedy(4))

@@ -1,0 +1,148 @@
+"""The node core and weights: who is on the device, what waits for room, what the cell is told."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mesh.domain.actions import NodeAction, StartStep, SwapWeights
+from mesh.domain.ids import InstanceId
+from mesh.domain.messages import (
+    Heartbeat,
+    InstanceGone,
+    KvResized,
+    LoadInstance,
+    RequestReturned,
+    ResizeKv,
+    UnloadInstance,
+)
+from mesh.domain.node_events import LinkClosed, LinkOpened, SwapFinished
+from mesh.domain.node_rule import NodeRule
+from mesh.domain.slo import Slo
+from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.turns import name_of
+from tests.core.cells import FOOTPRINT, of_kind, only
+from tests.core.nodes import NodeUnderTest, load_command, reports, token
+
+KV_BYTES = FOOTPRINT.size(16).kv_bytes
+WEIGHTS_BYTES = FOOTPRINT.weights_bytes
+SOON, LATER = Slo(ttft_s=1.0), Slo(ttft_s=60.0)
+
+
+def swapping_node(*names: str, weights: int = 1, kv: int = 0) -> NodeUnderTest:
+    """These are loaded, beside room for so many models' weights, and for so many caches more."""
+    node = NodeUnderTest(SWAPPING)
+    room_bytes = (len(names) + kv) * KV_BYTES + weights * WEIGHTS_BYTES
+    node.tell(LinkOpened(rule=swap_rule(room_bytes)))
+    for name in names:
+        node.load(name, command=swapped_command(name))
+    return node
+
+
+def swap_rule(swap_bytes: int) -> NodeRule:
+    return NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=swap_bytes)
+
+
+def swapped_command(name: str) -> LoadInstance:
+    return replace(load_command(name), swapped_bytes=KV_BYTES)
+
+
+def swaps(actions: Sequence[NodeAction]) -> list[tuple[str, bool]]:
+    return [(a.instance_id, a.resident) for a in of_kind(actions, SwapWeights)]
+
+
+def swapped(node: NodeUnderTest, name: str, resident: bool, error: str = "") -> list[NodeAction]:
+    event = SwapFinished(instance_id=InstanceId(name), resident=resident, error=error)
+    return node.tell(event)
+
+
+def steps(actions: Sequence[NodeAction]) -> list[str]:
+    return [action.instance_id for action in of_kind(actions, StartStep)]
+
+
+def test_weights_come_when_a_request_does_and_it_computes_once_they_are_there() -> None:
+    node = swapping_node("i1")
+    assert [report.out for report in node.heartbeat().instances] == [True]
+    actions = node.submit("r1")
+    assert (swaps(actions), steps(actions)) == ([("i1", True)], [])
+    actions = swapped(node, "i1", True)
+    assert steps(actions) == ["i1"]
+    assert [report.out for report in only(reports(actions), Heartbeat).instances] == [False]
+
+
+def test_who_is_due_last_makes_room_when_its_turn_is_over() -> None:
+    node = swapping_node("i1", "i2")
+    node.submit("r1", "i1", slo=LATER)
+    swapped(node, "i1", True)
+    assert swaps(node.submit("r2", "i2", slo=SOON)) == []
+    actions = node.step("i1", token("r1", 0))
+    assert (swaps(actions), steps(actions)) == ([("i1", False)], [])
+    assert swaps(swapped(node, "i1", False)) == [("i2", True)]
+    assert steps(swapped(node, "i2", True)) == ["i2"]
+
+
+def test_the_next_one_comes_while_another_computes() -> None:
+    node = swapping_node("i1", "i2", weights=2)
+    node.submit("r1", "i1")
+    assert steps(swapped(node, "i1", True)) == ["i1"]
+    assert swaps(node.submit("r2", "i2")) == [("i2", True)]
+
+
+def test_a_cache_that_grows_waits_for_idle_weights_to_make_room() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    swapped(node, "i1", True)
+    assert (
+        of_kind(node.command(ResizeKv(instance_id=InstanceId("i1"), kv_blocks=32)), ResizeKv) == []
+    )
+    actions = node.step("i1", token("r1", 0))
+    assert swaps(actions) == [("i1", False)]
+    assert only(swapped(node, "i1", False), ResizeKv).kv_blocks == 32
+
+
+def test_a_load_waits_for_weights_to_make_room() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    swapped(node, "i1", True)
+    node.step("i1", token("r1", 0))
+    assert node.command(swapped_command("i2")) == []
+    actions = node.step("i1", token("r1", 1))
+    assert swaps(actions) == [("i1", False)]
+    assert only(swapped(node, "i1", False), LoadInstance).instance_id == "i2"
+
+
+def test_a_resize_waits_while_the_weights_are_on_their_way() -> None:
+    node = swapping_node("i1", kv=1)
+    node.submit("r1")
+    assert node.command(ResizeKv(instance_id=InstanceId("i1"), kv_blocks=24)) == []
+    assert only(swapped(node, "i1", True), ResizeKv).kv_blocks == 24
+    resized = KvResized(instance_id=InstanceId("i1"), kv_blocks=24, elapsed_s=0.1)
+    assert resized in reports(node.tell(resized))
+
+
+def test_an_unload_waits_for_the_weights_that_are_on_their_way() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    actions = node.command(UnloadInstance(instance_id=InstanceId("i1")))
+    assert of_kind(actions, UnloadInstance) == []
+    assert only(reports(actions), RequestReturned).request_id == "r1"
+    only(swapped(node, "i1", True), UnloadInstance)
+    assert reports(node.tell(InstanceGone(instance_id=InstanceId("i1"))))
+
+
+def test_a_swap_that_fails_is_tried_again_and_at_last_the_instance_goes() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    for _ in range(2):
+        assert swaps(swapped(node, "i1", True, "EngineError")) == [("i1", True)]
+    actions = swapped(node, "i1", True, "OutOfMemory")
+    assert only(reports(actions), RequestReturned).error == "OutOfMemory"
+    assert only(actions, UnloadInstance).instance_id == "i1"
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 40])
+def test_what_is_out_goes_where_the_next_controller_does_not_swap(swap_bytes: int) -> None:
+    node = swapping_node("i1")
+    node.tell(LinkClosed(reason="lost"))
+    actions = node.tell(LinkOpened(rule=swap_rule(swap_bytes)))
+    assert len(of_kind(actions, UnloadInstance)) == (not swap_bytes)
