@@ -121,6 +121,7 @@ class LiveInstance:
             sequence.computed = number // len(made) * BLOCK_TOKENS
             sequence.reserve(BLOCK_TOKENS, pool)
         for sequence in made:
+            assert cache is not None
             cache.back(np.array(sequence.blocks(), np.int64))
             self._instance._sequences[sequence.request_id] = sequence
         self._instance._books = self._instance._count()

@@ -38,6 +38,8 @@ class DefaultAnswers:
     promises: bool = True
     refuses_late: bool = True
     """Whether a request goes once its first token would be late wherever it went."""
+    upkeep_s: float = 1.0
+    """The seconds between two calls of `upkeep`."""
     prefetches: bool = True
     """Whether nodes that rest load what may be called next."""
 

@@ -55,6 +55,7 @@ class Guarded:
         self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
         self.instances_per_node = max(policy.instances_per_node, 1)
         self.promises = policy.promises
+        self.upkeep_s = max(policy.upkeep_s, WAIT_S_LEAST)
         self._faults: list[NotePolicyFault] = []
         self._sizes: dict[tuple[int, int, int], KvSize] = {}
 

@@ -128,6 +128,11 @@ class Policy(Protocol):
         """
         ...
 
+    @property
+    def upkeep_s(self) -> float:
+        """The seconds between two calls of `upkeep`, at most the cell's `lease_check_s`."""
+        ...
+
     def instance_rank(self, instance: InstanceView) -> Rank:
         """In this order instances are candidates. The core keeps it, and ranks an instance anew
         when its batch changes: it may depend on that and on what never changes.

@@ -4,17 +4,26 @@ On nodes whose engine swaps, memory for weights is no limit any more: an instanc
 there, and its weights come when a token is due. What limits such a node is its time: at the pace of
 the SLOs, before each deadline, and on the link that the weights come by. Other nodes are used as by
 `llm-mesh`.
+
+While nobody waits, small instances merge into others of their deployment, so that GPUs come free.
+While somebody does, memory for a new instance goes to the deployment that is called most.
+docs/policy-mesh.md says what each rule is worth.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesh.domain.reasons import Verdict
+from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.policy.interface import Tests
 from mesh.policy.llm_mesh import LlmMesh
-from mesh.policy.plans import Join, Move, Plan, Shortage, Start
+from mesh.policy.plans import Join, Move, Plan, Release, Shortage, Start
+from mesh.policy.room import roomy_first
 from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import NodeView
+from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, RequestView
+
+TARGETS_MAX = 2
+"""Instances that one look tries to merge another one into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +36,13 @@ class Mesh(LlmMesh):
     """
     join_share: float = 1.0
     """The same for a request that joins: it makes a decode of its instance hardly longer."""
+    upkeep_s: float = 0.25
+    merges: bool = True
+    """Whether small instances go into others of their deployment."""
+    ranks: bool = True
+    """Whether who is called most starts first where several wait for memory."""
+    served_share_least: float = 0.4
+    """A deployment of which a smaller share is served starts before all others that have more."""
 
     # A request is in time there if the node keeps up with the pace of all, if its prompt and those
     # of others are computed before they are due, and if the weights of all that are out come before
@@ -41,6 +57,44 @@ class Mesh(LlmMesh):
             return Verdict.TPOT_EXCEEDED
         return tests.demand(plan)
 
+    # A request joins what is there before anything starts. Where several deployments wait for an
+    # instance, memory goes to those that are served least, and then to those called most: an
+    # instance serves more of their requests in the same memory.
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        if request is not None:
+            for instance in cell.candidates():
+                yield Join(request=request, instance=instance)
+            made = cell.deployment(request.deployment)
+            if self.ranks and made is not None and self._gives_way(made, cell):
+                return
+        for node in roomy_first(cell):
+            yield Start(request=request, node=node)
+
+    def _gives_way(self, made: DeploymentView, cell: CellView) -> bool:
+        """Whether another deployment that waits, and has no instance, starts before it."""
+        claim = self._claim(made)
+        return any(
+            other.queued and not other.instances and self._claim(other) > claim
+            for other in cell.deployments()
+        )
+
+    def _claim(self, made: DeploymentView) -> tuple[bool, float]:
+        return made.served_share < self.served_share_least, made.calls_log
+
+    # An instance that serves goes once all of its requests have places, in time, on one instance of
+    # its deployment: from a GPU, which is scarce, to a CPU, or into a larger one on a GPU. What is
+    # moved is computed again, for which a CPU is too slow to take it from another CPU; and nothing
+    # moves while a request waits, which needs that time more.
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        if self.merges and not any(made.queued for made in cell.deployments()):
+            serving = [i for node in cell.nodes() for i in cell.neighbours(node)]
+            for small in sorted(serving, key=lambda i: (_on_cpu(i), _size(i))):
+                for to in _targets(small, cell)[:TARGETS_MAX]:
+                    if small in cell.neighbours(small.node):
+                        yield Release(instance=small, to=to)
+
 
 def _node_of(plan: Plan) -> NodeView | None:
     match plan:
@@ -54,4 +108,24 @@ def _node_of(plan: Plan) -> NodeView | None:
             return None
 
 
+def _targets(small: InstanceView, cell: CellView) -> list[InstanceView]:
+    """The instances that another one of the deployment may go into, the best first."""
+    made = cell.deployment(small.deployment)
+    others = [] if made is None else made.instances.values()
+    found = [i for i in others if (not _on_cpu(small) if _on_cpu(i) else _size(i) > _size(small))]
+    return sorted(found, key=lambda i: (_on_cpu(i), _size(i)), reverse=True)
+
+
+def _on_cpu(instance: InstanceView) -> bool:
+    return instance.device is DeviceKind.CPU
+
+
+def _size(instance: InstanceView) -> tuple[int, int, str]:
+    return instance.batch, instance.tokens, instance.instance_id
+
+
 MESH = Mesh()
+MESH_ABLATIONS = (
+    Mesh(name="mesh-no-merging", merges=False),
+    Mesh(name="mesh-no-ranking", ranks=False),
+)

@@ -93,6 +93,8 @@ class Release:
 
     instance: InstanceView
     how: How = How.UNLOAD
+    to: InstanceView | None = None
+    """In `upkeep`: the only instance that its requests may go to. `None`: any, or a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,19 @@ from mesh.domain.errors import InvalidInput
 from mesh.policy.fcfs import FCFS
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
-from mesh.policy.mesh import MESH
+from mesh.policy.mesh import MESH, MESH_ABLATIONS
 from mesh.policy.sllm import SLLM, SLLM_CPU, SLLM_CPU_SHARE
 
-_ALL: tuple[Policy, ...] = (LLM_MESH, MESH, *ABLATIONS, SLLM, SLLM_CPU, SLLM_CPU_SHARE, FCFS)
+_ALL: tuple[Policy, ...] = (
+    LLM_MESH,
+    MESH,
+    *ABLATIONS,
+    *MESH_ABLATIONS,
+    SLLM,
+    SLLM_CPU,
+    SLLM_CPU_SHARE,
+    FCFS,
+)
 _POLICIES = {made.name: made for made in _ALL}
 DEFAULT_POLICY = LLM_MESH.name
 

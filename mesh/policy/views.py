@@ -176,6 +176,11 @@ class DeploymentView(Protocol):
         """When it was called last, unless an operator has had it unloaded since."""
         ...
 
+    @property
+    def calls_log(self) -> float:
+        """The logarithm of how often it is called: whose is higher stays so until the next call."""
+        ...
+
     def call_chance(self, now_s: float) -> float:
         """The probability of a call within the next minute, by the times between its calls and by
         how often it is called of late.

@@ -71,7 +71,7 @@ class Driver:
         self.running: dict[RequestId, Running] = {}
         """In the order of submission."""
         self.ended: dict[RequestId, Running] = {}
-        self.resident = True
+        self.resident = not order.swapped
         self.check_books()
 
     @property

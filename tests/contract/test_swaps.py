@@ -1,6 +1,7 @@
 """Contract: an instance's weights leave the device and come back, and nothing else of it does."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import Engine
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
+from tests.contract.engine_contract import EngineUnderTest, StoredModel
 
 PROMPT = tuple(range(5, 45))
 SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
@@ -137,6 +139,26 @@ def test_its_kv_cache_grows_and_shrinks_while_it_is_out(driver: Driver) -> None:
         driver.swap(True)
     driver.finish()
     assert running.tokens == alone
+
+
+def test_one_comes_up_without_its_weights(
+    under_test: EngineUnderTest, engine: Engine, model: StoredModel, load: LoadInstance
+) -> None:
+    alone = load("other").run("alone", PROMPT)
+    engine.unload(InstanceId("other"))
+    order = replace(model.order(InstanceId("i-2"), kv_blocks=24), swapped=True)
+    driver = Driver(engine, order, spare_blocks=under_test.spare_blocks_per_request)
+    driver.submit("goes", PROMPT)
+    driver.abort("goes")
+    running = driver.submit("r", PROMPT)
+    with pytest.raises(EngineError):
+        engine.step(driver.instance_id, 64)
+    assert driver.resize(30) == 30
+    driver.swap(True)
+    driver.finish()
+    assert running.tokens == alone
+    swap_through(driver)
+    assert driver.run("again", PROMPT) == alone
 
 
 def test_one_that_is_not_loaded_is_not_swapped(engine: Engine) -> None:

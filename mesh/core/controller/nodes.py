@@ -99,7 +99,8 @@ def check_leases(ctx: EventContext) -> None:
             lose(ctx, node, reason)
     keep_up(ctx)
     prefetch(ctx)
-    ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.lease_check_s, timer=LeaseCheckDue()))
+    after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
+    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
 
 
 def drain_node(ctx: EventContext, asked: DrainRequested) -> None:

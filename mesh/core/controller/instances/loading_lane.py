@@ -36,6 +36,8 @@ class Slot:
     load: PlannedLoad
     ready_s: float
     """When the load is over."""
+    waits: bool = False
+    """Whether others of its kind are under way, or wait, before it or behind it."""
 
 
 def plan_load(
@@ -97,9 +99,10 @@ def slot_for(node: NodeEntry, load: PlannedLoad, needed_s: float, now_s: float) 
     if not before_s:
         return Slot(load=load, ready_s=now_s + load.load_s)
     beside_s = loads_end_s(node, now_s, newcomer=(load, needed_s))
+    last_s = _last_s(node, before_s, load.kind, now_s)
     delays = any(
         end_s <= node.instances[name].needed_s < beside_s[name] for name, end_s in before_s.items()
     )
     if delays:
-        return Slot(load=load, ready_s=_last_s(node, before_s, load.kind, now_s) + load.load_s)
-    return Slot(load=load, ready_s=beside_s[NEWCOMER])
+        return Slot(load=load, ready_s=last_s + load.load_s, waits=last_s > now_s)
+    return Slot(load=load, ready_s=beside_s[NEWCOMER], waits=last_s > now_s)

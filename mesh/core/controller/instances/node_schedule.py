@@ -319,16 +319,20 @@ def link_left_s(
 ) -> float:
     """The least time that a deadline leaves over on the link of a node that swaps, were a request
     due then on an instance, or on one that starts: weights that are out come by the deadlines of
-    their instances, one after the other.
+    their instances, one after the other. Deadlines that it does not delay, or that would not be
+    kept without it, do not count.
     """
-    dues = [(due_s if into is None else min(due_s, _next_due_s(into)), copy_s(into))]
+    own_s = copy_s(into)
+    due_s = due_s if into is None else min(due_s, _next_due_s(into))
     others = (i for i in node.instances.values() if i is not into and _has_work(i))
-    dues += [(_next_due_s(other), copy_s(other)) for other in others]
-    work_s, least_s = 0.0, inf
-    for at_s, more_s in sorted(dues):
-        work_s += more_s
-        if more_s and at_s > now_s:
-            least_s = min(least_s, at_s - now_s - work_s)
+    dues = sorted((_next_due_s(other), copy_s(other)) for other in others)
+    work_s = sum(more_s for at_s, more_s in dues if at_s <= due_s)
+    least_s = due_s - now_s - work_s - own_s
+    for at_s, more_s in dues:
+        if at_s > due_s and more_s:
+            work_s += more_s
+            if now_s + work_s <= at_s:
+                least_s = min(least_s, at_s - now_s - work_s - own_s)
     return least_s
 
 

@@ -28,16 +28,13 @@ class Offer:
 
     ctx: EventContext
     entry: DeploymentEntry | None = None
+    looks_max: int = 0
     may_move: Callable[[InstanceEntry], bool] | None = None
     """Whether a neighbour may be moved; `None` when nobody is moved."""
 
     @property
     def now_s(self) -> float:
         return self.ctx.now_s
-
-    @property
-    def looks_max(self) -> int:
-        return 0
 
     def needed_bytes(self, node: NodeEntry) -> int:
         """What the instance that would start on the node needs."""

@@ -14,6 +14,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
 from mesh.memory.demand import kv_blocks_within
@@ -62,10 +63,10 @@ class InstanceNeeds:
             self._known[kind] = found
         return found
 
-    def least_bytes(self, node: NodeEntry) -> int:
-        """The bytes of the whole instance, with the least KV cache."""
-        footprint = node.footprint_of(self.deployment)
-        return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
+    def least_bytes(self, nodes: Iterable[NodeEntry]) -> dict[NodeId, int]:
+        """The bytes of the whole instance on each of the nodes, with the least KV cache."""
+        footprints = [(node, node.footprint_of(self.deployment)) for node in nodes]
+        return {n.node_id: f.instance_bytes(self.kv_blocks(n, f)[0]) for n, f in footprints}
 
     def room(self, node: NodeEntry) -> Room | None:
         """Memory that is free, or that idle instances give way for; `None` where neither does."""

@@ -16,7 +16,6 @@ from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.loading_lane import (
     Slot,
-    lane_ends_s,
     loads_end_s,
     plan_load,
     slot_for,
@@ -108,7 +107,7 @@ class Price:
             return Verdict.FIRST_TOKEN_LATE
         due_s = max(request.due_s, first_token_s)
         left_s = time_left_s(self.node, now_s, due_s, seconds)
-        if self.node.swaps:
+        if self._copy_s(instance):
             copied_s = link_left_s(self.node, instance, now_s, due_s, self._copy_s)
             left_s = min(left_s, copied_s)
         return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
@@ -229,7 +228,7 @@ class Price:
         as validation was asked.
         """
         now_s, first_s = self.ctx.now_s, self.first_token_s
-        waits = self.validated and lane_ends_s(self.node, now_s, self.slot.load.kind) > now_s
+        waits = self.validated and self.slot.waits
         return waits and first_s + MARGIN_SHARE * (first_s - now_s) > self.wanted_by.due_s
 
     def grace_s(self) -> float:

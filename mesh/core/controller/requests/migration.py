@@ -83,17 +83,17 @@ def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: Insta
     return all(begun)
 
 
-def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
-    """Have an instance go once all that runs on it has moved; False if one of them finds no room or
-    time elsewhere now, beside those before it, and nothing moves. One whose room another of them
-    has taken away after all (`_begin_at`) is looked at again.
+def leave(ctx: EventContext, instance: InstanceEntry, to: InstanceEntry | None = None) -> bool:
+    """Have an instance go once all that runs on it has moved, to any other or to the one that is
+    given; False if one of them finds no room or time there now, beside those before it, and nothing
+    moves. One whose room another of them has taken away after all (`_begin_at`) is looked at again.
     """
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
         return False
     moves: list[Price] = []
     for request in requests:
-        move = _look(ctx, request, before=moves)
+        move = _look(ctx, request, to, before=moves)
         if move is None:
             return False
         moves.append(move)

@@ -42,8 +42,12 @@ def release(ctx: EventContext, plan: Release) -> bool:
     if they cannot do so while they run, they are computed anew elsewhere.
     """
     instance = known(ctx, plan.instance)
+    to = None if plan.to is None else known(ctx, plan.to)
     if instance is None:
         not_in_books(ctx, plan, f"there is no instance {plan.instance.instance_id}")
+    elif plan.to is not None and (to is None or to.deployment != instance.deployment):
+        message = f"{instance.instance_id} cannot go into {plan.to.instance_id}"
+        not_in_books(ctx, plan, message)
     elif plan.how is How.SWAP:
         _cannot(ctx, plan, f"{instance.node.node_id} has no swap of weights to its host")
     elif instance.node.may_go(instance):
@@ -54,7 +58,7 @@ def release(ctx: EventContext, plan: Release) -> bool:
             park(ctx, instance)
         return True
     elif plan.how is How.UNLOAD and preemption.may_be_preempted(ctx, instance):
-        return migration.leave(ctx, instance) or preemption.displace(ctx, [instance])
+        return migration.leave(ctx, instance, to) or preemption.displace(ctx, [instance], to)
     else:
         not_in_books(ctx, plan, f"{instance.instance_id} may not go now")
     return False

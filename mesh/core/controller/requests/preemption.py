@@ -6,7 +6,7 @@ a node that has room. If one finds no such place, nothing moves. Before: a reque
 instance, for which there is no memory. After: it has it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.pricing import Price, going_to
@@ -43,12 +43,14 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     return False
 
 
-def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
+def displace(
+    ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None = None
+) -> bool:
     """Have instances of a node go whose requests get other places, where each is in time; False
     when one has none, and nothing moves. Requests whose new instance has to be loaded first are
-    queued.
+    queued. `to`: the only instance that they may join; none is loaded for them then.
     """
-    moves = _plan(ctx, taken)
+    moves = _plan(ctx, taken, to)
     if moves is None:
         return False
     for move in sorted(moves, key=lambda move: move.instance is None):
@@ -75,7 +77,9 @@ def may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     return bool(instance.requests) and not often and above_minimum
 
 
-def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | None:
+def _plan(
+    ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None
+) -> list[Price] | None:
     """Where all requests of the victims go, none of them on their node; `None` if one has no place.
     An instance is loaded only for a victim's only request: the start of one is validated for one.
 
@@ -86,7 +90,9 @@ def _plan(ctx: EventContext, taken: Sequence[InstanceEntry]) -> list[Price] | No
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
         for request in sorted(victim.requests.values(), key=_by_deadline):
-            move = _place(ctx, owner, request, moves, alone=len(victim.requests) == 1)
+            alone = to is None and len(victim.requests) == 1
+            among = owner.candidates if to is None else (to,)
+            move = _place(ctx, owner, request, moves, among, alone=alone)
             if move is None:
                 return None
             moves.append(move)
@@ -102,10 +108,11 @@ def _place(
     owner: DeploymentEntry,
     request: RequestEntry,
     moves: Sequence[Price],
+    among: Iterable[InstanceEntry],
     *,
     alone: bool,
 ) -> Price | None:
-    """The move to a loaded instance on another node, as the policy has it, or, of one that is
+    """The move to one of these instances on another node, as the policy has it, or, of one that is
     `alone` on its instance, to a new one on a node that no other of them goes to. None starts in
     the pause after a failed load.
     """
@@ -122,19 +129,19 @@ def _place(
         entry=owner,
         request=request,
         before=moves,
-        joins=_open(owner, moves, away_from),
+        joins=_open(among, moves, away_from),
         among=nodes if starts else None,
     )
     return search.first()
 
 
 def _open(
-    owner: DeploymentEntry, moves: Sequence[Price], away_from: NodeEntry
+    among: Iterable[InstanceEntry], moves: Sequence[Price], away_from: NodeEntry
 ) -> Iterator[InstanceEntry]:
     """Loaded instances on other nodes that may take one more of those that move. Only one instance
     of a node grows for them, and none does where one is to be loaded.
     """
-    for instance in owner.candidates:
+    for instance in among:
         full = instance.free_places <= len(going_to(instance, moves))
         if full or not instance.takes_now or instance.node is away_from:
             continue

@@ -212,7 +212,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     open_ = [i for i in entry.candidates if i.takes_now and not i.is_full]
     search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
     plans = (Join(request=request, instance=i) for i in open_ if lacking_bytes(i))
-    for price in search.passing(plans):
+    while (price := search.first(plans)) is not None:
         assert price.instance is not None
         if preempt(ctx, price.instance, lacking_bytes(price.instance)):
             price.room = price.room_now()

@@ -88,7 +88,7 @@ class Search(Offer):
         given. Starts come last where a load failed, or would be over just in time.
         """
         asked = self.ctx.policy.places(self.request, self) if plans is None else plans
-        found = next(self.passing(asked), None)
+        found = self._first_of(asked)
         if found is not None or self.among is None or self._is_refused():
             return found
         self._prepare()
@@ -97,17 +97,17 @@ class Search(Offer):
             self.ctx.cell.refusals.note_not_all_tried(self.entry.spec.name, self.request)
         if not self._tight:
             self._fresh = False
-            found = next(self.passing(self._avoided), None)
+            found = self._first_of(self._avoided)
         return self._tight[0] if found is None and self._tight else found
 
-    def passing(self, plans: Iterable[Plan]) -> Iterator[Price]:
-        """The prices of the plans that pass, one after the other."""
+    def _first_of(self, plans: Iterable[Plan]) -> Price | None:
         for plan in plans:
-            price = self._price(plan)
-            if price is not None and self._passes(price):
-                yield price
+            price = self._start(plan) if isinstance(plan, Start) else self._join(plan)
+            if price is not None:
+                return price
             if self.stopped:
-                return
+                break
+        return None
 
     def lacks_room(self) -> NoRoom | None:
         """What the node that comes nearest would have to hold, after a search in vain; `None` when
@@ -122,11 +122,6 @@ class Search(Offer):
         return NoRoom.nearest(needs)
 
     # What the policy is offered.
-
-    @property
-    def looks_max(self) -> int:
-        promises = self.request is not None and self.ctx.policy.promises
-        return self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
 
     def candidates(self) -> Iterator[InstanceEntry]:
         for place, instance in self._in_order():
@@ -167,11 +162,15 @@ class Search(Offer):
 
     def starts(self) -> Sequence[NodeEntry]:
         self.starts_asked = True
-        return () if self.among is None else self._ranked(self._prepare())
+        if self.among is None:
+            return ()
+        promises = self.request is not None and self.ctx.policy.promises
+        self.looks_max = self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
+        return self._ranked(self._prepare())
 
     def lacks_bytes(self, node: NodeView) -> int:
         assert self.entry.deployment is not None
-        free_bytes = self._node(node).free_bytes_for(self.entry.deployment)
+        free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.deployment)
         return self._needed_bytes.get(node.node_id, 0) - free_bytes
 
     def _prepare(self) -> Sequence[NodeEntry]:
@@ -181,7 +180,7 @@ class Search(Offer):
         ctx, entry, request, self._roomy = self.ctx, self.entry, self.request, []
         assert self.among is not None
         remembers = self.remembers and request is not None
-        if remembers and ctx.policy.promises and not ctx.validations_left:
+        if remembers and not ctx.may_validate:
             self._no_time = self.stopped = True
             return ()
         nodes = asked = self.among()
@@ -192,7 +191,9 @@ class Search(Offer):
             self._no_time = len(asked) < len(nodes)
         if asked:  # In overload most often no node has changed since it refused.
             self._needs = InstanceNeeds(ctx, entry, self._waiting())
-            self._roomy = [n for n in asked if ctx.takes_another(n, entry) and self._has_room(n)]
+            takers = [node for node in asked if ctx.takes_another(node, entry)]
+            self._needed_bytes = self._needs.least_bytes(takers)
+            self._roomy = [node for node in takers if self._has_room(node)]
             self._left = {node.node_id for node in self._roomy}
             self._fresh = not self._left <= entry.avoided.keys()
         return self._roomy
@@ -206,8 +207,7 @@ class Search(Offer):
         return waiting
 
     def _has_room(self, node: NodeEntry) -> bool:
-        assert self._needs is not None, "nodes are asked"
-        needed_bytes = self._needed_bytes[node.node_id] = self._needs.least_bytes(node)
+        needed_bytes = self._needed_bytes[node.node_id]
         if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
             return True
         if self.request is not None and not self.late:
@@ -217,77 +217,65 @@ class Search(Offer):
 
     # What comes of its plans.
 
-    def _price(self, plan: Plan) -> Price | None:
-        """The price of a plan; `None` where the books do not allow it, there is no room, or no
-        validation is left, which stops the search.
-        """
-        ctx, request, instance = self.ctx, self.request, self._instance_of(plan)
-        beside = going_to(instance, self.before) if instance and self.before else ()
-        if instance is not None and request is not None:
-            node = instance.node
-            room = room_for(ctx, self.entry, instance, request, beside)
-            if room is None and not self.without_room:
-                if self.before is None:
-                    request.refusals.note_no_room()
-                return None
-        elif isinstance(plan, Start) and (starts_on := self._starts_on(plan)) is not None:
-            assert self._needs is not None, "nodes are asked"
-            node, room = starts_on, self._needs.room(starts_on)
-            if room is None:
-                return None
-        else:
-            return None
-        if request is not None and ctx.policy.promises and not ctx.validations_left:
-            self._stop(instance)
-            return None
-        moves = self.before is not None
-        late = self.late or (request is not None and request.accepted and not moves)
-        return Price(
-            ctx, plan, self.entry, node, instance, request, room, beside, late=late, moves=moves
-        )
-
-    def _stop(self, instance: InstanceEntry | None) -> None:
-        """No validation is left; the next search goes on from here."""
-        refusals, self.stopped = self.ctx.cell.refusals, True
-        if instance is None and self.request is not None:
-            refusals.note_not_all_tried(self.entry.spec.name, self.request)
-            self._no_time = True
-        elif self.loaded:
-            refusals.note_stopped(self.entry.spec.name, self.place)
-
-    def _passes(self, price: Price) -> bool:
-        """Whether the policy lets the plan be, and its load is not over just in time; if not, the
-        request knows why. What was promised with a load was tested then, and others with it in
+    def _join(self, plan: Plan) -> Price | None:
+        """The price of a join or a move that has room and that the policy lets be; if there is none
+        the request knows why. What was promised with a load was tested then, and others with it in
         mind, unless by an estimate that the first of them is to try out.
         """
-        request, instance = self.request, price.instance
-        if request is None:
-            return True
-        if instance is None:
-            return self._starts(price, request)
-        waits_here = request.waits_for is instance and self.before is None
+        request, instance, moves = self.request, self._instance_of(plan), self.before is not None
+        if instance is None or request is None:
+            return None
+        beside = going_to(instance, self.before) if self.before else ()
+        room = room_for(self.ctx, self.entry, instance, request, beside)
+        if room is None and not self.without_room:
+            if not moves:
+                request.refusals.note_no_room()
+            return None
+        if not self.ctx.may_validate:
+            self.stopped = True
+            if self.loaded:
+                self.ctx.cell.refusals.note_stopped(self.entry.spec.name, self.place)
+            return None
+        late = self.late or (request.accepted and not moves)
+        at = self.entry, instance.node, instance, request
+        price = Price(self.ctx, plan, *at, room, beside, late=late, moves=moves)
+        waits_here = request.waits_for is instance and not moves
         if waits_here and instance.profile and instance.profile.measured:
-            return True
+            return price
         verdict = price.verdict()
-        if verdict is not Verdict.PASSES and self.before is None:
+        if verdict is not Verdict.PASSES and not moves:
             request.refusals.note(verdict)
-        return verdict is Verdict.PASSES
+        return price if verdict is Verdict.PASSES else None
 
-    def _starts(self, price: Price, request: RequestEntry) -> bool:
-        """The same of a start. What the node said, or else the policy, is remembered."""
-        said = price.verdict()
-        verdict = said if price.seen is None else price.seen.verdict
-        if verdict is not Verdict.PASSES:
-            request.refusals.note(verdict)
-        passes = said is Verdict.PASSES
+    def _start(self, plan: Start) -> Price | None:
+        """The price of a start that has room and that the policy lets be, and not just in time.
+        What the node said, or else the policy, is remembered.
+        """
+        request, moves, node = self.request, self.before is not None, self._node_of_start(plan)
+        room = self._needs.room(node) if self._needs is not None and node is not None else None
+        if node is None or room is None:
+            return None
+        if request is None:
+            return Price(self.ctx, plan, self.entry, node, None, None, room)
+        name, refusals, late = self.entry.spec.name, self.ctx.cell.refusals, self.late
+        if not self.ctx.may_validate:
+            self.stopped = self._no_time = True
+            refusals.note_not_all_tried(name, request)
+            return None
+        late = late or (request.accepted and not moves)
+        price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
+        verdict = price.verdict()
+        passes, said = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
+        if said is not Verdict.PASSES:
+            request.refusals.note(said)
         if not self.late:
-            why = verdict if isinstance(verdict, Verdict) else Verdict.POLICY
-            self.ctx.cell.refusals.note_start(self.entry.spec.name, request, price.node, why)
+            why = said if isinstance(said, Verdict) else Verdict.POLICY
+            refusals.note_start(name, request, node, why)
             if passes and price.is_tight():
                 self._tight.append(price)
                 passes = False
         self._no_time = self._no_time or not passes
-        return passes
+        return price if passes else None
 
     def _instance_of(self, plan: Plan) -> InstanceEntry | None:
         """The instance that the request is to join or to move to, as far as the books go. What is
@@ -304,7 +292,7 @@ class Search(Offer):
             there = plan.to
         if there is not None and there is self.last:
             return self.last  # it was looked at as it was offered, a moment ago
-        if self.before is not None or isinstance(plan, Start):
+        if self.before is not None:
             return None
         if there is None or request is None:
             carry_out(ctx, plan, request)
@@ -317,7 +305,7 @@ class Search(Offer):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 
-    def _starts_on(self, plan: Start) -> NodeEntry | None:
+    def _node_of_start(self, plan: Start) -> NodeEntry | None:
         """The node where an instance is to start now; where its last load failed, only later."""
         if self.among is None or self.stopped:
             return None

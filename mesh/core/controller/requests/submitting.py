@@ -22,10 +22,11 @@ from mesh.domain.request import RequestOrder
 
 def take(ctx: EventContext, price: Price) -> None:
     """Submit a request that waits to the instance of a price, or promise it a load."""
-    instance, request, room = price.instance, price.wanted_by, price.room
+    instance, request, room = price.instance, price.request, price.room
     if instance is None or instance.state is InstanceState.LOADING:
         promise(ctx, price)
         return
+    assert request is not None
     assert room is not None
     note_overtaken(ctx, price.node, request)
     submit(ctx, price.entry, request, instance, room, price.grace_s())

@@ -88,6 +88,11 @@ class EventContext:
         """Uses up so many validations, or what costs as much, as far as they are left."""
         self.validations_left = max(self.validations_left - as_many, 0)
 
+    @property
+    def may_validate(self) -> bool:
+        """Whether a request may be looked at: validations are left, or the policy makes none."""
+        return self.validations_left > 0 or not self.policy.promises
+
     def expect_more(self) -> None:
         """Events like this one come many at once, and the last is to be handled soon: those who
         wait have the next retry for what this one leaves undone.

@@ -25,10 +25,10 @@ class Pages(Protocol):
 class BlockPlaces:
     """Implements `mesh.memory.kv_blocks.Places`: numbers 0 to `total` - 1, each free or taken."""
 
-    def __init__(self, cache: Pages, *, blocks: int, total: int) -> None:
-        """`blocks` are in force."""
+    def __init__(self, cache: Pages | None, *, blocks: int, total: int) -> None:
+        """`blocks` are in force. None are claimed before there is a cache."""
         self._taken = np.zeros(total, np.bool_)
-        self._cache = cache
+        self.cache = cache
         self._blocks = blocks
 
     @property
@@ -36,7 +36,8 @@ class BlockPlaces:
         return int(self._taken.size)
 
     def claim(self, count: int) -> list[int]:
-        chosen = self._cache.claim(np.flatnonzero(~self._taken), count)
+        assert self.cache is not None
+        chosen = self.cache.claim(np.flatnonzero(~self._taken), count)
         self._taken[chosen] = True
         return [int(block) for block in chosen]
 
@@ -49,7 +50,8 @@ class BlockPlaces:
     def forget(self, blocks: Sequence[int]) -> None:
         """Their pages go, but for those that the size in force may need again."""
         self.release(blocks)
-        self._cache.trim(self.taken(), keep=self._blocks)
+        assert self.cache is not None
+        self.cache.trim(self.taken(), keep=self._blocks)
 
     def taken(self) -> Blocks:
         """In ascending order."""

@@ -212,14 +212,16 @@ class OpenVinoEngine:
         instance, graph = self._bring_up(order, progress, kept=self._kept.take(order))
         with self._lock:
             self._instances[order.instance_id] = instance
-            self._prepared[order.instance_id] = self._prepared_folder(order)
+            if instance.resident:
+                self._prepared[order.instance_id] = self._prepared_folder(order)
         progress("loaded", 1.0)
         # What waited for its blob says nothing of loads that find one.
-        found = graph.imported and not graph.awaited
+        found = graph is not None and graph.imported and not graph.awaited
         prepared_tier = LoadTier.CACHED if cached else LoadTier.PREPARED
         compiled_tier = prepared_tier if found else LoadTier.DISK
         elapsed_s = time.perf_counter() - start_s
-        self._wish_for_blob(order, graph, elapsed_s)
+        if graph is not None:
+            self._wish_for_blob(order, graph, elapsed_s)
         return InstanceLoaded(
             instance_id=order.instance_id,
             footprint=instance.footprint,
@@ -254,10 +256,14 @@ class OpenVinoEngine:
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
         instance = self._instance(instance_id)
         if resident and not instance.resident:
-            self._bring_up(replace(instance.order, kv_blocks=0), lambda *_: None, instance)
+            start_s = time.perf_counter()
+            order = replace(instance.order, kv_blocks=0, swapped=False)
+            _, graph = self._bring_up(order, lambda *_: None, instance)
+            assert graph is not None
+            self._wish_for_blob(order, graph, time.perf_counter() - start_s)
             with self._lock:
                 if self._instances.get(instance_id) is instance:
-                    self._prepared[instance_id] = self._prepared_folder(instance.order)
+                    self._prepared[instance_id] = self._prepared_folder(order)
         elif instance.resident and not resident:
             self._own_graphs.forget(instance)
             with self._moves_memory():
@@ -373,6 +379,8 @@ class OpenVinoEngine:
     def _taken_bytes(self, order: LoadOrder) -> int:
         """By the instance, beside what it shares with those that are there."""
         footprint = self._footprint(order)
+        if order.swapped:
+            return order.kv_blocks * footprint.kv_block_bytes
         spared_bytes = footprint.shared_bytes if self._shares(order) else 0
         return footprint.instance_bytes(order.kv_blocks) - spared_bytes
 
@@ -392,9 +400,10 @@ class OpenVinoEngine:
         progress: Progress,
         instance: Instance | None = None,
         kept: KeptKv | None = None,
-    ) -> tuple[Instance, CompiledGraph]:
-        """The model in memory, and a new instance that computes with it, or this one. `kept`: what
-        an earlier one has left to a new one; its blocks are those in force already.
+    ) -> tuple[Instance, CompiledGraph | None]:
+        """The model in memory unless it is to be swapped in later, and a new instance that computes
+        with it, or this one. `kept`: what an earlier one has left to a new one; its blocks are
+        those in force already.
         """
         wanted_bytes = self._taken_bytes(order)
         kept_bytes = 0 if kept is None else order.kv_blocks * kept.pool.block_bytes
@@ -404,7 +413,7 @@ class OpenVinoEngine:
                 self._own_graphs.give_back()
                 if wanted_bytes > (available_bytes := self._available_bytes()):
                     raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
-                if not self._shares(order):
+                if not (order.swapped or self._shares(order)):
                     self._pages.use(self._prepared_folder(order))
                 return self._compile(order, progress, instance, kept)
             except BaseException as error:
@@ -418,13 +427,15 @@ class OpenVinoEngine:
 
     def _compile(
         self, order: LoadOrder, progress: Progress, instance: Instance | None, kept: KeptKv | None
-    ) -> tuple[Instance, CompiledGraph]:
-        graph = self._compiler.compile(
-            order.model, order.model_path, order.context_tokens_max, progress
-        )
-        progress("warm up", 0.9)
+    ) -> tuple[Instance, CompiledGraph | None]:
+        graph = None
+        if not order.swapped:
+            graph = self._compiler.compile(
+                order.model, order.model_path, order.context_tokens_max, progress
+            )
+            progress("warm up", 0.9)
         with engine_errors(f"instance {order.instance_id} cannot be brought up"):
-            if instance is not None:
+            if instance is not None and graph is not None:
                 instance.enter(graph)
                 return instance, graph
             made = Instance(

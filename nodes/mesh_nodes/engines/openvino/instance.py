@@ -30,7 +30,7 @@ from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
-from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache, KvResize, bind_kv_cache
+from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache, KvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
 from mesh_nodes.engines.refusals import check_runnable
@@ -76,16 +76,16 @@ class Instance:
     def __init__(
         self,
         order: LoadOrder,
-        graph: CompiledGraph,
+        graph: CompiledGraph | None,
         *,
         footprint: Footprint,
         budget: CacheBudget,
         kv_resize: KvResize = KvResize.ELASTIC,
         kept: "KeptKv | None" = None,
     ) -> None:
-        """Reserve the KV cache and run one token, which makes the first real step quick.
-        `footprint`: as booked without a context limit. `budget` bounds what stays cached in all
-        instances. `kept`: what an earlier instance has left, with the blocks of the order in force.
+        """Without a graph it has no weights until it enters one. `footprint`: as booked without a
+        context limit. `budget` bounds what stays cached in all instances. `kept`: what an earlier
+        instance has left, with the blocks of the order in force.
 
         Raises OutOfMemory or EngineError.
         """
@@ -95,8 +95,8 @@ class Instance:
         self._model_path = order.model_path
         self._context_tokens_max = order.context_tokens_max
         self._batch_max = order.batch_max
-        stated = replace(footprint, context_token_bytes=graph.context_token_bytes)
-        self._booked = footprint = stated.at_context(order.context_tokens_max)
+        self._stated = footprint
+        self._booked = footprint = footprint.at_context(order.context_tokens_max)
         self.model = order.model
         self.reached = Reached()
         self._budget = budget
@@ -106,47 +106,39 @@ class Instance:
         self._binding = threading.Lock()
         """Guards the cache's memory while a request is bound to it."""
         self._closed = False
-        request = graph.model.create_infer_request()
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
         # Each claim looks through the whole range: seconds where a context of millions had all.
         blocks_held_max = host_memory.total_bytes() // footprint.kv_block_bytes
         useful = min(blocks_useful, blocks_held_max)
         self._range_blocks = max(order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
-        if kept is not None and not kept.suits(graph, self._range_blocks):
+        self._kv_resize = kv_resize
+        self._cache: KvCache | None = None
+        """How keys and values are kept is known once the model has been compiled."""
+        if kept is not None and (graph is None or not kept.suits(graph, self._range_blocks)):
             kept.close()
             kept = None
         if kept is None:
-            self._cache = bind_kv_cache(
-                kv_resize,
-                graph.model,
-                request,
-                blocks=order.kv_blocks,
-                range_blocks=self._range_blocks,
-            )
-            self._places = BlockPlaces(
-                self._cache, blocks=order.kv_blocks, total=self._range_blocks
-            )
+            self._places = BlockPlaces(None, blocks=order.kv_blocks, total=self._range_blocks)
             self._pool = KvBlocks(
                 order.kv_blocks,
                 self._places,
                 budget,
-                block_bytes=self._cache.block_bytes,
-                overflows=not self._cache.dense,
+                block_bytes=footprint.kv_block_bytes,
             )
         else:
             self._cache, self._places, self._pool = kept.cache, kept.places, kept.pool
             self._range_blocks = kept.places.total
-            self._cache.bind(graph.model, request)
             with budget.lock:
                 self._places.resize(order.kv_blocks, self._places.taken())
         budget.end_load(self.instance_id)
-        self.found = self._pool.begin_again(footprint.weights_bytes, self._share_of(graph))
+        self.found = self._pool.begin_again(0, None)
         """Digests of the keys of what the earlier instance has left."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
         try:
-            self._warm(_Bound(graph, request, BatchInputs(graph.model, request)))
+            if graph is not None:
+                self.enter(graph)
         except BaseException:
             # The room would count it on, and spare no memory for others' cached blocks.
             self.close()
@@ -154,7 +146,7 @@ class Instance:
 
     @property
     def footprint(self) -> Footprint:
-        return replace(self._booked, kv_block_bytes=self._cache.block_bytes)
+        return replace(self._booked, kv_block_bytes=self._pool.block_bytes)
 
     @property
     def tables_bytes(self) -> int:
@@ -168,9 +160,14 @@ class Instance:
         return replace(
             self._books,
             weights_bytes=self._pool.weights_bytes,
+            kv_block_bytes=self._pool.block_bytes,
             kv_blocks_cached=self._pool.cached,
-            kv_held_bytes=self._cache.held_bytes,
+            kv_held_bytes=self._held_bytes,
         )
+
+    @property
+    def _held_bytes(self) -> int:
+        return 0 if self._cache is None else self._cache.held_bytes
 
     @property
     def resident(self) -> bool:
@@ -197,19 +194,19 @@ class Instance:
         as `__init__`.
         """
         order = replace(self.order, kv_blocks=1, batch_max=1)
-        return Instance(order, graph, footprint=self._booked, budget=CacheBudget())
+        return Instance(order, graph, footprint=self._stated, budget=CacheBudget())
 
     def move_to(self, graph: CompiledGraph) -> None:
         """Compute from the next iteration on with another compiled model of the same, which has
-        run. May be called from any thread; waits for the iteration under way. Nothing happens to one
-        that has left or is closed. Raises RuntimeError as OpenVINO does.
+        run. May be called from any thread; waits for the iteration under way. Nothing happens to
+        one that has left or is closed. Raises RuntimeError as OpenVINO does.
         """
         request = graph.model.create_infer_request()
         bound = _Bound(graph, request, BatchInputs(graph.model, request))
         with self._running, self._binding:
             if self._bound is None or self._closed:
                 return
-            self._cache.bind(graph.model, request)
+            self._bind_cache(graph, request)
             self._bound, self.reached = bound, Reached()
             self._hold(self._booked.weights_bytes, self._share_of(graph))
 
@@ -217,14 +214,15 @@ class Instance:
         """Let the compiled graph go. Requests and KV cache stay as they are."""
         with self._running:
             self._bound = None
-            self._cache.unbind()
+            if self._cache is not None:
+                self._cache.unbind()
             self._hold(0, None)
 
     def enter(self, graph: CompiledGraph) -> None:
-        """Compute with this graph from now on, once it has run.
+        """Compute with this graph from now on, once it has run: the first real step is quick then.
 
-        Raises EngineError when the instance was unloaded meanwhile, and RuntimeError as OpenVINO
-        does. Then it is as it was before.
+        Raises EngineError when the instance was unloaded meanwhile, OutOfMemory when the KV cache
+        cannot be had, and RuntimeError as OpenVINO does. Then it is as it was before.
         """
         request = graph.model.create_infer_request()
         bound = _Bound(graph, request, BatchInputs(graph.model, request))
@@ -232,7 +230,9 @@ class Instance:
             with self._binding:
                 if self._closed:
                     raise EngineError(f"instance {self.instance_id} was unloaded meanwhile")
-                self._cache.bind(graph.model, request)
+                self._bind_cache(graph, request)
+            stated = replace(self._stated, context_token_bytes=graph.context_token_bytes)
+            self._booked = stated.at_context(self._context_tokens_max)
             self.reached = Reached()
             self._hold(self._booked.weights_bytes, self._share_of(graph))
             self._warm(bound)
@@ -262,7 +262,7 @@ class Instance:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             sequence.release(self._pool)
-            if not self._sequences:
+            if not self._sequences and self._cache is not None:
                 self._cache.rest(self._places.taken())
             self._books = self._count()
 
@@ -305,6 +305,7 @@ class Instance:
         blocks that are free; the books, which other threads read, never show them.
         """
         self._require_bound()
+        assert self._cache is not None
         check_measurable(
             self.instance_id,
             shape,
@@ -335,10 +336,12 @@ class Instance:
         with self._running, self._budget.lock:
             before = self._pool.blocks
             self._pool.resize(blocks)
-            in_use = self._places.taken()
-            places = self._places.places_below(blocks) if self._cache.dense else in_use
+            cache, in_use = self._cache, self._places.taken()
+            dense = cache is not None and cache.dense
+            places = self._places.places_below(blocks) if dense else in_use
             try:
-                self._cache.resize(blocks, in_use, places)
+                if cache is not None:
+                    cache.resize(blocks, in_use, places)
             except OutOfMemory:
                 self._pool.resize(before)
                 raise
@@ -376,8 +379,25 @@ class Instance:
         with self._binding:
             self._closed = True
             self._sequences.clear()
-            self._cache.close()
+            if self._cache is not None:
+                self._cache.close()
             self._pool.close()
+
+    def _bind_cache(self, graph: CompiledGraph, request: ov.InferRequest) -> None:
+        """The first graph says how the cache is made, for whatever size is in force."""
+        if self._cache is not None:
+            self._cache.bind(graph.model, request)
+            return
+        with self._budget.lock:
+            self._cache = self._places.cache = bind_kv_cache(
+                self._kv_resize,
+                graph.model,
+                request,
+                blocks=self._pool.blocks,
+                range_blocks=self._range_blocks,
+            )
+            self._pool.block_bytes = self._cache.block_bytes
+            self._pool.overflows = not self._cache.dense
 
     def _require_bound(self) -> _Bound:
         if self._bound is None:
@@ -398,9 +418,9 @@ class Instance:
             weights_bytes=self._pool.weights_bytes,
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
-            kv_block_bytes=self._cache.block_bytes,
+            kv_block_bytes=self._pool.block_bytes,
             kv_blocks_cached=self._pool.cached,
-            kv_held_bytes=self._cache.held_bytes,
+            kv_held_bytes=self._held_bytes,
         )
 
     def _run(self, bound: _Bound, planned: Plan) -> tuple[RequestTokens, ...]:

@@ -102,8 +102,8 @@ class OwnGraphs:
 
     def forget(self, instance: Instance) -> None:
         """The instance's weights are about to go. If it was the last one of the compiled model that
-        further instances would share, another's takes its place: the weights are booked as shared as long
-        as there is any instance of them.
+        further instances would share, another's takes its place: the weights are booked as shared
+        as long as there is any instance of them.
         """
         self._switches.pop(instance.instance_id, None)
         with self._moving:

@@ -182,6 +182,8 @@ class VllmEngine:
             with self._lock:
                 del self._loading[order.instance_id]
         self._spare.fill()
+        if order.swapped:
+            self._take_out(order.instance_id)
         progress("loaded", 1.0)
         return InstanceLoaded(
             instance_id=order.instance_id,
@@ -311,6 +313,16 @@ class VllmEngine:
             self._spawner.close()
         if self._pool is not None:
             self._pool.close()
+
+    def _take_out(self, instance_id: InstanceId) -> None:
+        """One that is to come up without its weights. Unless it slept, its load has needed room for
+        them: vLLM makes a model where it is to compute. Raises as `swap` does.
+        """
+        try:
+            self.swap(instance_id, resident=False)
+        except MeshError:
+            self.unload(instance_id)
+            raise
 
     def _bring_up(self, order: LoadOrder, progress: Progress) -> LoadTier:
         key = wake_key(order, self._options(order.model))

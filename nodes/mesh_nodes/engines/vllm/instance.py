@@ -11,9 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice
 
-import torch
-
-from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
@@ -249,8 +247,9 @@ class Instance:
                 f"addresses for {self._range_blocks}"
             )
         self._order = order
-        self.weights.to_device()
-        self._resident = True
+        if not order.swapped:
+            self.weights.to_device()
+        self._resident = not order.swapped
         self._resize(order.kv_blocks)
 
     def begin_swap(self, resident: bool, where: Range | None) -> None:
@@ -262,18 +261,13 @@ class Instance:
         self._move = self._mover.submit(self.weights.to_device if resident else to_host)
 
     def has_moved(self) -> bool:
-        """Whether the weights are where they were to go; waits for MOVED_WAIT_S. Raises OutOfMemory
-        when the device has no room for them; they stay on the host then.
+        """Whether the weights are where they were to go; waits for MOVED_WAIT_S. Raises what the
+        move has failed with: OutOfMemory leaves them where they were.
         """
         try:
             self._move.result(MOVED_WAIT_S)
         except TimeoutError:
             return False
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise OutOfMemory(
-                f"the weights of {self._order.instance_id} do not fit on the device: {error}",
-                hint="swap another instance out first",
-            ) from error
         finally:
             self._resident = self._move.done() and not self.weights.away_bytes
         return True

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams, _custom_ops
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -35,7 +36,7 @@ _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
 
 
-_TOUCHED: tuple[tuple[type, str], ...] = (
+_TOUCHED: tuple[tuple[Any, str], ...] = (
     (Scheduler, "_make_cached_request_data"),
     (Scheduler, "_update_after_schedule"),
     (KVCacheManager, "allocate_slots"),
@@ -48,6 +49,7 @@ _TOUCHED: tuple[tuple[type, str], ...] = (
     (EngineCore, "abort_requests"),
     (EngineCore, "add_request"),
     (EngineCore, "step"),
+    (registry, "_run_in_subprocess"),
 )
 """Private parts that all known releases have."""
 _SHAPE = installed_shape()
@@ -65,6 +67,14 @@ def register_kernels() -> None:
     the place of on this platform. What is forked from here has it, and need not do it again.
     """
     _SHAPE.register_kernels(type(current_platform))
+
+
+def inspect_models_here() -> None:
+    """Have this process look at a model's class itself. vLLM asks another process, which imports
+    vLLM for that, so that its own does not begin with CUDA: 26 s of the first load of each
+    architecture on an H200, where an engine process begins with CUDA anyway.
+    """
+    registry._run_in_subprocess = lambda look: look()
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
@@ -203,6 +213,7 @@ class Core:
     ) -> None:
         """`kv_bytes` is what vLLM is told that it may take, where it asks."""
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
+        inspect_models_here()
         config = EngineArgs(
             model=model_path,
             load_format=FORMAT,

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import torch
 
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.vllm.messages import Layout, Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory
 
@@ -134,17 +134,19 @@ class Weights:
             torch.cuda.empty_cache()
 
     def to_device(self) -> None:
-        """The way back. Raises torch.OutOfMemoryError, and then they are away as before; and what
-        `to_host` raises.
+        """The way back. Raises OutOfMemory when the device has no room, RuntimeError when the copy
+        fails; they are away as before then.
         """
         try:
             for storage, part in self._away:
                 storage.resize_(part.nbytes)
                 _as_bytes(storage).copy_(part, non_blocking=True)
             self._wait()
-        except BaseException:
+        except RuntimeError as error:
             for storage, _ in self._away:
                 storage.resize_(0)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise OutOfMemory(f"weights do not fit on the device: {error}") from error
             raise
         self._away = []
 

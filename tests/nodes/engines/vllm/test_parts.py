@@ -15,7 +15,7 @@ from mesh_nodes.engines.vllm.releases import found_release
 from mesh_nodes.gpus import Gpu
 
 LOOK = """
-import importlib.util, json, sys
+import importlib.util, json, os, sys
 from dataclasses import MISSING, fields
 
 from mesh_nodes.engines.vllm import device, internals
@@ -40,6 +40,8 @@ told = {
 }
 device.preload()
 internals.check_parts()
+internals.inspect_models_here()
+here = internals.registry._run_in_subprocess(os.getpid) == os.getpid()
 refused = []
 device.cuda_in_use = lambda: "/dev/nvidia-uvm is open"
 del BlockPool.touch
@@ -48,12 +50,12 @@ for check in (device.preload, internals.check_parts):
         check()
     except RuntimeError as error:
         refused.append(str(error))
-print(json.dumps([told, refused]))
+print(json.dumps([told, refused, here]))
 """
 
 
 @pytest.fixture(scope="module")
-def looked() -> tuple[dict[str, bool], list[str]]:
+def looked() -> tuple[dict[str, bool], list[str], bool]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LOOK],
         env={"PYTHONPATH": ":".join(sys.path), **ENVIRONMENT},
@@ -61,23 +63,29 @@ def looked() -> tuple[dict[str, bool], list[str]]:
         capture_output=True,
         text=True,
     )
-    told, refused = json.loads(done.stdout.splitlines()[-1])
-    return told, refused
+    told, refused, here = json.loads(done.stdout.splitlines()[-1])
+    return told, refused, here
 
 
 def test_the_installed_release_has_what_the_table_says(
-    looked: tuple[dict[str, bool], list[str]],
+    looked: tuple[dict[str, bool], list[str], bool],
 ) -> None:
     shape = Shape(found_release().minor)
     assert looked[0] == {part.name: shape.has(part) for part in Part}
 
 
 def test_a_part_that_is_gone_and_a_use_of_cuda_are_refused_by_name(
-    looked: tuple[dict[str, bool], list[str]],
+    looked: tuple[dict[str, bool], list[str], bool],
 ) -> None:
     in_use, gone = looked[1]
     assert "asked NVML (/dev/nvidia-uvm is open)" in in_use
     assert "has no BlockPool.touch, which mesh needs" in gone
+
+
+def test_a_models_class_is_looked_at_in_the_process_that_serves_it(
+    looked: tuple[dict[str, bool], list[str], bool],
+) -> None:
+    assert looked[2]
 
 
 TOLD = """

@@ -224,6 +224,11 @@ def test_one_that_is_swapped_out_can_fall_asleep_and_wake(
     woken = Driver(engine, model.order(TWO, kv_blocks=16))
     assert woken.loaded.tier is LoadTier.HOST
     assert woken.run("r", PROMPT) == alone
+    engine.unload(TWO)
+    still_out = Driver(engine, replace(model.order(ONE, kv_blocks=16), swapped=True))
+    assert still_out.loaded.tier is LoadTier.HOST
+    still_out.swap(True)
+    assert still_out.run("r", PROMPT) == alone
 
 
 def test_one_that_cannot_come_back_may_try_again(make: Make, model: StoredModel) -> None:

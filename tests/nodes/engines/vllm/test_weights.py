@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES
 from mesh_nodes.engines.vllm.messages import WHOLE, Range
 from mesh_nodes.engines.vllm.pooled import PooledMemory, pooled_memory
@@ -191,7 +191,7 @@ def test_without_room_on_the_device_weights_stay_away(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.UntypedStorage, "resize_", until_the_third)
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(OutOfMemory):
             weights.to_device()
     assert (weights.away_bytes, weights.device_bytes) == (away_bytes, 0)
     weights.to_device()
