@@ -7,6 +7,7 @@ report.
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -25,14 +26,14 @@ from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
 from bench.scenario import Asked, Cell, Scenario, Scene, read_scenario, wanted
-from bench.sending import AtOnce, Load, Overload, Poisson, Waves, limit_bytes
+from bench.sending import AtOnce, Load, Overload, Poisson, Returns, Waves, limit_bytes
 from bench.spans import spans_of
 from mesh.cli.output import message
-from mesh.cli.waiting import Goal, wait_for
+from mesh.cli.waiting import POLL_S, Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.core.controller.core import ControllerCore
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import Cancelled, InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
 from mesh.domain.ids import DeploymentName
 from mesh.domain.messages import InstanceLoaded
@@ -303,7 +304,13 @@ def _about(load: Load, made: Played) -> Played:
 def _offered(scene: Scene, load: Load, address: str, calls: Sequence[Call]) -> Played:
     answers: list[Answer]
     retries: list[tuple[Call, Answer]] = []
-    if isinstance(load, AtOnce) and load.one_by_one:
+    if isinstance(load, Returns):
+        answers = []
+        with MeshClient(address) as client:
+            for call in calls:
+                _unload(client, call.deployment)
+                answers += offer(address, [call], call_s_max=scene.call_s_max)
+    elif isinstance(load, AtOnce) and load.one_by_one:
         answers = [a for c in calls for a in offer(address, [c], call_s_max=scene.call_s_max)]
     else:
         answers, retries = offer_again(
@@ -314,6 +321,16 @@ def _offered(scene: Scene, load: Load, address: str, calls: Sequence[Call]) -> P
         )
     again = Judgement(tuple(judged(*retry) for retry in retries))
     return _about(load, Played(judged=judge(calls, answers), again=again))
+
+
+def _unload(client: MeshClient, name: DeploymentName) -> None:
+    """Raises Cancelled when its instances are not gone in time."""
+    client.unload(name)
+    until_s = time.monotonic() + LOADED_S_MAX
+    while client.get(name).instances:
+        if time.monotonic() > until_s:
+            raise Cancelled(f"{name} still has instances after {LOADED_S_MAX:g} s")
+        time.sleep(POLL_S)
 
 
 def _instances(client: MeshClient) -> tuple[InstanceSnapshot, ...]:
@@ -391,8 +408,8 @@ def figures(scenario: Scenario, shown: Shown) -> dict[str, object]:
 def _ratio(ours: Played, peer: Played, counted: str) -> float | None:
     """None where the peer has none."""
     one, other = measured(ours, counted), measured(peer, counted)
-    assert isinstance(one, int), f"{counted} is a count"
-    assert isinstance(other, int), f"{counted} is a count"
+    assert isinstance(one, int | float), f"{counted} is a number"
+    assert isinstance(other, int | float), f"{counted} is a number"
     return rounded(one / other, 2) if other else None
 
 

@@ -2,8 +2,8 @@
 
 A figure is said by `MEASURE[.KEY] [REDUCTION] [/ NUMBER]`: a measure is an attribute of `Played`,
 its judgement, its audit or its memory, and KEY one of its counts; a reduction is `mean`, `min`,
-`max` or a percentile such as `p95`. A sequence without a reduction is counted. Pure. Before:
-`live`. After: its report.
+`max`, `last` or a percentile such as `p95`. A sequence without a reduction is counted. Pure.
+Before: `live`. After: its report.
 """
 
 import re
@@ -23,8 +23,8 @@ from mesh.evaluation.judging import Judgement
 from mesh.report.distribution import Distribution
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]]
-_REDUCTIONS = {"mean": fmean, "min": min, "max": max}
-_SPEC = re.compile(r"(\w+)(?:\.(\w+))?(?: (mean|min|max|p\d\d?))?(?: / ([\d.]+))?")
+_REDUCTIONS = {"mean": fmean, "min": min, "max": max, "last": lambda values: values[-1]}
+_SPEC = re.compile(r"(\w+)(?:\.(\w+))?(?: (mean|min|max|last|p\d\d?))?(?: / ([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from bench.demo_model import SOURCE
 from bench.own_models import own_source
 from bench.played import check_spec
-from bench.sending import AtOnce, Overload, Poisson, Waves
+from bench.sending import AtOnce, Overload, Poisson, Returns, Waves
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
@@ -21,11 +21,12 @@ from mesh.domain.model import WeightPrecision
 from mesh.domain.slo import Slo
 from mesh.sim.scenario import read_toml, strict_converter
 
-LoadKind = AtOnce | Overload | Poisson | Waves
+LoadKind = AtOnce | Overload | Poisson | Returns | Waves
 KINDS: Mapping[str, type[LoadKind]] = {
     "at once": AtOnce,
     "overload": Overload,
     "poisson": Poisson,
+    "returns": Returns,
     "waves": Waves,
 }
 """The loads, by the `kind` that a file says."""
@@ -83,9 +84,9 @@ class Peer:
     name: str
     """Before the names of its figures."""
     ratio: str
-    """The name of mesh's calls that met their SLO over its."""
+    """The name of mesh's measure over its."""
     counted: str = "met_by_the_clock"
-    """The measure that is compared."""
+    """The figure that is compared: how many calls met their SLO unless given."""
     cell: Cell | None = None
     """`None` stands for the swapper."""
 
@@ -235,4 +236,8 @@ def wanted(scenario: Scenario, asked: Asked) -> list[Scene]:
 def _as_asked(load: LoadKind, quick: bool, seconds: float | None) -> LoadKind:
     if quick:
         load = load.shortened()
-    return load if seconds is None or isinstance(load, AtOnce) else replace(load, seconds=seconds)
+    return (
+        load
+        if seconds is None or isinstance(load, AtOnce | Returns)
+        else replace(load, seconds=seconds)
+    )

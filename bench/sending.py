@@ -124,6 +124,34 @@ class Overload(Load):
         return sum(arriving.request_s(times, *size, batch) for size in sizes) / self.seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returns(Load):
+    """The turns of one conversation of each deployment, one call after the other. All instances are
+    unloaded before each call; answers are made up, as those of `Poisson`.
+    """
+
+    turns: int
+    system_tokens: int
+    prompt_tokens: Bounds
+    output_tokens: Bounds
+
+    @property
+    def name(self) -> str:
+        return f"{self.turns} turns"
+
+    def calls(self, specs: Sequence[DeploymentSpec], seed: int, times: Times | None) -> list[Call]:
+        draw = random.Random(seed)
+        found: list[Call] = []
+        for spec in specs:
+            system = draw.choices(TOKEN_IDS, k=self.system_tokens)
+            talk = _Talk(system, spec.context_tokens_max or 0)
+            for _ in range(self.turns):
+                call = drawn_call(draw, 0.0, spec, self.prompt_tokens, self.output_tokens)
+                answer = draw.choices(TOKEN_IDS, k=call.output_tokens)
+                found.append(replace(call, prompt_tokens=talk.turn(call.prompt_tokens, answer)))
+        return found
+
+
 CONTEXT_TOKENS = sum(arriving.INPUT_TOKENS) / 2 + sum(arriving.OUTPUT_TOKENS) / 4
 """The mean context of a call of `Overload` in its middle."""
 

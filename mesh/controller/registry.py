@@ -17,7 +17,7 @@ from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
-from mesh.domain.history import OutputHistory
+from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
 from mesh.domain.revision import Revision, Revisions, public_name
@@ -72,7 +72,10 @@ _SCHEMA_6 = """
 ALTER TABLE texts ADD COLUMN tool_template TEXT;
 ALTER TABLE texts ADD COLUMN special_tokens TEXT NOT NULL DEFAULT '';
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6)
+_SCHEMA_7 = """
+ALTER TABLE histories ADD COLUMN gaps TEXT NOT NULL DEFAULT '{}';
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6, _SCHEMA_7)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """The version of the tables; the file keeps it as its user_version."""
@@ -133,11 +136,15 @@ class SqliteRegistry:
         """The histories of the deployments that have ended requests, by name."""
         with self._explained("read"):
             rows = self._connection.execute(
-                "SELECT name, mean_tokens, requests FROM histories ORDER BY name"
+                "SELECT name, mean_tokens, requests, gaps FROM histories ORDER BY name"
             )
             return {
-                DeploymentName(name): OutputHistory(mean_tokens=mean_tokens, count=requests)
-                for name, mean_tokens, requests in rows
+                DeploymentName(name): OutputHistory(
+                    mean_tokens=mean_tokens,
+                    count=requests,
+                    gaps=_CONVERTER.loads(gaps, CallGaps),
+                )
+                for name, mean_tokens, requests, gaps in rows
             }
 
     def revisions(self) -> dict[DeploymentName, Revisions]:
@@ -246,9 +253,9 @@ class SqliteRegistry:
         """
         with self._written():
             self._connection.execute(
-                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3"
+                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3, ?4"
                 " WHERE EXISTS (SELECT 1 FROM deployments WHERE name = ?1)",
-                (name, history.mean_tokens, history.count),
+                (name, history.mean_tokens, history.count, _CONVERTER.dumps(history.gaps)),
             )
 
     def close(self) -> None:

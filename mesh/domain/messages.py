@@ -326,6 +326,8 @@ class InstanceLoaded:
     """The part of the load's time in which the node computed beside it."""
     swapped: bool = False
     """It came up without its weights: what it took says nothing of other loads."""
+    prefixes: tuple[int, ...] = ()
+    """Digests of the keys of cached KV blocks that an earlier instance has left to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +382,8 @@ class PrefixesChanged:
 
     instance_id: InstanceId
     change: PrefixChange
+    left_to: DeploymentName | None = None
+    """The deployment whose next instance on the node finds this, where the instance is unloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

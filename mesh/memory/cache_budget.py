@@ -56,7 +56,9 @@ class CacheBudget:
             self._members.append(blocks)
 
     def remove(self, blocks: CachingBlocks) -> None:
-        self._members.remove(blocks)
+        """Nothing happens where they are not there."""
+        if blocks in self._members:
+            self._members.remove(blocks)
 
     def bound(self, memory_bytes: int) -> None:
         """Sets how much memory all instances may take from now on."""

@@ -205,6 +205,29 @@ class KvBlocks:
         with self._budget.lock:
             return self._digests.tell()
 
+    def outlive(self) -> None:
+        """Its instance is unloaded, and none of its blocks is used any more. Those that are cached
+        stay for the next one, in memory that nobody has been promised, and are told of anew. Raises
+        ValueError when some are still used.
+        """
+        with self._budget.lock:
+            if self.used:
+                raise ValueError(f"{self.used} KV blocks are still used")
+            self.blocks, self.weights_bytes, self.share = 0, 0, None
+            self._digests = CachedDigests()
+            for key in self._blocks:
+                self._digests.came(digest_of(key))
+            self._budget.fit(self)
+
+    def begin_again(self, weights_bytes: int, share: Share | None) -> tuple[int, ...]:
+        """The next instance is loaded. Returns the digests of all keys that it finds; from now on
+        `tell` says how those change.
+        """
+        with self._budget.lock:
+            self.weights_bytes, self.share = weights_bytes, share
+            self._digests = CachedDigests()
+            return tuple([digest_of(key) for key in self._blocks])
+
     def close(self) -> None:
         """Nothing is used or cached any more; the memory goes with the instance."""
         with self._budget.lock:

@@ -9,7 +9,7 @@ other in turn.
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
-from math import log
+from math import log1p
 
 from mesh.domain.slo import ColdStart
 from mesh.domain.steps import LoadTier
@@ -17,17 +17,18 @@ from mesh.policy.plans import Join, Plan, Prefetch, Start
 from mesh.policy.views import (
     AheadView,
     CellView,
-    DeploymentView,
     InstanceView,
     NodeView,
     Outlook,
     RequestView,
 )
 
-LIKELIER = log(2.0)
-"""An instance gives way only to a model that is called twice as often: the two would else go on
-taking each other's place.
+LIKELIER = 2.0
+"""An instance gives way only to a model of which so many times as many calls are expected: the two
+would else go on taking each other's place.
 """
+LIKELY_LEAST = 0.1
+"""What is less likely to be called within a minute is not brought nearer."""
 LIKELY_MAX = 32
 """Deployments that one look tries to bring nearer."""
 
@@ -130,44 +131,44 @@ def victims(
 
 
 def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
-    """What was called of late and is loaded nowhere, the most called first, where its model is
-    nearest among the nodes that rest; nothing while a request waits. What nobody has called for as
-    long as a parked instance stays would not be there in any case.
+    """What is likely to be called and is loaded nowhere, the likeliest first, where its model is
+    nearest among the nodes that rest; nothing while a request waits.
     """
     if any(made.queued for made in cell.deployments()):
         return
     nodes = [node for node in cell.nodes() if node.prefetch_bytes and cell.rests(node)]
     likely = [
-        (made, about)
+        (chance, made, about)
         for made in (cell.deployments() if nodes else ())
-        if not made.instances and cell.now_s - made.called_s <= cell.parked_s_max
+        if not made.instances and (chance := made.call_chance(cell.now_s)) >= LIKELY_LEAST
         if (about := cell.about(made.name)) is not None
     ]
-    for made, about in nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0].calls_log, of[0].name)):
+    likeliest = nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0], of[1].name))
+    for chance, made, about in likeliest:
         resting = (node for node in about.starts() if cell.rests(node))
         for node in sorted(resting, key=lambda n: (-about.tier(n).nearness, n.node_id)):
             remote = about.tier(node) is LoadTier.REMOTE
             quick = remote or about.load_s(node) <= cell.load_s_max
-            given = _given_ahead(made, node, about) if quick else None
+            given = _given_ahead(chance, node, about) if quick else None
             if given is not None:
                 yield Prefetch(deployment=made.name, node=node, instead_of=given)
                 if remote or not cell.rests(node):
                     break
 
 
-def _given_ahead(
-    made: DeploymentView, node: NodeView, cell: AheadView
-) -> tuple[InstanceView, ...] | None:
-    """Which idle instances give way to one that is loaded ahead: those of models that are called
-    far less. None where it has no room. What was loaded ahead, too, goes before the others: the
-    node's budget is for both.
+def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[InstanceView, ...] | None:
+    """Which idle instances give way to one that is loaded ahead and called by this `chance`: those
+    whose models' calls are far less likely. None where it has no room. What was loaded ahead, too,
+    goes before the others: the node's budget is for both.
     """
     if cell.tier(node) is LoadTier.REMOTE:
         return ()  # It is imported, which takes no memory.
 
     def gives_way(instance: InstanceView) -> bool:
         owner = cell.deployment(instance.deployment)
-        rarer = owner is None or owner.calls_log + LIKELIER < made.calls_log
+        others = 0.0 if owner is None else owner.call_chance(cell.now_s)
+        # The logarithms are of the probability of no call: calls that are expected.
+        rarer = log1p(-others) * LIKELIER > log1p(-chance)
         return rarer and (instance.ahead or instance.is_parked)
 
     missing_bytes = cell.lacks_bytes(node)

@@ -181,6 +181,12 @@ class DeploymentView(Protocol):
         """The logarithm of how often it is called: whose is higher stays so until the next call."""
         ...
 
+    def call_chance(self, now_s: float) -> float:
+        """The probability of a call within the next minute, by the times between its calls and by
+        how often it is called of late.
+        """
+        ...
+
     @property
     def served_share(self) -> float:
         """The share of its ended requests that were served; 1 before the first has ended."""

@@ -99,7 +99,10 @@ class Engine(Protocol):
         ...
 
     def unload(self, instance_id: InstanceId) -> None:
-        """Drop the instance with all its requests and give its memory back. Idempotent."""
+        """Drop the instance with all its requests and give its memory back. Idempotent. Cached KV
+        blocks may stay, as far as `bound_memory` allows, for the next load of the deployment with
+        the same model and context.
+        """
         ...
 
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
@@ -201,8 +204,13 @@ class Engine(Protocol):
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         """What has come to and gone from the cache of each instance and was not told in a step's
-        result. For the compute thread.
+        result. An unloaded instance that left blocks is told of anew, and tells when they go. For
+        the compute thread.
         """
+        ...
+
+    def kept_bytes(self) -> int:
+        """What the blocks take that unloaded instances left. May be called from any thread."""
         ...
 
     def memory(self) -> tuple[InstanceMemory, ...]:

@@ -99,6 +99,7 @@ class VirtualAgent:
         self.engine.bound_memory(self._identity.memory_bytes - base_bytes)
         books = self.engine.memory()
         engine_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in books)
+        engine_bytes += self.engine.kept_bytes()
         due = HeartbeatDue(
             rss_bytes=base_bytes + engine_bytes,
             engine_bytes=engine_bytes,

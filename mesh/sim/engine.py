@@ -112,7 +112,7 @@ class CostEngine(VirtualEngine):
             self._load = _Load(began_s=now_s, alone_s=seconds, computed_s=computed_s)
         self._spend(seconds)
         self._loads_for(seconds)
-        self._enter(order, footprint)
+        prefixes = self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
         return InstanceLoaded(
@@ -121,6 +121,7 @@ class CostEngine(VirtualEngine):
             kv_blocks=order.kv_blocks,
             elapsed_s=seconds,
             tier=tier,
+            prefixes=prefixes,
         )
 
     def more_load_s(self) -> float:

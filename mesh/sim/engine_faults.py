@@ -124,12 +124,14 @@ class FaultyEngine(CostEngine):
         instance = self._instances.get(instance_id)
         # Nobody waits for what was cached beyond its size: it is no part of what its end frees.
         beyond = 0 if instance is None else instance.pool.extra * instance.pool.block_bytes
-        before_bytes = self.held_bytes() - beyond
+        share = None if instance is None else instance.pool.share
+        before_bytes, kept_bytes = self.held_bytes() - beyond, -self.kept_bytes()
         super().unload(instance_id)
-        given_bytes = before_bytes - self.held_bytes()
-        if instance is not None and instance.pool.share and not self._is_shared(instance.order):
-            self._leave_weights(instance.pool.share)
-            given_bytes -= instance.pool.share.size_bytes
+        kept_bytes += self.kept_bytes()
+        given_bytes = before_bytes - self.held_bytes() + min(kept_bytes, beyond)
+        if instance is not None and share and not self._is_shared(instance.order):
+            self._leave_weights(share)
+            given_bytes -= share.size_bytes
         self._leave(given_bytes, self._costs.unload_s)
 
     def step(
@@ -176,10 +178,10 @@ class FaultyEngine(CostEngine):
         weights_bytes = sum(share.size_bytes for share in self._leaving_weights.values())
         return super().held_bytes() + self._leaving_bytes + weights_bytes
 
-    def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
+    def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
         taken = self._leaving_weights.pop(kind_of(order), None)
         try:
-            super()._enter(order, footprint)
+            return super()._enter(order, footprint)
         except EngineError:
             if taken is not None:
                 self._leaving_weights[taken.key] = taken

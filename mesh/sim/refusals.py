@@ -19,6 +19,7 @@ from mesh.core.controller.instances.node_schedule import (
     forecast_on,
     forecast_on_start,
 )
+from mesh.core.controller.instances.prefixes import left_tokens
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -181,7 +182,7 @@ def _room(
     needed_bytes = footprint.instance_bytes(size.required_blocks)
     if needed_bytes > node.obtainable_bytes(deployment):
         return None
-    idle = node.reclaimable_instances(deployment)
+    idle = node.reclaimable_instances(cell.clock.now_s(), deployment)
     taken = enough(idle, needed_bytes - node.free_bytes_for(deployment))
     return [instance.instance_id for instance in taken]
 
@@ -229,7 +230,7 @@ def _places(
         if not instance.takes_requests or instance.is_full:
             continue
         forecast = forecast_on(instance, request, now_s=now_s, limits=limits, late=late)
-        yield _can_grow(instance, entry, request), forecast.verdict
+        yield _can_grow(instance, entry, request, now_s), forecast.verdict
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return
     for node in _without(core.nodes.values(), entry):
@@ -245,6 +246,7 @@ def _places(
             partial(getattr, slot, "ready_s"),
             request,
             share=decodes_share(node, now_s),
+            cached=left_tokens(node, entry.deployment, request),
             now_s=now_s,
             limits=limits,
             late=late,
@@ -252,11 +254,13 @@ def _places(
         yield room is not None, forecast.verdict
 
 
-def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry) -> bool:
+def _can_grow(
+    instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry, now_s: float
+) -> bool:
     """Whether the request's KV cache fits, with all idle neighbours gone."""
     footprint, node = instance.footprint, instance.node
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
     others = instance.required_blocks + instance.expected_blocks
     more = others + blocks - instance.promised_blocks
-    idle = [i for i in node.reclaimable_instances() if i is not instance]
+    idle = [i for i in node.reclaimable_instances(now_s) if i is not instance]
     return more * footprint.kv_block_bytes <= node.free_bytes + freed_bytes(idle)

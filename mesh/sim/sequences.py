@@ -236,6 +236,14 @@ class Instance:
         else:
             self.pool.release(sequence.prefix.table)
 
+    @property
+    def held_bytes(self) -> int:
+        """What its cached blocks take once it is unloaded."""
+        return self.pool.cached * self.footprint.kv_block_bytes
+
+    def close(self) -> None:
+        self.pool.close()
+
     def memory(self) -> InstanceMemory:
         pool = self.pool
         return InstanceMemory(

@@ -18,6 +18,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
+from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.kv_blocks import KvBlocks
 from mesh.memory.shares import Share, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
@@ -43,6 +44,7 @@ class VirtualEngine:
         self._lengths = lengths
         self._instances: dict[InstanceId, Instance] = {}
         self._budget = CacheBudget()
+        self._kept = KeptCaches[Instance]()
         self._ended: Ended = lambda instance_id, error: None
 
     def watch(self, ended: Ended) -> None:
@@ -60,7 +62,10 @@ class VirtualEngine:
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.pop(instance_id, None)
         if instance is not None:
-            instance.pool.close()
+            for request_id in tuple(instance.sequences):
+                instance.drop(request_id)
+            instance.pool.outlive()
+            self._kept.put(instance.order, instance)
 
     def lose(self, instance_id: InstanceId) -> None:
         """The instance ends by itself, as an engine process that is killed, and its memory is free
@@ -148,7 +153,11 @@ class VirtualEngine:
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         told = ((i, instance.pool.tell()) for i, instance in self._instances.items())
-        return {instance_id: change for instance_id, change in told if change is not None}
+        changed = {instance_id: change for instance_id, change in told if change is not None}
+        return {**changed, **self._kept.tell()}
+
+    def kept_bytes(self) -> int:
+        return self._kept.held_bytes
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         found = [instance for _, instance in sorted(self._instances.items())]
@@ -163,6 +172,7 @@ class VirtualEngine:
 
     def close(self) -> None:
         self._instances.clear()
+        self._kept.close()
 
     # For those who look at it from outside.
 
@@ -185,7 +195,8 @@ class VirtualEngine:
 
     def held_bytes(self) -> int:
         """What all instances take together."""
-        return sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+        held_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+        return held_bytes + self.kept_bytes()
 
     # For those who derive from it.
 
@@ -207,8 +218,10 @@ class VirtualEngine:
         pools = [instance.pool for instance in every if instance.pool.weights_bytes]
         return any(pool.share is not None and pool.share.key == kind_of(order) for pool in pools)
 
-    def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
-        """The instance is loaded, if it is not there and there is memory for it."""
+    def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
+        """The instance is loaded, if it is not there and there is memory for it. Returns the
+        digests of the keys that an earlier one has left to it.
+        """
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         weights_bytes = 0 if order.swapped else footprint.weights_bytes
@@ -216,21 +229,29 @@ class VirtualEngine:
         if footprint.shared_bytes:
             share = Share(key=kind_of(order), size_bytes=footprint.shared_bytes)
             wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0
-        self._budget.begin_load(order.instance_id, wanted_bytes)
+        kept = self._kept.take(order)
+        pool = kept.pool if kept is not None else self._fresh_pool(order.kv_blocks, footprint)
+        kv_bytes = order.kv_blocks * footprint.kv_block_bytes
+        self._budget.begin_load(order.instance_id, wanted_bytes - kv_bytes)
         try:
-            self._claim(wanted_bytes, order.instance_id)
-            pool = KvBlocks(
-                order.kv_blocks,
-                CountedPlaces(),
-                self._budget,
-                block_bytes=footprint.kv_block_bytes,
-                weights_bytes=weights_bytes,
-                share=share,
-                overflows=True,
-            )
+            # What it finds is not held by what is kept any more, and lies beyond its own.
+            self._claim(wanted_bytes + pool.extra * pool.block_bytes, order.instance_id)
+        except OutOfMemory:
+            pool.close()
+            raise
         finally:
             self._budget.end_load(order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, pool)
+        return pool.begin_again(weights_bytes, share)
+
+    def _fresh_pool(self, kv_blocks: int, footprint: Footprint) -> KvBlocks:
+        return KvBlocks(
+            kv_blocks,
+            CountedPlaces(),
+            self._budget,
+            block_bytes=footprint.kv_block_bytes,
+            overflows=True,
+        )
 
     def _resize(self, instance_id: InstanceId, kv_blocks: int) -> tuple[int, int]:
         """To so many blocks, or to those in use; the bytes of the cache before and after."""

@@ -1175,6 +1175,7 @@ class InstanceLoaded(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     COMPUTED_S_FIELD_NUMBER: _builtins.int
     SWAPPED_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kv_blocks: _builtins.int
     elapsed_s: _builtins.float
@@ -1186,6 +1187,10 @@ class InstanceLoaded(_message.Message):
     """It came up without its weights."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Digests of the keys of cached KV blocks that an earlier instance has left to it."""
+
     def __init__(
         self,
         *,
@@ -1196,10 +1201,11 @@ class InstanceLoaded(_message.Message):
         tier: _builtins.str = ...,
         computed_s: _builtins.float = ...,
         swapped: _builtins.bool = ...,
+        prefixes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "swapped", b"swapped", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "prefixes", b"prefixes", "swapped", b"swapped", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1453,7 +1459,10 @@ class PrefixesChanged(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     CAME_FIELD_NUMBER: _builtins.int
     WENT_FIELD_NUMBER: _builtins.int
+    LEFT_TO_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
+    left_to: _builtins.str
+    """The deployment whose next instance on the node finds this; the instance is unloaded."""
     @_builtins.property
     def came(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1464,12 +1473,15 @@ class PrefixesChanged(_message.Message):
         instance_id: _builtins.str = ...,
         came: _abc.Iterable[_builtins.int] | None = ...,
         went: _abc.Iterable[_builtins.int] | None = ...,
+        left_to: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_to", b"_left_to", "left_to", b"left_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "instance_id", b"instance_id", "went", b"went"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_to", b"_left_to", "came", b"came", "instance_id", b"instance_id", "left_to", b"left_to", "went", b"went"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__left_to: _TypeAlias = _typing.Literal["left_to"]  # noqa: Y015
+    _WhichOneofArgType__left_to: _TypeAlias = _typing.Literal["_left_to", b"_left_to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_to) -> _WhichOneofReturnType__left_to | None: ...
 
 Global___PrefixesChanged: _TypeAlias = PrefixesChanged  # noqa: Y015
 

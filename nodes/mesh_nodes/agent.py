@@ -276,7 +276,8 @@ class Agent:
             books = self._engine.memory()
             due = HeartbeatDue(
                 rss_bytes=self._resident_bytes(),
-                engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books),
+                engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books)
+                + self._engine.kept_bytes(),
                 models=None if self._models == told else self._models,
                 kv_blocks_cached=tuple(
                     (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached

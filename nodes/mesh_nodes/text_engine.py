@@ -240,6 +240,9 @@ class TextEngine:
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         return self._inner.tell_prefixes()
 
+    def kept_bytes(self) -> int:
+        return self._inner.kept_bytes()
+
     def memory(self) -> tuple[InstanceMemory, ...]:
         return self._inner.memory()
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,8 +41,9 @@ from tests.core.cells import FOOTPRINT, MIB
 from tests.support.profiles import PROFILE
 
 FOLDER = Path(live.__file__).parent / "scenarios"
-SLO, FLEET, LATE, OVERCOMMIT = (
-    read_scenario(FOLDER / f"{name}.toml") for name in ("slo", "fleet", "late-starts", "overcommit")
+SLO, FLEET, LATE, OVERCOMMIT, RETURNS = (
+    read_scenario(FOLDER / f"{name}.toml")
+    for name in ("slo", "fleet", "late-starts", "overcommit", "returns")
 )
 
 
@@ -64,6 +65,7 @@ def test_targets_of_a_file_are_of_figures_that_it_tells(path: Path) -> None:
     told = set(scenario.figures) | set(scenario.whole)
     for each in scenario.scenes:
         told |= {f"{each.mark}{name}" for name in (*(each.figures or {}), *each.whole)}
+        told |= {each.peer.ratio} if each.peer is not None else set()
     assert set(scenario.targets) <= told
     assert scenario.about.splitlines()[0].endswith(".")
 
@@ -121,6 +123,15 @@ def test_a_peer_lacks_what_its_cell_says_and_nothing_else() -> None:
 
 
 # Calls.
+
+
+def test_each_turn_of_a_conversation_that_returns_begins_with_all_that_was_said_before() -> None:
+    (load,) = scene(RETURNS, "returns").loads
+    turns = calls(scene(RETURNS, "returns"), load)
+    assert len(turns) == 8
+    for one, next_one in pairwise(turns):
+        assert next_one.prompt_tokens[: len(one.prompt_tokens)] == one.prompt_tokens
+        assert 332 <= len(next_one.prompt_tokens) - len(one.prompt_tokens) <= 432
 
 
 def test_calls_come_in_order_at_their_rate_and_the_popular_more_often() -> None:

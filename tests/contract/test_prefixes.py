@@ -1,9 +1,11 @@
 """Contract: what was computed is not computed again, no token changes, and it costs nobody."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from tests.contract.conftest import LoadInstance
@@ -187,3 +189,70 @@ def test_conversations_keep_their_tokens_through_shrinks_and_evictions(load: Loa
         driver.resize(rng.choice([1, 5, most]))
         driver.resize(40)
     assert adopted > 500
+
+
+@pytest.fixture
+def left(caching: Driver) -> tuple[Driver, set[int]]:
+    """An instance that was unloaded after a request, and the digests of the blocks that it left."""
+    engine, books = caching.engine, caching.books
+    engine.bound_memory(4 * books.weights_bytes + 300 * books.kv_block_bytes)
+    answered(caching, "first", SYSTEM)
+    engine.unload(caching.instance_id)
+    if not engine.kept_bytes():
+        pytest.skip("this engine keeps nothing of an unloaded instance")
+    told = engine.tell_prefixes()[caching.instance_id]
+    kept = whole_blocks(caching, len(SYSTEM) + 11) // caching.block_tokens
+    assert (len(told.came), told.went) == (kept, ())
+    assert engine.kept_bytes() == kept * books.kv_block_bytes
+    return caching, set(told.came)
+
+
+def test_a_load_after_an_unload_finds_its_blocks(
+    left: tuple[Driver, set[int]], load: LoadInstance
+) -> None:
+    _, digests = left
+    again = load("i-2")
+    assert again.engine.kept_bytes() == 0
+    assert set(again.loaded.prefixes) == digests
+    assert again.books.kv_blocks_cached == len(digests)
+    alone = again.run("alone", SYSTEM)
+    stranger = again.submit("stranger", SYSTEM, salt="other")
+    again.finish()
+    second = again.submit("second", SYSTEM, salt=SALT)
+    again.finish()
+    assert stranger.found == 0
+    assert (second.found, second.adopted) == (whole_blocks(again, len(SYSTEM)),) * 2
+    assert second.tokens == stranger.tokens == alone
+    again.engine.unload(again.instance_id)
+    again = load("i-3", kv_blocks=2)
+    assert digests < set(again.loaded.prefixes), "those of the stranger have come"
+
+
+def test_another_context_or_deployment_finds_nothing(
+    left: tuple[Driver, set[int]], load: LoadInstance
+) -> None:
+    before, _ = left
+    engine, kept_bytes = before.engine, before.engine.kept_bytes()
+    order = replace(before.order, instance_id=InstanceId("i-2"), deployment=DeploymentName("b"))
+    other = Driver(engine, order)
+    assert (other.loaded.prefixes, engine.kept_bytes()) == ((), kept_bytes)
+    shorter = load("i-3", context_tokens_max=128)
+    assert (shorter.loaded.prefixes, engine.kept_bytes()) == ((), 0)
+    stranger = shorter.submit("stranger", SYSTEM, salt=SALT)
+    assert stranger.found == 0
+
+
+def test_memory_that_a_load_wants_is_taken_from_what_unloaded_instances_left(
+    left: tuple[Driver, set[int]],
+) -> None:
+    before, digests = left
+    engine, stated = before.engine, before.loaded.footprint
+    order = replace(before.order, instance_id=InstanceId("i-2"), deployment=DeploymentName("b"))
+    room_bytes = stated.instance_bytes(order.kv_blocks) + 2 * stated.kv_block_bytes
+    engine.bound_memory(room_bytes)
+    assert engine.kept_bytes() == len(digests) * stated.kv_block_bytes, "there was room for them"
+    Driver(engine, order)
+    told = engine.tell_prefixes()[before.instance_id]
+    assert (len(digests) - len(told.went), told.came) == (2, ())
+    engine.bound_memory(0)
+    assert len(engine.tell_prefixes()[before.instance_id].went) == 2

@@ -126,7 +126,8 @@ def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(
 
 def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
     a, b, gone = DeploymentName("a"), DeploymentName("b"), DeploymentName("gone")
-    early, late = OutputHistory(mean_tokens=12.5, count=5), OutputHistory(mean_tokens=31.0, count=6)
+    early = OutputHistory(mean_tokens=12.5, count=5)
+    late = OutputHistory(mean_tokens=31.0, count=6).called(30.0).called(1e9)
     with opened(tmp_path) as registry:
         assert registry.histories() == {}
         for name in (a, b):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.history import PRIOR_COUNT, PRIOR_TOKENS, WINDOW, OutputHistory
+from mesh.domain.history import BINS_MAX, PRIOR_COUNT, PRIOR_TOKENS, WINDOW, CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
@@ -131,6 +131,28 @@ def after(*answers: int) -> OutputHistory:
     for output_tokens in answers:
         history = history.after(output_tokens)
     return history
+
+
+def test_calls_are_expected_by_the_times_between_them_and_else_by_their_rate() -> None:
+    gaps = CallGaps()
+    assert gaps.chance(10.0, 60.0, by_rate=0.25) == 0.25
+    for gap_s in [30.0] * 50 + [1e9, 0.0]:
+        gaps = gaps.after(gap_s)
+    assert gaps.chance(10.0, 60.0, by_rate=0.01) > 0.8
+    assert gaps.chance(100.0, 60.0, by_rate=0.01) < 0.05, "it has missed its time"
+    assert len(gaps.weights) == BINS_MAX
+
+
+@given(st.lists(st.floats(0.0, 1e6), max_size=20), st.floats(0.0, 1e6), st.floats(0.1, 1e4))
+def test_a_chance_is_a_probability_that_grows_with_the_time(
+    gaps_s: list[float], idle_s: float, within_s: float
+) -> None:
+    gaps = CallGaps()
+    for gap_s in gaps_s:
+        gaps = gaps.after(gap_s)
+    chance = gaps.chance(idle_s, within_s, 0.5)
+    assert 0.0 <= chance < 1.0
+    assert chance <= gaps.chance(idle_s, 2 * within_s, 0.5) + 1e-9
 
 
 def test_before_the_first_answer_the_prior_is_expected() -> None:

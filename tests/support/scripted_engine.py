@@ -101,7 +101,7 @@ class ScriptedEngine(VirtualEngine):
         if not order.model_path.is_dir():
             raise TornModel(f"{order.model_path.name} is no folder of a model")
         tier = self.tier_of(order)
-        self._enter(order, self._footprint)
+        prefixes = self._enter(order, self._footprint)
         progress("loaded", 1.0)
         return InstanceLoaded(
             instance_id=order.instance_id,
@@ -109,6 +109,7 @@ class ScriptedEngine(VirtualEngine):
             kv_blocks=order.kv_blocks,
             elapsed_s=self.script.load_s,
             tier=tier,
+            prefixes=prefixes,
         )
 
     def step(

@@ -84,6 +84,8 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             holder = node.instances.get(said.instance_id)
             if holder is not None:
                 holder.note_prefixes(said.change)
+            elif said.left_to is not None:
+                node.note_left(said.left_to, said.change)
         case PrefixMissed():
             miss(ctx, said)
         case InstanceLoaded():

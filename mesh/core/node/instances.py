@@ -151,6 +151,8 @@ def loading(
             ctx.engine(UnloadInstance(instance_id=event.instance_id))
         case InstanceLoaded():
             instance.note_loaded(event.footprint, event.kv_blocks)
+            instance.cache.note_all(event.prefixes)
+            node.take_left(instance.command.deployment)
             share_trials(node.instances.values(), ctx.now_s)
             ctx.report(replace(event, computed_s=computed_s))
         case LoadFailed():

@@ -1,5 +1,6 @@
 """What the node core knows of the cached KV blocks of one instance, as its engine tells."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,6 +22,11 @@ class LocalCache:
     def note_request(self, cache_salt: str | None) -> None:
         """A request has come; without a salt it shares nothing."""
         self.in_use = self.in_use or cache_salt is not None
+
+    def note_all(self, digests: Sequence[int]) -> None:
+        """The instance is loaded, and has found these."""
+        self.digests = dict.fromkeys(digests[-DIGESTS_MAX:])
+        self.in_use = self.in_use or bool(self.digests)
 
     def note_change(self, change: PrefixChange) -> None:
         """Blocks with these keys have come and gone; the newest are known."""

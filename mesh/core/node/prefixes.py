@@ -37,8 +37,10 @@ def changed(ctx: NodeEventContext, instance: LocalInstance, change: PrefixChange
 
 
 def ask(ctx: NodeEventContext, node: LocalNode) -> None:
-    """What has come and gone beside iterations: by aborts, resizes, and loads of others."""
-    if any(instance.cache.in_use for instance in node.instances.values()):
+    """What has come and gone beside iterations: by aborts, resizes, and loads of others. What
+    unloaded instances left goes so as well.
+    """
+    if node.left or any(i.cache.in_use for i in node.instances.values()):
         ctx.engine(AskPrefixes())
 
 
@@ -47,3 +49,6 @@ def told(ctx: NodeEventContext, node: LocalNode, event: PrefixesTold) -> None:
         instance = node.instances.get(instance_id)
         if instance is not None:
             changed(ctx, instance, change)
+        elif (deployment := node.left.get(instance_id)) is not None:
+            told_of = PrefixesChanged(instance_id=instance_id, change=change, left_to=deployment)
+            ctx.report(told_of)

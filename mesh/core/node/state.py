@@ -7,7 +7,8 @@ from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.core.node.beside_loads import BesideLoads
 from mesh.core.node.local_instance import LocalInstance, LocalState
-from mesh.domain.ids import InstanceId, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId
+from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.messages import Heartbeat, InstanceReport
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
@@ -79,6 +80,8 @@ class LocalNode:
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
+    left: dict[InstanceId, DeploymentName] = field(default_factory=dict)
+    """Unloaded instances that may have left cached KV blocks to the next one of a deployment."""
     linked: bool = False
     rss_bytes: int = 0
     engine_bytes: int = 0
@@ -163,6 +166,14 @@ class LocalNode:
 
     def remove(self, instance: LocalInstance) -> None:
         del self.instances[instance.instance_id]
+        if instance.cache.in_use:
+            self.left[instance.instance_id] = instance.command.deployment
+            for instance_id in tuple(self.left)[:-KEPT_CACHES_MAX]:
+                del self.left[instance_id]
+
+    def take_left(self, deployment: DeploymentName) -> None:
+        """An instance of the deployment is loaded, which has found what others left."""
+        self.left = {i: name for i, name in self.left.items() if name != deployment}
 
     def begin_load(self, instance: LocalInstance, now_s: float) -> None:
         instance.begin_load()

@@ -4,14 +4,21 @@ from dataclasses import replace
 
 from mesh.core.node import local_cache
 from mesh.domain.actions import AskPrefixes, NodeAction, StartStep, SubmitToEngine
-from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.messages import PrefixesChanged, PrefixMissed, SubmitRequest
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.messages import (
+    InstanceGone,
+    PrefixesChanged,
+    PrefixMissed,
+    SubmitRequest,
+    UnloadInstance,
+)
 from mesh.domain.node_events import HeartbeatDue, PrefixesTold, StepFinished, SubmitFinished
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import PrefixChange
 from tests.core.cells import of_kind, only, request, step_result
-from tests.core.nodes import NodeUnderTest, reports
+from tests.core.nodes import NodeUnderTest, load_command, reports
+from tests.core.nodes import loaded as loaded_told
 
 I1 = InstanceId("i1")
 CHANGE = PrefixChange(came=(7, 8), went=(3,))
@@ -83,6 +90,24 @@ def test_changes_are_told_as_they_come_and_all_of_it_to_a_new_controller() -> No
     (whole,) = node.core.instances()
     assert (sorted(whole.prefixes), whole.kv_blocks_cached) == ([4, 7, 8], 5)
     assert node.heartbeat().instances[0].prefixes == (), "that would be much, every second"
+
+
+def test_what_an_unloaded_instance_left_is_told_until_the_next_one_is_loaded() -> None:
+    node = loaded()
+    submitted(node)
+    node.command(UnloadInstance(instance_id=I1))
+    node.tell(InstanceGone(instance_id=I1))
+    beat = HeartbeatDue(rss_bytes=1, engine_bytes=1)
+    assert of_kind(node.tell(beat), AskPrefixes)
+    told = only(reports(node.tell(PrefixesTold(changes=((I1, CHANGE),)))), PrefixesChanged)
+    assert told == PrefixesChanged(instance_id=I1, change=CHANGE, left_to=DeploymentName("chat"))
+    again = InstanceId("i-2")
+    node.command(load_command(again))
+    node.tell(replace(loaded_told(again), prefixes=(7, 8)))
+    (whole,) = node.core.instances()
+    assert whole.prefixes == (7, 8)
+    assert of_kind(node.tell(beat), AskPrefixes), "it has something to tell of"
+    assert not reports(node.tell(PrefixesTold(changes=((I1, CHANGE),))))
 
 
 def test_of_more_digests_than_are_kept_the_newest_are_known() -> None:

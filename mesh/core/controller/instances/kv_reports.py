@@ -53,7 +53,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
         if not station.is_pending(instance.instance_id):
             shrink(ctx, instance)
             park_cache(ctx, instance)
-    idle = node.reclaimable_instances()
+    idle = node.reclaimable_instances(ctx.now_s)
     # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
     for instance in idle[: len(idle) - spared]:

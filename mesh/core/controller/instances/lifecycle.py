@@ -87,6 +87,7 @@ def load(
         ahead=ahead,
         load_started_s=ctx.now_s,
         phase="load",
+        prefixes=node.take_left(entry.spec.name),
     )
     ctx.cell.add_instance(instance)
     issue(ctx, instance, planned.kind, footprint.size(room.kv_blocks), needed_s)

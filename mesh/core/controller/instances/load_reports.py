@@ -47,6 +47,7 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
 def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> None:
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
+    instance.note_all_prefixes(said.prefixes)
     weights_bytes = node.load_bytes(instance.footprint.weights_bytes, said.tier)
     ctx.cell.expectations.learn_load(
         node.hello, weights_bytes, said.elapsed_s, said.tier, computed_s=said.computed_s

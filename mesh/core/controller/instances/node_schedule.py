@@ -104,12 +104,14 @@ def forecast_on_start(
     share: float,
     now_s: float,
     limits: CellLimits,
+    cached: int = 0,
     late: bool = False,
     moves: bool = False,
 ) -> Forecast:
     """What becomes of a request on a new instance of the node, whose load is over at `ready_s`. A
     full node says TPOT_EXCEEDED nearly always, so that its loads are not looked at before. `share`
-    is the node's `decodes_share`. `late` and `moves` as above.
+    is the node's `decodes_share`; `cached` tokens of the request were left by an earlier instance.
+    `late` and `moves` as above.
     """
     if not profile.measured and not moves and node.is_idle():
         return _tried_out(node, profile, request, ready_s(), limits, late=late)
@@ -120,7 +122,8 @@ def forecast_on_start(
     at_s = ready_s()
     schedule, _ = _schedule(node, now_s, limits)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
-    return _forecast(schedule, queue, request, at_s, loads=True, late=late)
+    prompt = _prompt(request, request.tokens - cached)
+    return _forecast(schedule, queue, request, at_s, prompt=prompt, loads=True, late=late)
 
 
 def without_time_on(
@@ -182,15 +185,15 @@ def _forecast(
     request: RequestEntry,
     ready_s: float,
     *,
-    prompt: Prompt | None = None,
+    prompt: Prompt,
     loads: bool = False,
     late: bool,
 ) -> Forecast:
-    """`prompt`: what is left of it to compute; all of it unless given."""
+    """`prompt`: what is left of it to compute."""
     queue.quicken(request.pace_s)
     newcomer = Newcomer(
         queue=queue,
-        prompt=prompt or _prompt(request),
+        prompt=prompt,
         joins_s=ready_s,
         loads=loads,
         may_be_late=late,
@@ -396,7 +399,7 @@ def _schedule(
             _fill(run_queue, instance, started_s, joining, after_loads, now_s)
         else:
             ready_s = ends_s[instance.instance_id]
-            after_loads += [(ready_s, run_queue, _prompt(r)) for r in work.values()]
+            after_loads += [(ready_s, run_queue, _prompt_on(instance, r)) for r in work.values()]
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,

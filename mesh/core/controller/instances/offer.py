@@ -68,9 +68,9 @@ class Offer:
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
         if isinstance(place, InstanceEntry):
-            return [i for i in place.node.reclaimable_instances() if i is not place]
+            return [i for i in place.node.reclaimable_instances(self.ctx.now_s) if i is not place]
         sparing = self.entry.deployment if self.entry is not None else None
-        return self._node_of(place).reclaimable_instances(sparing)
+        return self._node_of(place).reclaimable_instances(self.ctx.now_s, sparing)
 
     def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
         if self.may_move is None:

@@ -6,12 +6,13 @@ route). What nodes told may be out of date: a node says so when a request misses
 submitted with. Before: `node_schedule`, `requests.search`. After: nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mesh.compute.times import Times
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.deployment import Deployment
 
 
 def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
@@ -19,11 +20,25 @@ def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
     what it was answered may be there, too; nor what is on its way to it. At least one token is left
     to compute.
     """
-    if request.carried_tokens or not instance.prefixes:
+    if request.carried_tokens:
         return request.carried_tokens
-    size, found = instance.footprint.block_tokens, 0
+    return _found_tokens(instance.prefixes, instance.footprint.block_tokens, request)
+
+
+def left_tokens(node: NodeEntry, deployment: Deployment, request: RequestEntry) -> int:
+    """The same of an instance that the node would load: what unloaded ones have left to it."""
+    digests = node.left.get(deployment.spec.name)
+    if not digests:
+        return 0
+    return _found_tokens(digests, node.footprint_of(deployment).block_tokens, request)
+
+
+def _found_tokens(there: Collection[int], size: int, request: RequestEntry) -> int:
+    if not there:
+        return 0
+    found = 0
     for digest in request.digests(size):
-        if digest not in instance.prefixes:
+        if digest not in there:
             break
         found += size
     return found if found < request.tokens else found - size

@@ -30,7 +30,7 @@ from mesh.core.controller.instances.node_schedule import (
     link_left_s,
     time_left_s,
 )
-from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.prefixes import cached_tokens, left_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -97,7 +97,10 @@ class Price:
         if self.utilisation(plan) > 1.0:
             return Verdict.TPOT_EXCEEDED
         now_s, instance, request = self.ctx.now_s, self.instance, self.wanted_by
-        cached = cached_tokens(instance, request) if instance is not None else 0
+        if instance is not None:
+            cached = cached_tokens(instance, request)
+        else:
+            cached = left_tokens(self.node, self._deployment, request)
         times = self._times()
         seconds = times.prefill_s(request.tokens - cached, cached)
         seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
@@ -174,6 +177,7 @@ class Price:
                 lambda: self.slot.ready_s,
                 request,
                 share=ctx.share_of(self.node, decodes_share),
+                cached=left_tokens(self.node, self._deployment, request),
                 now_s=now_s,
                 limits=limits,
                 late=late,

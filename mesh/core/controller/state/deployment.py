@@ -22,6 +22,8 @@ from mesh.request.candidates import Candidates
 
 CALLS_FORGOTTEN_S = 300.0
 """A call counts for 1/e in its deployment's rate after so long."""
+FORECAST_S = 60.0
+"""Calls are forecast for so long."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +91,15 @@ class DeploymentEntry:
     def calls_per_s(self, now_s: float) -> float:
         """How often it is called, the last CALLS_FORGOTTEN_S counting most."""
         return exp(self.calls_log - now_s / CALLS_FORGOTTEN_S) / CALLS_FORGOTTEN_S
+
+    def call_chance(self, now_s: float) -> float:
+        """The probability of a call within FORECAST_S, by its rate and by the times between its
+        calls; 0 where none is known.
+        """
+        if self.called_s == -inf:
+            return 0.0
+        by_rate = 1.0 - exp(-self.calls_per_s(now_s) * FORECAST_S)
+        return self.history.gaps.chance(now_s - self.called_s, FORECAST_S, by_rate)
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""
@@ -182,6 +193,8 @@ class DeploymentEntry:
 
     def note_call(self, now_s: float) -> None:
         """Somebody asks for it, in vain or not."""
+        if self.called_s > -inf:
+            self.history = self.history.called(now_s - self.called_s)
         call_log = now_s / CALLS_FORGOTTEN_S
         more, less = max(self.calls_log, call_log), min(self.calls_log, call_log)
         self.called_s, self.calls_log = now_s, more + log1p(exp(less - more))

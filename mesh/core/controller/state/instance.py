@@ -333,7 +333,9 @@ class InstanceEntry:
         self.off_p50, self.off_p95 = said.off_p50, said.off_p95
 
     def note_all_prefixes(self, digests: Sequence[int]) -> None:
-        """Notes the digests of the blocks in its KV cache, as a hello states them."""
+        """Notes the digests of the blocks in its KV cache, as a hello or the end of its load
+        states them.
+        """
         self.prefixes = set(digests)
 
     def forget_prefix(self, request: RequestEntry, cached_tokens: int) -> None:

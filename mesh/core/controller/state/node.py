@@ -7,7 +7,6 @@ that policies and placement take.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
@@ -15,11 +14,12 @@ from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
+from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.shares import Share
 from mesh.memory.station import ReservationKind, ReservationStation
@@ -78,6 +78,8 @@ class NodeEntry:
     prefetches: NodePrefetches = field(default_factory=NodePrefetches)
     kv_bytes_per_s: float = field(init=False)
     """What transfers of KV blocks to it carry, as the last ones have shown."""
+    left: dict[DeploymentName, set[int]] = field(default_factory=dict)
+    """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
@@ -97,6 +99,20 @@ class NodeEntry:
     @property
     def prefetch_bytes(self) -> int:
         return self.hello.prefetch_bytes
+
+    def note_left(self, deployment: DeploymentName, change: PrefixChange) -> None:
+        """Blocks of an unloaded instance are there for the next one of the deployment, or gone."""
+        digests = self.left.pop(deployment, set()).union(change.came).difference(change.went)
+        if digests:
+            self.left[deployment] = digests
+            for name in tuple(self.left)[:-KEPT_CACHES_MAX]:
+                del self.left[name]
+        if change.came:
+            self.touch()
+
+    def take_left(self, deployment: DeploymentName) -> set[int]:
+        """An instance of the deployment is about to find them."""
+        return self.left.pop(deployment, set())
 
     @property
     def swaps(self) -> bool:
@@ -245,25 +261,24 @@ class NodeEntry:
         wakes = tier is LoadTier.HOST and not comes_after
         return tier, ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
+    def reclaimable_instances(
+        self, now_s: float, sparing: Deployment | None = None
+    ) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
-        are loaded ahead, the least called first: what was loaded for its next caller would else be
-        the last to go. Those whose weights one of the deployment `sparing` would share go last.
+        are loaded ahead, the least likely to be called first: what was loaded for its next caller
+        would else be the last to go. Those whose weights one of the deployment `sparing` would
+        share go last.
         """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []
         by_calls = self.hello.prefetch_bytes > 0
 
         def rank(instance: InstanceEntry) -> tuple[bool, float, float, InstanceId]:
-            calls_log = self.calls_log(instance) if by_calls else 0.0
-            return instance in spared, calls_log, instance.idle_since_s, instance.instance_id
+            owner = self.deployments.get(instance.deployment) if by_calls else None
+            chance = 0.0 if owner is None else owner.call_chance(now_s)
+            return instance in spared, chance, instance.idle_since_s, instance.instance_id
 
         return sorted(idle, key=rank)
-
-    def calls_log(self, instance: InstanceEntry) -> float:
-        """How often its deployment is called; see `DeploymentEntry.calls_log`."""
-        owner = self.deployments.get(instance.deployment)
-        return -inf if owner is None else owner.calls_log
 
     def obtainable_bytes(self, deployment: Deployment) -> int:
         """For an instance of the deployment: free, shared, or of idle ones that may go now."""

@@ -38,6 +38,7 @@ from mesh.domain.steps import (
     repeated,
 )
 from mesh.memory.cache_budget import CacheBudget
+from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.shares import counted_once
 from mesh.runtime.engine import (
     Ended,
@@ -60,7 +61,7 @@ from mesh_nodes.engines.openvino.compilation import (
     return_memory,
 )
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
-from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.instance import Instance, KeptKv
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.measured_footprints import MeasuredFootprints
@@ -148,6 +149,7 @@ class OpenVinoEngine:
         self._lock = threading.Lock()
         """Guards the table and the counts of loads, never an instance."""
         self._budget = CacheBudget(lock=threading.RLock())
+        self._kept = KeptCaches[KeptKv](lock=threading.Lock())
         self._own_graphs = OwnGraphs(
             self._compiler,
             self._budget,
@@ -218,7 +220,7 @@ class OpenVinoEngine:
         check_bounds(order)
         shares = self._shares(order)
         cached = self._pages.has(self._prepared_folder(order))
-        instance, graph = self._bring_up(order, progress)
+        instance, graph = self._bring_up(order, progress, kept=self._kept.take(order))
         with self._lock:
             self._instances[order.instance_id] = instance
             if instance.resident:
@@ -237,6 +239,7 @@ class OpenVinoEngine:
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=elapsed_s,
             tier=LoadTier.HOST if shares else compiled_tier,
+            prefixes=instance.found,
         )
 
     def unload(self, instance_id: InstanceId) -> None:
@@ -247,7 +250,9 @@ class OpenVinoEngine:
         if instance is None:
             return
         self._own_graphs.forget(instance)
-        instance.close()
+        kept = instance.leave_blocks()
+        if kept is not None:
+            self._kept.put(instance.order, kept)
         return_memory()
         model, reached, tables_bytes = instance.model, instance.reached, instance.tables_bytes
         known = instance.resident and not any(map(instance.shares_with, others))
@@ -326,11 +331,15 @@ class OpenVinoEngine:
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         told = ((instance.instance_id, instance.tell_prefixes()) for instance in self._loaded())
-        return {instance_id: change for instance_id, change in told if change is not None}
+        changed = {instance_id: change for instance_id, change in told if change is not None}
+        return {**changed, **self._kept.tell()}
 
     def bound_memory(self, memory_bytes: int) -> None:
         self._budget.bound(memory_bytes)
         self._own_graphs.give_back_beside()
+
+    def kept_bytes(self) -> int:
+        return self._kept.held_bytes
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         """The memory of each instance. Weights that several instances share are counted with the
@@ -361,6 +370,7 @@ class OpenVinoEngine:
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
+        self._kept.close()
 
     @contextmanager
     def _computes(self) -> Iterator[None]:
@@ -372,12 +382,12 @@ class OpenVinoEngine:
 
     def _beside_kv_bytes(self) -> int:
         held_bytes = sum(books.kv_held_bytes for books in self.memory())
-        return host_memory.own_resident_bytes() - held_bytes
+        return host_memory.own_resident_bytes() - held_bytes - self.kept_bytes()
 
     def _moment(self) -> tuple[int, ...]:
         """Differs when something else moved memory in the meantime."""
         held = [books.kv_held_bytes for books in self.memory()]
-        return (self._loads_begun, *held)
+        return (self._loads_begun, self.kept_bytes(), *held)
 
     @contextmanager
     def _moves_memory(self) -> Iterator[None]:
@@ -410,22 +420,30 @@ class OpenVinoEngine:
         return self._compiler.prepared_folder(order.model_path, order.model.weights)
 
     def _bring_up(
-        self, order: LoadOrder, progress: Progress, instance: Instance | None = None
+        self,
+        order: LoadOrder,
+        progress: Progress,
+        instance: Instance | None = None,
+        kept: KeptKv | None = None,
     ) -> tuple[Instance, CompiledGraph | None]:
         """The model in memory unless it is to be swapped in later, and a new instance that computes
-        with it, or this one.
+        with it, or this one. `kept`: what an earlier one has left to a new one; its blocks are
+        those in force already.
         """
         wanted_bytes = self._taken_bytes(order)
+        kept_bytes = 0 if kept is None else order.kv_blocks * kept.pool.block_bytes
         with self._moves_memory():
             try:
-                self._budget.begin_load(order.instance_id, wanted_bytes)
+                self._budget.begin_load(order.instance_id, wanted_bytes - kept_bytes)
                 self._own_graphs.give_back()
                 if wanted_bytes > (available_bytes := self._available_bytes()):
                     raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
                 if not (order.swapped or self._shares(order)):
                     self._pages.use(self._prepared_folder(order))
-                return self._compile(order, progress, instance)
+                return self._compile(order, progress, instance, kept)
             except BaseException as error:
+                if kept is not None:
+                    kept.close()
                 _drop_frames(error)
                 return_memory()
                 raise
@@ -433,7 +451,7 @@ class OpenVinoEngine:
                 self._budget.end_load(order.instance_id)
 
     def _compile(
-        self, order: LoadOrder, progress: Progress, instance: Instance | None
+        self, order: LoadOrder, progress: Progress, instance: Instance | None, kept: KeptKv | None
     ) -> tuple[Instance, CompiledGraph | None]:
         graph = None
         if not order.swapped:
@@ -451,6 +469,7 @@ class OpenVinoEngine:
                 footprint=self.footprint(order.model),
                 budget=self._budget,
                 kv_resize=self._kv_resize,
+                kept=kept,
             )
         return made, graph
 

@@ -33,7 +33,7 @@ from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
-from mesh_nodes.engines.openvino.kv_cache import KvCache, KvResize, bind_kv_cache
+from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache, KvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.pooling import pool_of
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
@@ -42,6 +42,27 @@ from mesh_nodes.engines.sampling import Floats, choose_telling
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKv:
+    """Implements `mesh.memory.kept_caches.KvCache`: what an unloaded instance has left."""
+
+    cache: ElasticKvCache
+    places: BlockPlaces
+    pool: KvBlocks
+
+    @property
+    def held_bytes(self) -> int:
+        return self.cache.held_bytes
+
+    def suits(self, graph: CompiledGraph, range_blocks: int) -> bool:
+        """Whether an instance with so many blocks may compute with it."""
+        return self.places.total >= range_blocks and self.cache.suits(graph.model)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.cache.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +85,11 @@ class Instance:
         footprint: Footprint,
         budget: CacheBudget,
         kv_resize: KvResize = KvResize.ELASTIC,
+        kept: "KeptKv | None" = None,
     ) -> None:
         """Without a graph it has no weights until it enters one. `footprint`: as booked without a
-        context limit. `budget` bounds what stays cached in all instances.
+        context limit. `budget` bounds what stays cached in all instances. `kept`: what an earlier
+        instance has left, with the blocks of the order in force.
 
         Raises OutOfMemory or EngineError.
         """
@@ -97,13 +120,25 @@ class Instance:
         self._kv_resize = kv_resize
         self._cache: KvCache | None = None
         """How keys and values are kept is known once the model has been compiled."""
-        self._places = BlockPlaces(None, blocks=order.kv_blocks, total=self._range_blocks)
-        self._pool = KvBlocks(
-            order.kv_blocks,
-            self._places,
-            budget,
-            block_bytes=footprint.kv_block_bytes,
-        )
+        if kept is not None and (graph is None or not kept.suits(graph, self._range_blocks)):
+            kept.close()
+            kept = None
+        if kept is None:
+            self._places = BlockPlaces(None, blocks=order.kv_blocks, total=self._range_blocks)
+            self._pool = KvBlocks(
+                order.kv_blocks,
+                self._places,
+                budget,
+                block_bytes=footprint.kv_block_bytes,
+            )
+        else:
+            self._cache, self._places, self._pool = kept.cache, kept.places, kept.pool
+            self._range_blocks = kept.places.total
+            with budget.lock:
+                self._places.resize(order.kv_blocks, self._places.taken())
+        budget.end_load(self.instance_id)
+        self.found = self._pool.begin_again(0, None)
+        """Digests of the keys of what the earlier instance has left."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
@@ -384,6 +419,25 @@ class Instance:
             self._places.resize(blocks, places)
         self._books = self._count()
         return blocks
+
+    def leave_blocks(self) -> "KeptKv | None":
+        """Drop all requests, and leave what is cached to the next instance, as far as the budget
+        allows. `None` where nothing is left; all pages are back then.
+        """
+        for request_id in tuple(self._sequences):
+            self.abort(request_id)
+        cache = self._cache
+        if isinstance(cache, ElasticKvCache) and not cache.dense:
+            with self._binding, self._budget.lock:
+                self._pool.outlive()
+                taken = self._places.taken()
+                if taken.size:
+                    self._closed = True
+                    self._places.resize(0, taken)
+                    cache.keep(taken)
+                    return KeptKv(cache, self._places, self._pool)
+        self.close()
+        return None
 
     def close(self) -> None:
         """Drop all requests and give the KV cache's pages back."""

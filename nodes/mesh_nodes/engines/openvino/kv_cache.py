@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +46,11 @@ class LayerCache:
     @property
     def block_bytes(self) -> int:
         return int(np.prod(self.block_shape)) * self.element.itemsize
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal where the same bytes mean the same."""
+        return self.port.any_name, self.port.element_type, self.block_shape
 
     def shape(self, blocks: int) -> tuple[int, ...]:
         """The shape of a cache of so many blocks, with the scratch block besides."""
@@ -137,20 +143,20 @@ class ElasticKvCache:
             self._range.array(layer.element, layer.shape(range_blocks), begin)
             for layer, begin in zip(layers, begins, strict=True)
         ]
+        self._kinds = [layer.kind for layer in layers]
         self.bind(compiled, request)
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.layout = layout_of(layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)
         """The blocks that `back` has written and that hold pages since."""
-        spans = [(begin, layer.block_bytes) for layer, begin in zip(layers, begins, strict=True)]
-        reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
-        self._held = HeldBlocks(
-            range_blocks,
-            slice_blocks=max(_SLICE_BYTES // self.block_bytes, 1),
-            shared_blocks=reach if self.dense else 0,
-            free_pages=partial(_free_pages, self._range, spans, self._backed),
-        )
+        self._spans = [(b, layer.block_bytes) for layer, b in zip(layers, begins, strict=True)]
+        self._reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
+        self._held = self._holding()
+
+    def suits(self, compiled: ov.CompiledModel) -> bool:
+        """Whether the model's caches are such."""
+        return [layer.kind for layer in layer_caches(compiled)] == self._kinds
 
     def bind(self, compiled: ov.CompiledModel, request: ov.InferRequest) -> None:
         for layer, array in zip(layer_caches(compiled), self._arrays, strict=True):
@@ -198,10 +204,31 @@ class ElasticKvCache:
     def rest(self, kept: Blocks) -> None:
         self._held.trim(kept, keep=kept.size, after_s=_REST_S)
 
+    def keep(self, blocks: Blocks) -> None:
+        """Give the pages of all other blocks back at once; where blocks cover whole pages."""
+        self._held.close()
+        kept = (-1, *(FIRST_BLOCK + blocks).tolist(), FIRST_BLOCK + self._backed.size)
+        gaps = [(last + 1, block) for last, block in pairwise(kept) if last + 1 < block]
+        for begin, block_bytes in self._spans:
+            for first, end in gaps:
+                self._range.free_pages(begin + first * block_bytes, begin + end * block_bytes)
+        self._backed[:] = False
+        self._held = self._holding()
+        self._held.hold(blocks)
+
     def close(self) -> None:
         self._held.close()
         self._range.close()
         self._arrays = []
+
+    def _holding(self) -> HeldBlocks:
+        """None of the blocks."""
+        return HeldBlocks(
+            self._backed.size,
+            slice_blocks=max(_SLICE_BYTES // self.block_bytes, 1),
+            shared_blocks=self._reach if self.dense else 0,
+            free_pages=partial(_free_pages, self._range, self._spans, self._backed),
+        )
 
 
 def _free_pages(

@@ -312,6 +312,9 @@ class VllmEngine:
                 told[instance_id] = cast(PrefixChange | None, remote.call(Verb.TELL))
         return {instance_id: change for instance_id, change in told.items() if change is not None}
 
+    def kept_bytes(self) -> int:
+        return 0
+
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
             remotes = sorted(self._instances.items())

@@ -35,6 +35,7 @@ from mesh.domain.views import PrefetchView
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.plans import Plan, Prefetch
+from mesh.policy.room import LIKELY_LEAST
 from mesh.policy.views import AheadView
 from tests.core.cells import (
     FOOTPRINT,
@@ -434,3 +435,14 @@ def test_calls_count_for_less_as_time_goes_by() -> None:
     assert often.calls_log < once.calls_log
     often.note_call(280.0)
     assert often.calls_log > once.calls_log
+
+
+@pytest.mark.parametrize(("idle_s", "loads"), [(600.0, False), (1140.0, True)])
+def test_a_timer_is_loaded_shortly_before_it_is_due(idle_s: float, loads: bool) -> None:
+    """It calls every 20 minutes: how often it calls says nothing, the times between calls do."""
+    cell = PrefetchCell("a")
+    entry = cell.core.cell.deployments[DeploymentName("a")]
+    for number in reversed(range(8)):
+        entry.note_call(cell.now_s - idle_s - 1200.0 * number)
+    assert (entry.call_chance(cell.now_s) > 3 * LIKELY_LEAST) == loads
+    assert bool(commands(cell.look(), LoadInstance)) == loads

@@ -4,14 +4,16 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.prefixes import cached_tokens, preferred
+from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction, RefuseRequest, TellAccepted
 from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
+    LoadInstance,
     PrefixesChanged,
     PrefixMissed,
     SubmitRequest,
@@ -19,7 +21,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request, RequestTokens
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from tests.core.admission import SLOW, instance, node
@@ -158,6 +160,30 @@ def test_with_its_beginning_a_prompt_is_taken_that_would_be_late_without() -> No
     assert only(refused, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
     taken = KnowingCell(6).tell(InvokeRequested(request=first, slo=late))
     assert commands(taken, SubmitRequest)
+
+
+def test_a_start_is_priced_with_what_an_unloaded_instance_left() -> None:
+    load_s = Expectations().load_s(node("n1"), FOOTPRINT.weights_bytes)
+    ttft_s = load_s + 0.004 * 7 * SIZE
+    first = asking()
+    late = Slo(ttft_s=ttft_s, ttft_tokens_per_s=1e9, cold_start=ColdStart.REFUSE)
+    for known in (0, 6):
+        cell = CellUnderTest(deployment("chat", slo=Slo(ttft_s=5.0)), profiles=(SLOW,))
+        link, _ = cell.join(node("n1"))
+        left = PrefixesChanged(
+            instance_id=InstanceId("before"),
+            change=PrefixChange(came=digests()[:known]),
+            left_to=DeploymentName("chat"),
+        )
+        cell.report(link, left)
+        told = cell.tell(InvokeRequested(request=first, slo=late))
+        if not known:
+            assert only(told, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
+    (load,) = commands(told, LoadInstance)
+    loading = cell.core.cell.instances[load.instance_id]
+    assert cached_tokens(loading, cell.core.cell.requests[first.request_id]) == 6 * SIZE
+    cell.loaded(link, load.instance_id)
+    assert not loading.prefixes, "its engine has found none of them"
 
 
 def test_who_misses_is_not_sent_again_for_what_it_missed_though_nobody_told_that_it_went() -> None:
