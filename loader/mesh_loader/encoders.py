@@ -28,6 +28,8 @@ from mesh_loader.model_info import read_bounded, read_json
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
+TEXT_TOKENS_MAX = 512
+"""The longest text of an encoder: it is computed in one iteration, which all others wait for."""
 _MODULES_BYTES_MAX = 1 << 20
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
@@ -173,7 +175,7 @@ def embedding_keys(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         limits = read_json(path / LIMITS) if (path / LIMITS).is_file() else {}
         most = size_in(limits, "max_seq_length", f"{path.name}/{LIMITS}", positions)
         # With room for the one output that ends each request and is never computed.
-        keys[CONTEXT] = min(positions, most) + 1
+        keys[CONTEXT] = min(positions, most, TEXT_TOKENS_MAX) + 1
     if not (path / MODULES).is_file() or only is Task.RERANK:
         return keys
     keys[NORMALISED] = False

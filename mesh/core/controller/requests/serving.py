@@ -57,7 +57,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
-        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
+        hint = ""
+        if entry.spec.task is not None:
+            hint = f"split the text: {name!r} takes {context - 1} tokens at most, of an encoder 512"
+        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message, hint=hint)
     elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)

@@ -13,7 +13,9 @@ from mesh.domain.model import KvPrecision, Task, WeightPrecision
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.runtime.engine import Engine
+from mesh_loader.encoders import TEXT_TOKENS_MAX
 from mesh_loader.store import ModelStore, StoredModel
+from mesh_nodes.engines.openvino import footprint
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.embedders import embedders, write_embedder
 from tests.nodes.engines.serving import INSTANCE, load, request
@@ -98,6 +100,18 @@ def test_an_encoder_takes_as_many_tokens_as_it_has_positions(
     assert np.isfinite(vector).all()
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
     assert imported(tmp_path, folder).info.context_tokens_max == 129
+
+
+def test_an_encoder_takes_no_longer_text_than_is_booked_for(tmp_path: Path) -> None:
+    """Whatever its positions are: a text is computed in one iteration."""
+    model = embedders()["bert"]
+    folder = write_embedder(tmp_path / "made", "bert", max_position_embeddings=600)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in model["shapes"] if name.endswith("position_embeddings.weight"))
+    tensors[name] = np.zeros((600, tensors[name].shape[1]), np.float16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert imported(tmp_path, folder).info.context_tokens_max == TEXT_TOKENS_MAX + 1
+    assert footprint._PREFILL_TOKENS >= TEXT_TOKENS_MAX
 
 
 def test_what_is_not_normalised_keeps_its_length(engine: OpenVinoEngine, tmp_path: Path) -> None:
