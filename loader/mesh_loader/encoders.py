@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh.domain.model import Task
+from mesh.domain.model import ENCODERS, Task
 from mesh_loader.architectures import ExpectedTensor, Shape, number_in, size_in
 from mesh_loader.config_keys import (
     CONTEXT,
@@ -25,7 +25,6 @@ from mesh_loader.config_keys import (
 )
 from mesh_loader.model_info import read_bounded, read_json
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 TEXT_TOKENS_MAX = 512

@@ -220,27 +220,23 @@ class Sequence:
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
 
 
-def sequences_of(
-    shape: IterationShape, vocabulary_tokens: int, pool: Pool | None = None
-) -> list[Sequence]:
+def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
     """One for each decode and, after them, one whose prompt ends with the chunk: the last chunk of
     a prompt takes the longest, since a token comes of it. None holds a block yet.
     """
     made = [
-        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens, pool)
+        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens)
         for number in range(shape.decode_batch)
     ]
     for sequence in made:
         sequence.decoding = True
     if shape.prefill_tokens:
         length = shape.prefill_past_tokens + shape.prefill_tokens
-        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens, pool))
+        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens))
     return made
 
 
-def _sequence(
-    number: int, length: int, left: int, vocabulary_tokens: int, pool: Pool | None
-) -> Sequence:
+def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Sequence:
     """See `made_up_tokens`. It does not end with its next token."""
     request = EngineRequest(
         request_id=RequestId("measured"),
@@ -253,7 +249,6 @@ def _sequence(
         request,
         context_tokens_max=length + 2,
         vocabulary_tokens=vocabulary_tokens,
-        pool=pool,
     )
     sequence.computed = length - left
     return sequence

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import KvPrecision, Task, WeightPrecision
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.runtime.engine import Engine
@@ -64,6 +65,25 @@ def test_embeddings_are_those_of_transformers(
     found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]], budget=budget)
     assert min(cosines(found, name)) >= 0.9999
     assert [np.linalg.norm(vector) for vector in found] == pytest.approx([1.0] * 3, abs=1e-5)
+    (books,) = engine.memory()
+    assert books.kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("name", [*EMBED, *SCORE])
+def test_an_instance_is_measured_and_embeds_all_the_same(
+    engine: OpenVinoEngine, tmp_path: Path, name: str
+) -> None:
+    task = Task.RERANK if name in SCORE else Task.EMBED
+    loaded(engine, tmp_path, name, task)
+    cases = [case["prompt"] for case in embedders()[name]["cases"]]
+    before = vectors(engine, *cases)
+    for shape in (
+        IterationShape(prefill_tokens=40),
+        IterationShape(prefill_tokens=9, prefill_past_tokens=32),
+        IterationShape(decode_batch=2, decode_context_tokens=9),
+    ):
+        assert engine.measure(INSTANCE, shape) > 0
+    np.testing.assert_allclose(vectors(engine, *cases), before, atol=1e-6)
     (books,) = engine.memory()
     assert books.kv_blocks_used == 0
 
