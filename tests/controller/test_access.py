@@ -5,8 +5,9 @@ forgotten in the tables fails here.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ import pytest
 import requests
 from google.protobuf.descriptor import FileDescriptor
 
-from mesh.controller.keys import KeyBook
+from mesh.controller.keys import KeyBook, KeyDesk
 from mesh.controller.main import main as run_controller
 from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.errors import (
@@ -450,3 +451,15 @@ async def test_a_message_without_a_key_is_not_read(cell: tuple[LiveCell, Keys]) 
                 shown = Credentials(key=key).metadata
                 call = channel.unary_stream(method, bytes, bytes)(no_message, metadata=shown)
                 assert await call.code() is code
+
+
+def test_keys_are_listed_while_another_writes_and_need_not_be_read_again(tmp_path: Path) -> None:
+    book, desk = KeyBook(tmp_path), KeyDesk(tmp_path)
+    book.create(Role.ADMIN, TenantName(""))
+    with closing(sqlite3.connect(book.path, isolation_level=None)) as other:
+        (before,) = other.execute("PRAGMA data_version").fetchone()
+        other.execute("BEGIN IMMEDIATE")
+        assert len(desk.all_keys()) == 1
+        other.execute("ROLLBACK")
+        assert other.execute("PRAGMA data_version").fetchone() == (before,)
+    book.close()
