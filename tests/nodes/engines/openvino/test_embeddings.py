@@ -160,6 +160,8 @@ def test_a_model_says_what_it_is_unfit_for(tmp_path: Path) -> None:
     [
         ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], {}, "no module 'Den"),
         ([{"type": "x.Pooling", "path": "1_Pooling"}], {"pooling_mode_max_tokens": True}, "max_"),
+        ([{"type": "x.Pooling", "path": "pooling"}], {}, "the folder 'pooling'"),
+        ([{"type": "x.Pooling", "path": ""}], {}, "the folder ''"),
         ([{"type": "x.Pooling", "path": "../1"}], {}, "not a folder's name"),
         ({"type": 1}, {}, "no list of modules"),
     ],
@@ -173,6 +175,29 @@ def test_modules_that_mesh_lacks_are_refused_by_name(
     with pytest.raises((UnsupportedModel, TornModel)) as refused:
         imported(tmp_path, folder)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "fits"),
+    [
+        (None, False),
+        ({"type": "NFC"}, False),
+        ({"type": "Lowercase"}, True),
+        ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
+    ],
+)
+def test_lower_case_is_the_tokenizers_or_refused(
+    tmp_path: Path, normaliser: object, fits: bool
+) -> None:
+    folder = write_embedder(tmp_path / "made", "bert")
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": normaliser}))
+    if fits:
+        imported(tmp_path, folder)
+    else:
+        with pytest.raises(UnsupportedModel, match="do_lower_case"):
+            imported(tmp_path, folder)
 
 
 def test_pooling_is_part_of_what_a_model_is(tmp_path: Path) -> None:
