@@ -78,8 +78,9 @@ class Sequence:
 
     @property
     def token_types(self) -> npt.NDArray[np.int64]:
-        """The types of a query's and a document's tokens: 1 after the first token that is the same
-        as the last one, which separates both; 0 before.
+        """The types of the tokens of a query and a document, int64 [length]. The last token is the
+        separator: tokens after its first occurrence have type 1, all others have type 0. A query
+        does not contain it, which `TextCodec.encode_pair` checks.
         """
         ends = self._so_far == self._so_far[-1]
         return np.asarray(np.cumsum(ends) > ends, np.int64)
