@@ -221,18 +221,19 @@ class Vectors(Answered[T]):
         """
         found: dict[int, tuple[R, Finished]] = {}
         waiting = deque(range(len(asked)))
-        open_ = 0
+        open_ = begun = 0
 
         async def work() -> None:
-            nonlocal open_
+            nonlocal open_, begun
             while waiting:
                 number = waiting.popleft()
-                open_ += 1
-                alone = open_ == 1
+                open_, begun = open_ + 1, begun + 1
+                others, mine = open_ > 1, begun
                 try:
                     numbers, end = await self._vector(exchange, asked[number])
                     found[number] = read(numbers), end
                 except MeshError as error:
+                    alone = not others and begun == mine
                     if alone or not isinstance(error, Refused) or error.reason not in _CROWDED:
                         raise _named(error, names(number)) from error
                     waiting.appendleft(number)
