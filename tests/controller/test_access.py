@@ -29,8 +29,9 @@ from mesh.domain.errors import (
     Refused,
     Unauthenticated,
 )
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, TextPrompt
+from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
 from mesh.http.app import application
 from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
@@ -39,8 +40,8 @@ from mesh.wire.access import ROUTES, RPCS
 from mesh.wire.channel import dial, dial_blocking
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
+from tests.controller.live import EMBEDS, HELLO, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.live import SPEC as LIVE_SPEC
-from tests.controller.live import WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
 SPEC = replace(LIVE_SPEC, source="pkg://tiny/tiny.gguf")
 """A deployment from a source that tenants may use."""
@@ -355,6 +356,29 @@ async def test_calls_under_way_are_limited_and_told_as_429(cell: tuple[LiveCell,
     assert (told.status_code, told.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(told.headers["retry-after"]) >= 1
     stream.close()
+
+
+async def test_a_tenant_with_few_calls_at_a_time_embeds_many_texts(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, keys = cell
+    with showing(keys.node):
+        hello = replace(HELLO, node_id=NodeId("n2"), run_id="run-2", embeds=True)
+        live.nodes.append(await FakeNode(live.address, hello).join())
+    a = client_of(live, keys.a)
+    await live.ask(a.deploy, replace(SPEC, name=EMBEDS, task=Task.EMBED))
+    headers = {"Authorization": f"Bearer {keys.a}"}
+
+    async def embedded() -> requests.Response:
+        url, body = f"http://{live.http}/v1/embeddings", {"model": "embeds", "input": ["a"] * 40}
+        return await asyncio.to_thread(
+            lambda: requests.post(url, json=body, headers=headers, timeout=WAIT_S_MAX)
+        )
+
+    keys.book.limit(A, TenantLimits(running=8))
+    assert len((await embedded()).json()["data"]) == 40
+    keys.book.limit(A, TenantLimits(running=0))
+    assert (await embedded()).status_code == 429
 
 
 async def test_a_revoked_key_opens_nothing_any_more(cell: tuple[LiveCell, Keys]) -> None:
