@@ -112,7 +112,7 @@ async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> N
 
 
 async def test_other_paths_and_methods_are_told_alike(http: Edge) -> None:
-    assert error_of(await http.get("/v1/embeddings"))["code"] == "not_found"
+    assert error_of(await http.get("/v1/audio/speech"))["code"] == "not_found"
     assert error_of(await http.get("/v1/chat/completions"))["code"] == "method_not_allowed"
 
 
