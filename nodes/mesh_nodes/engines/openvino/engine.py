@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -297,7 +297,7 @@ class OpenVinoEngine:
         request: EngineRequest,
         header: KvHeader,
         chunks: Iterable[KvChunk],
-    ) -> int:
+    ) -> Generator[None, None, int]:
         return self._instance(instance_id).import_kv(request, header, chunks)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
