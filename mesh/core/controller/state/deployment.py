@@ -12,7 +12,7 @@ from math import exp, inf, log1p
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.history import OutputHistory
+from mesh.domain.history import PRIOR_COUNT, OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
 from mesh.domain.limits import CellLimits
@@ -58,6 +58,8 @@ class DeploymentEntry:
     """When the last of those that were refused has been told to come again."""
     called_s: float = -inf
     """When it was called last, unless an operator has had it unloaded since."""
+    left_s: float = -inf
+    """When an instance of it left last because nobody had called it for long enough."""
     calls_log: float = -inf
     """How often it is called: log of its calls' sum, each counting e^(its time over
     CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
@@ -130,8 +132,8 @@ class DeploymentEntry:
 
     def succeed(self, old: "DeploymentEntry") -> None:
         """It serves in the place of an earlier revision, and is called as that was."""
-        if not self.history.count:
-            self.history = old.history
+        known = old.history if self.history.count <= PRIOR_COUNT else self.history
+        self.history = replace(known, gaps=old.history.gaps)
         self.called_s, self.calls_log = old.called_s, old.calls_log
 
     def note_retired(self, old: "DeploymentEntry") -> None:
@@ -190,6 +192,10 @@ class DeploymentEntry:
     def note_unloaded(self) -> None:
         """By an operator: nothing brings it back but a call."""
         self.called_s = -inf
+
+    def note_left(self, now_s: float) -> None:
+        """An instance of it leaves because nobody has called it for long enough."""
+        self.left_s = now_s
 
     def note_call(self, now_s: float) -> None:
         """Somebody asks for it, in vain or not."""

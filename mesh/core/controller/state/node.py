@@ -7,6 +7,7 @@ that policies and placement take.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from math import exp2
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
@@ -330,7 +331,7 @@ class NodeEntry:
         """
         doublings = min((now_s - self.kv_shown_s) / KV_RATE_DOUBLES_S, KV_RATE_DOUBLINGS_MAX)
         shown = self.kv_shown_bytes_per_s
-        return min(shown * 2.0**doublings, max(shown, self.hello.kv_bytes_per_s))
+        return min(shown * exp2(doublings), max(shown, self.hello.kv_bytes_per_s))
 
     def note_transfer(self, moved_bytes: int, elapsed_s: float, now_s: float) -> None:
         """KV blocks have come to it. Short transfers say little of the rate."""
