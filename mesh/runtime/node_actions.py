@@ -139,7 +139,7 @@ class KvFetched:
     moved_bytes: int
     elapsed_s: float
     release: Callable[[], None] = lambda: None
-    """Called once nobody needs the chunks any more."""
+    """It is called once nobody needs the chunks any more."""
 
 
 class KvTransfers(Protocol):
