@@ -29,8 +29,6 @@ would else go on taking each other's place.
 """
 LIKELY_LEAST = 0.1
 """What is less likely to be called within a minute is not brought nearer."""
-LEFT_S_LEAST = 60.0
-"""What has left unused is not brought nearer for so long: it would come and go with each look."""
 LIKELY_MAX = 32
 """Deployments that one look tries to bring nearer."""
 
@@ -142,9 +140,7 @@ def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
     likely = [
         (chance, made, about)
         for made in (cell.deployments() if nodes else ())
-        if not made.instances
-        and cell.now_s - made.left_s >= LEFT_S_LEAST
-        and (chance := made.call_chance(cell.now_s)) >= LIKELY_LEAST
+        if not made.instances and (chance := made.call_chance(cell.now_s)) >= LIKELY_LEAST
         if (about := cell.about(made.name)) is not None
     ]
     likeliest = nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0], of[1].name))

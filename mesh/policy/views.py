@@ -177,11 +177,6 @@ class DeploymentView(Protocol):
         ...
 
     @property
-    def left_s(self) -> float:
-        """When an instance of it left last because nobody had called it for long enough."""
-        ...
-
-    @property
     def calls_log(self) -> float:
         """The logarithm of how often it is called: whose is higher stays so until the next call."""
         ...

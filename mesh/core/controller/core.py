@@ -254,12 +254,8 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
         return
     if decided.how is How.PARK and owner is not None and not owner.may_park():
         return
-    if not release(ctx, decided):
-        return
-    if instance.is_parked:
+    if release(ctx, decided) and instance.is_parked:
         _look_again(ctx, expired, ctx.limits.parked_s_max)
-    elif owner is not None:
-        owner.note_left(ctx.now_s)
 
 
 def _look_again(ctx: EventContext, expired: KeepAliveExpired, after_s: float) -> None:

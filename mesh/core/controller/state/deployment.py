@@ -58,8 +58,6 @@ class DeploymentEntry:
     """When the last of those that were refused has been told to come again."""
     called_s: float = -inf
     """When it was called last, unless an operator has had it unloaded since."""
-    left_s: float = -inf
-    """When an instance of it left last because nobody had called it for long enough."""
     calls_log: float = -inf
     """How often it is called: log of its calls' sum, each counting e^(its time over
     CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
@@ -192,10 +190,6 @@ class DeploymentEntry:
     def note_unloaded(self) -> None:
         """By an operator: nothing brings it back but a call."""
         self.called_s = -inf
-
-    def note_left(self, now_s: float) -> None:
-        """An instance of it leaves because nobody has called it for long enough."""
-        self.left_s = now_s
 
     def note_call(self, now_s: float) -> None:
         """Somebody asks for it, in vain or not."""

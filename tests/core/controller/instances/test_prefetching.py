@@ -35,7 +35,7 @@ from mesh.domain.views import PrefetchView
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.plans import Plan, Prefetch
-from mesh.policy.room import LEFT_S_LEAST, LIKELY_LEAST
+from mesh.policy.room import LIKELY_LEAST
 from mesh.policy.views import AheadView
 from tests.core.cells import (
     FOOTPRINT,
@@ -446,17 +446,6 @@ def test_a_timer_is_loaded_shortly_before_it_is_due(idle_s: float, loads: bool) 
         entry.note_call(cell.now_s - idle_s - 1200.0 * number)
     assert (entry.call_chance(cell.now_s) > 3 * LIKELY_LEAST) == loads
     assert bool(commands(cell.look(), LoadInstance)) == loads
-
-
-def test_what_has_just_left_is_not_loaded_ahead_at_once() -> None:
-    cell = PrefetchCell("a")
-    entry = cell.core.cell.deployments[DeploymentName("a")]
-    for _ in range(20):
-        entry.note_call(cell.now_s)
-    entry.note_left(cell.now_s)
-    assert not commands(cell.look(), LoadInstance)
-    entry.note_left(cell.now_s - LEFT_S_LEAST)
-    assert commands(cell.look(), LoadInstance)
 
 
 def test_a_revision_is_called_as_the_one_before_it() -> None:
