@@ -17,6 +17,7 @@ from mesh.policy.plans import Join, Plan, Prefetch, Start
 from mesh.policy.views import (
     AheadView,
     CellView,
+    DeploymentView,
     InstanceView,
     NodeView,
     Outlook,
@@ -29,6 +30,10 @@ would else go on taking each other's place.
 """
 LIKELY_LEAST = 0.1
 """What is less likely to be called within a minute is not brought nearer."""
+LIKELY_AGAIN = 0.5
+"""The same of what nobody has called for as long as a parked instance stays, by the times between
+its calls alone: by their rate it would come back as soon as it was unloaded.
+"""
 LIKELY_MAX = 32
 """Deployments that one look tries to bring nearer."""
 
@@ -140,7 +145,7 @@ def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
     likely = [
         (chance, made, about)
         for made in (cell.deployments() if nodes else ())
-        if not made.instances and (chance := made.call_chance(cell.now_s)) >= LIKELY_LEAST
+        if not made.instances and (chance := _chance(made, cell))
         if (about := cell.about(made.name)) is not None
     ]
     likeliest = nsmallest(LIKELY_MAX, likely, key=lambda of: (-of[0], of[1].name))
@@ -154,6 +159,13 @@ def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
                 yield Prefetch(deployment=made.name, node=node, instead_of=given)
                 if remote or not cell.rests(node):
                     break
+
+
+def _chance(made: DeploymentView, cell: AheadView) -> float:
+    """The probability of a call within a minute, or 0 where that is not worth a load."""
+    lately = cell.now_s - made.called_s <= cell.parked_s_max
+    chance = made.call_chance(cell.now_s, rated=lately)
+    return chance if chance >= (LIKELY_LEAST if lately else LIKELY_AGAIN) else 0.0
 
 
 def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[InstanceView, ...] | None:

@@ -181,9 +181,9 @@ class DeploymentView(Protocol):
         """The logarithm of how often it is called: whose is higher stays so until the next call."""
         ...
 
-    def call_chance(self, now_s: float) -> float:
-        """The probability of a call within the next minute, by the times between its calls and by
-        how often it is called of late.
+    def call_chance(self, now_s: float, *, rated: bool = True) -> float:
+        """The probability of a call within the next minute, by the times between its calls and, if
+        `rated`, by how often it is called of late.
         """
         ...
 

@@ -92,13 +92,13 @@ class DeploymentEntry:
         """How often it is called, the last CALLS_FORGOTTEN_S counting most."""
         return exp(self.calls_log - now_s / CALLS_FORGOTTEN_S) / CALLS_FORGOTTEN_S
 
-    def call_chance(self, now_s: float) -> float:
-        """The probability of a call within FORECAST_S, by its rate and by the times between its
-        calls; 0 where none is known.
+    def call_chance(self, now_s: float, *, rated: bool = True) -> float:
+        """The probability of a call within FORECAST_S, by the rate of calls, unless it is not to be
+        `rated`, and by the times between them; 0 where none is known.
         """
         if self.called_s == -inf:
             return 0.0
-        by_rate = 1.0 - exp(-self.calls_per_s(now_s) * FORECAST_S)
+        by_rate = 1.0 - exp(-self.calls_per_s(now_s) * FORECAST_S) if rated else 0.0
         return self.history.gaps.chance(now_s - self.called_s, FORECAST_S, by_rate)
 
     def replicas(self) -> int:
