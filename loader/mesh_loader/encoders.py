@@ -9,11 +9,11 @@ into the store's config.json, under the keys that are declared here, from which 
 import json
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh.domain.model import Task
+from mesh.domain.model import ENCODERS, Task
 from mesh_loader.architectures import ExpectedTensor, Shape, number_in, size_in
 from mesh_loader.config_keys import (
     CONTEXT,
@@ -23,11 +23,13 @@ from mesh_loader.config_keys import (
     check_config,
     is_unicode,
 )
-from mesh_loader.model_info import read_bounded, read_json
+from mesh_loader.model_files import MODULE_CONFIGS
+from mesh_loader.model_info import TOKENIZER_BYTES_MAX, read_bounded, read_json
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
+TEXT_TOKENS_MAX = 512
+"""The longest text of an encoder: it is computed in one iteration, which all others wait for."""
 _MODULES_BYTES_MAX = 1 << 20
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
@@ -168,12 +170,17 @@ def embedding_keys(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     encoder = config.get("model_type") in ENCODERS
     only = (Task.RERANK if _scores(config) else Task.EMBED) if encoder else None
     keys: dict[str, Any] = {POOLING: Pooling.MEAN, ONLY_TASK: only} if encoder else {}
+    limits = read_json(path / LIMITS) if (path / LIMITS).is_file() else {}
+    if limits.get("do_lower_case") is True and not _lowers(path):
+        raise UnsupportedModel(
+            f"{path.name}/{LIMITS}: do_lower_case is not supported",
+            hint="give tokenizer.json a normaliser of type Lowercase",
+        )
     if encoder:
         positions = size_in(config, "max_position_embeddings", path.name) - positions_before(config)
-        limits = read_json(path / LIMITS) if (path / LIMITS).is_file() else {}
         most = size_in(limits, "max_seq_length", f"{path.name}/{LIMITS}", positions)
         # With room for the one output that ends each request and is never computed.
-        keys[CONTEXT] = min(positions, most) + 1
+        keys[CONTEXT] = min(positions, most, TEXT_TOKENS_MAX) + 1
     if not (path / MODULES).is_file() or only is Task.RERANK:
         return keys
     keys[NORMALISED] = False
@@ -183,6 +190,16 @@ def embedding_keys(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if kind == "Pooling":
             keys[POOLING] = _pooling(path / folder / "config.json")
     return keys
+
+
+def _lowers(path: Path) -> bool:
+    """Whether the tokenizer itself turns texts into lower case."""
+    part = read_json(path / "tokenizer.json", TOKENIZER_BYTES_MAX).get("normalizer")
+    several = part.get("normalizers") if isinstance(part, dict) else None
+    return any(
+        isinstance(one, dict) and (one.get("type") == "Lowercase" or one.get("lowercase") is True)
+        for one in (several if isinstance(several, list) else [part])
+    )
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -200,6 +217,11 @@ def _modules(path: Path) -> list[tuple[str, str]]:
             )
         if folder and (Path(folder).name != folder or not is_unicode(folder)):
             raise TornModel(f"{path.name}/{MODULES}: a module's path is not a folder's name")
+        if kind == "Pooling" and not PurePath(folder, "config.json").match(MODULE_CONFIGS):
+            raise UnsupportedModel(
+                f"{path.name}/{MODULES}: the folder {folder!r} of a module is not supported",
+                hint="name it 1_Pooling, as sentence-transformers does",
+            )
     return found
 
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
 from mesh_loader.architectures import GGUF_ARCHITECTURES
-from mesh_loader.config_keys import TEXT_CHARS_MAX, check_config
+from mesh_loader.config_keys import POOLING, TEXT_CHARS_MAX, check_config
+from mesh_loader.encoders import Pooling
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -21,6 +22,8 @@ LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT_TOKENS = 8192
 GEMMA3_27B_LAYERS = 62
+_POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
+"""llama.cpp's numbers of them."""
 GEMMA3_WINDOW_PATTERN = 6
 
 
@@ -72,8 +75,26 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
         "torch_dtype": "float16",
+        **_of_embeddings(file, architecture),
         **_of_family(file, architecture, heads, hidden_size, head_size),
     }
+
+
+def _of_embeddings(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """How a text is embedded, where the metadata says it."""
+    name, causal = file.path.name, f"{architecture}.attention.causal"
+    if not file.flag(causal, True):
+        raise UnsupportedModel(f"{name}: {causal} = false is not supported in GGUF")
+    key = f"{architecture}.pooling_type"
+    if key not in file.metadata:
+        return {}
+    pooling = _POOLINGS.get(file.integer(key))
+    if pooling is None:
+        raise UnsupportedModel(
+            f"{name}: {key} = {file.integer(key)} is not supported",
+            hint="supported: 1 (mean), 2 (cls) and 3 (last)",
+        )
+    return {POOLING: pooling}
 
 
 def _of_family(

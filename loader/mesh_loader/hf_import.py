@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh.domain.model import ModelFormat, Task
+from mesh.domain.model import ENCODERS, ModelFormat, Task
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import (
     NATIVE_ARCHITECTURES,
@@ -27,7 +27,6 @@ from mesh_loader.config_keys import ANY_CONFIG, ONLY_TASK, PREFIX, check_config
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.disk import place
 from mesh_loader.encoders import (
-    ENCODERS,
     embedding_keys,
     encoder_shape,
     encoder_tensors,

@@ -25,7 +25,7 @@ TEMPLATES = "additional_chat_templates"
 MODULE_CONFIGS = "[0-9]_*/config.json"
 """The configurations of what sentence-transformers puts after a model."""
 FOLDER_FILES_MAX = 4096
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Part of every model id: raised when an importer comes to write other files from the same source,
 so that models imported earlier are imported anew."""
 HASH_PIECE_BYTES = 1 << 20

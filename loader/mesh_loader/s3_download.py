@@ -44,7 +44,7 @@ from mesh_loader.download import (
     unpacked,
 )
 from mesh_loader.download_rate import DownloadRate
-from mesh_loader.model_files import TEMPLATES, WANTED_PATTERNS
+from mesh_loader.model_files import MODULE_CONFIGS, TEMPLATES, WANTED_PATTERNS
 from mesh_loader.reach import Reach
 from mesh_loader.sources import FILE_SUFFIXES, IR_XML, TAR_SUFFIXES, Prefix, not_held_as
 
@@ -54,6 +54,8 @@ CALL_TRIES_MAX = 4
 """How often boto3 tries one call, with its own pauses."""
 OBJECTS_MAX = 1000
 """Right below a prefix; as many as one call lists."""
+MODULES_MAX = 10
+"""Folders of modules: their names begin with a digit."""
 
 _OPENVINO = (IR_XML, "openvino_model.bin")
 _NO_ACCESS = "give the node credentials that may read it: AWS_PROFILE, AWS_ACCESS_KEY_ID or a role"
@@ -112,8 +114,8 @@ def _client(reach: Reach) -> Any:
 
 
 def _listed(client: Any, source: Prefix) -> dict[str, Version]:
-    """The object that has the key, or else all right below it and the chat templates in their
-    folder there, by key.
+    """The object that has the key, or else all right below it, and in their folders there the chat
+    templates and the configurations of modules, by key.
     """
     if source.key.lower().endswith(FILE_SUFFIXES):
         answer = client.head_object(Bucket=source.bucket, Key=source.key)
@@ -123,7 +125,21 @@ def _listed(client: Any, source: Prefix) -> dict[str, Version]:
     if f"{below}{TEMPLATES}/" in folders:
         templates, _ = _listed_below(client, source.bucket, f"{below}{TEMPLATES}/")
         listed |= {key: one for key, one in templates.items() if key.endswith(".jinja")}
+    modules = [one for one in sorted(folders) if _is_module(one.removeprefix(below))]
+    if len(modules) > MODULES_MAX:
+        raise UnsupportedModel(
+            f"s3://{source.bucket}/{below} holds {len(modules)} folders of modules; {MODULES_MAX} "
+            "are the limit",
+            hint="name the folder of one model",
+        )
+    for module in modules:
+        configs, _ = _listed_below(client, source.bucket, module)
+        listed |= {key: one for key, one in configs.items() if key == f"{module}config.json"}
     return listed
+
+
+def _is_module(folder: str) -> bool:
+    return PurePosixPath(f"{folder}config.json").match(MODULE_CONFIGS)
 
 
 def _below(source: Prefix) -> str:

@@ -63,16 +63,21 @@ def survey_axes(
     kv_tokens: int,
     prefill_tokens_max: int,
     coarse: bool = False,
+    decodes: bool = True,
+    pasts: bool = True,
 ) -> Axes:
-    """The sizes to measure of an instance with these bounds; `coarse`: few of them."""
+    """The sizes to measure of an instance with these bounds; `coarse`: few of them. An instance
+    without `decodes` ends each request with its prompt, one without `pasts` computes it at once.
+    """
     kv_blocks = kv_tokens // BLOCK_TOKENS
     reach = max(min(context_tokens_max, kv_blocks * BLOCK_TOKENS), 1)
     chunk = max(min(prefill_tokens_max, reach), 1)
+    batch_until = COARSE if coarse else DOUBLE_UNTIL_BATCH
     for double_until in (COARSE,) if coarse else DOUBLE_UNTIL_TOKENS:
         axes = Axes(
             prefill_rows=_sizes(1, chunk, COARSE if coarse else chunk),
-            prefill_columns=_pasts(reach, chunk, double_until),
-            decode_rows=_sizes(1, batch_max, COARSE if coarse else DOUBLE_UNTIL_BATCH),
+            prefill_columns=_pasts(reach, chunk, double_until) if pasts else (0,),
+            decode_rows=_sizes(1, batch_max, batch_until) if decodes else (),
             decode_columns=_sizes(CONTEXT_TOKENS_MIN, reach, double_until),
             reach_tokens=reach,
             kv_blocks=kv_blocks,

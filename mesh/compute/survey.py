@@ -95,12 +95,14 @@ class _GridPoint:
 
 class Survey:
     """The survey of an instance with these bounds; `kv_tokens` is what its KV cache holds. A
-    `coarse` one times few sizes, and these as seldom as it can.
+    `coarse` one times few sizes, and these as seldom as it can. `decodes`, `pasts`: whether the
+    instance ever has such iterations.
     """
 
     __slots__ = (
         "_axes",
         "_decode",
+        "_decodes",
         "_log",
         "_next",
         "_prefill",
@@ -118,13 +120,18 @@ class Survey:
         kv_tokens: int,
         prefill_tokens_max: int,
         coarse: bool = False,
+        decodes: bool = True,
+        pasts: bool = True,
     ) -> None:
+        self._decodes = decodes
         self._axes: Axes = survey_axes(
             context_tokens_max=context_tokens_max,
             batch_max=batch_max,
             kv_tokens=kv_tokens,
             prefill_tokens_max=prefill_tokens_max,
             coarse=coarse,
+            decodes=decodes,
+            pasts=pasts,
         )
         enough_s = 0.0 if coarse else ENOUGH_S
         self._prefill = [
@@ -188,10 +195,14 @@ class Survey:
         return self._share
 
     def grids(self) -> tuple[Grid, Grid]:
-        """Prefill and decode, as they are known by now. EngineError when one is not at all."""
+        """Prefill and decode, as they are known by now; an instance without decodes has the time of
+        one token in their place. EngineError when one is not at all.
+        """
         axes = self._axes
         prefill = _grid(axes.prefill_rows, axes.prefill_columns, self._prefill)
         decode = _grid(axes.decode_rows, axes.decode_columns, self._decode)
+        if prefill is not None and not self._decodes:
+            decode = Grid(rows=(1,), columns=(0,), seconds=((prefill.at(1, 0),),))
         if prefill is None or decode is None:
             missing = "prefill" if prefill is None else "decode"
             raise EngineError(

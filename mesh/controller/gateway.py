@@ -144,6 +144,10 @@ class Gateway:
         """Take no further calls."""
         self.stopping = True
 
+    def now_s(self) -> float:
+        """By the clock that calls are timed with."""
+        return self._clock.now_s()
+
     def deployment(self, name: DeploymentName) -> Deployment:
         """One that takes requests. Raises NotFound, or Unavailable while it is being imported."""
         deployment = self._cell.deployment(name)

@@ -16,7 +16,7 @@ from mesh.domain.checks import (
     SLO_TOKENS_PER_S_MAX,
 )
 from mesh.domain.errors import InvalidInput
-from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
+from mesh.domain.invocation import ChatPrompt, Invocation, PairPrompt, TextPrompt, TokenPrompt
 from mesh.domain.model import Task
 from mesh.domain.request import SamplingParams
 from mesh.domain.slo import Slo
@@ -79,6 +79,10 @@ def _check_prompt(asked: Invocation) -> None:
                 raise InvalidInput(
                     "a chat message has no role", hint="roles: system, user, …", field="messages"
                 )
+        case PairPrompt(query=""):
+            raise InvalidInput(
+                "the query is empty", hint="give it at least one character", field="query"
+            )
         case TokenPrompt(token_ids=()):
             raise InvalidInput(
                 "the prompt has no tokens", hint="give it at least one", field="prompt"
@@ -134,6 +138,14 @@ def _check_limits(asked: Invocation) -> None:
 def check_task(asked: Invocation, task: Task | None) -> None:
     """Raise InvalidInput where a deployment with this task is asked for something else."""
     if asked.task is task:
+        pairs = isinstance(asked.prompt, PairPrompt)
+        if pairs is not (task is Task.RERANK) and not isinstance(asked.prompt, TokenPrompt):
+            given = "a query with a document" if pairs else "a text alone"
+            raise InvalidInput(
+                f"{asked.deployment!r} has task {task or 'text'}; the prompt is {given}",
+                hint="task rerank, and no other one, takes a query with a document",
+                field="prompt",
+            )
         return
     ways = {None: "/v1/chat/completions", Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
     raise InvalidInput(

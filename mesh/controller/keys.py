@@ -66,9 +66,10 @@ class KeyBook:
             (found,) = self._connection.execute("PRAGMA user_version").fetchone()
             if found > SCHEMA:
                 raise StorageError(f"{self.path} has schema {found}, this mesh knows {SCHEMA}")
-            for table in _TABLES:
-                self._connection.execute(table)
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            if found < SCHEMA:
+                for table in _TABLES:
+                    self._connection.execute(table)
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def create(
         self, role: Role, tenant: TenantName, *, expires_unix_s: float | None = None

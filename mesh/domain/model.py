@@ -108,6 +108,10 @@ class Mixture:
         return float((1.0 - self.chosen / self.experts) ** tokens)
 
 
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+"""The architectures whose tokens attend to all others: a text is computed in one iteration."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """A model in the store. Shapes as in its config.json; sizes in bytes."""

@@ -74,11 +74,13 @@ class Answered(ABC, Generic[T]):
                 body = read(self.kind, raw)
             with exchange.watched(lambda request_id: None):
                 answer = await self.answered(body, exchange)
-                await exchange.json(encoded(answer.model_dump()))
+                if isinstance(answer, BaseModel):
+                    answer = [encoded(answer.model_dump())]
+                await exchange.json(*answer)
 
     @abstractmethod
-    async def answered(self, body: T, exchange: Exchange) -> BaseModel:
-        """Raises errors of the tree."""
+    async def answered(self, body: T, exchange: Exchange) -> BaseModel | list[bytes]:
+        """The answer, or its JSON in pieces. Raises errors of the tree."""
 
     async def count(self, chat: ChatBody) -> int:
         """The tokens of a conversation's prompt."""

@@ -89,9 +89,18 @@ class TextCodec:
 
     def encode_pair(self, query: str, document: str) -> tuple[int, ...]:
         """Token ids of a query and a document, with what the tokenizer puts around and between.
-        Raises as `encode` does.
+        Raises as `encode` does, and InvalidInput for a query that contains the separator of both:
+        nobody could tell where it ends.
         """
-        return self._encode((query, document), add_special_tokens=True)
+        ids = self._encode((query, document), add_special_tokens=True)
+        if ids and ids[-1] in self.special_ids and ids[-1] in self.encode_part(query):
+            separator = self._tokenizer.id_to_token(ids[-1])
+            raise InvalidInput(
+                f"the query contains {separator!r}, which separates a query from its document",
+                hint="leave it out",
+                field="query",
+            )
+        return ids
 
     def encode_part(self, text: str) -> tuple[int, ...]:
         """Token ids of text in the midst of a prompt: nothing is added at its beginning or end."""

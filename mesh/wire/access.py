@@ -86,6 +86,7 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/api/chat": _USERS,
     "/api/generate": _USERS,
     "/api/tags": _USERS,
+    "/api/embed": _USERS,
     "/api/ps": _USERS,
     "/api/show": _USERS,
     "/api/version": None,

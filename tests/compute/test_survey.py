@@ -173,6 +173,22 @@ def test_two_stalls_among_three_times_are_found_out() -> None:
     assert prefill.at(1, 0) == decode.at(1, 1) == 1.0
 
 
+def test_an_instance_that_never_decodes_is_asked_for_no_decode_and_no_past() -> None:
+    survey = Survey(
+        context_tokens_max=512,
+        batch_max=8,
+        kv_tokens=4096,
+        prefill_tokens_max=512,
+        decodes=False,
+        pasts=False,
+    )
+    asked = run(survey, machine_s)
+    assert {(one.decode_batch, one.prefill_past_tokens) for one in asked} == {(0, 0)}
+    prefill, decode = survey.grids()
+    assert prefill.rows[-1] == 512
+    assert decode.at(1, 100) == prefill.at(1, 0)
+
+
 def test_the_survey_of_the_demo_model_takes_less_than_a_minute() -> None:
     survey = demo_survey()
     asked = run(survey, machine_s)

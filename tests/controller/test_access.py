@@ -5,8 +5,9 @@ forgotten in the tables fails here.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ import pytest
 import requests
 from google.protobuf.descriptor import FileDescriptor
 
-from mesh.controller.keys import KeyBook
+from mesh.controller.keys import KeyBook, KeyDesk
 from mesh.controller.main import main as run_controller
 from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.errors import (
@@ -28,8 +29,9 @@ from mesh.domain.errors import (
     Refused,
     Unauthenticated,
 )
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, TextPrompt
+from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
 from mesh.http.app import application
 from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
@@ -38,8 +40,8 @@ from mesh.wire.access import ROUTES, RPCS
 from mesh.wire.channel import dial, dial_blocking
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
+from tests.controller.live import EMBEDS, HELLO, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.live import SPEC as LIVE_SPEC
-from tests.controller.live import WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
 SPEC = replace(LIVE_SPEC, source="pkg://tiny/tiny.gguf")
 """A deployment from a source that tenants may use."""
@@ -356,6 +358,29 @@ async def test_calls_under_way_are_limited_and_told_as_429(cell: tuple[LiveCell,
     stream.close()
 
 
+async def test_a_tenant_with_few_calls_at_a_time_embeds_many_texts(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, keys = cell
+    with showing(keys.node):
+        hello = replace(HELLO, node_id=NodeId("n2"), run_id="run-2", embeds=True)
+        live.nodes.append(await FakeNode(live.address, hello).join())
+    a = client_of(live, keys.a)
+    await live.ask(a.deploy, replace(SPEC, name=EMBEDS, task=Task.EMBED))
+    headers = {"Authorization": f"Bearer {keys.a}"}
+
+    async def embedded() -> requests.Response:
+        url, body = f"http://{live.http}/v1/embeddings", {"model": "embeds", "input": ["a"] * 40}
+        return await asyncio.to_thread(
+            lambda: requests.post(url, json=body, headers=headers, timeout=WAIT_S_MAX)
+        )
+
+    keys.book.limit(A, TenantLimits(running=8))
+    assert len((await embedded()).json()["data"]) == 40
+    keys.book.limit(A, TenantLimits(running=0))
+    assert (await embedded()).status_code == 429
+
+
 async def test_a_revoked_key_opens_nothing_any_more(cell: tuple[LiveCell, Keys]) -> None:
     live, keys = cell
     a = client_of(live, keys.a)
@@ -450,3 +475,15 @@ async def test_a_message_without_a_key_is_not_read(cell: tuple[LiveCell, Keys]) 
                 shown = Credentials(key=key).metadata
                 call = channel.unary_stream(method, bytes, bytes)(no_message, metadata=shown)
                 assert await call.code() is code
+
+
+def test_keys_are_listed_while_another_writes_and_need_not_be_read_again(tmp_path: Path) -> None:
+    book, desk = KeyBook(tmp_path), KeyDesk(tmp_path)
+    book.create(Role.ADMIN, TenantName(""))
+    with closing(sqlite3.connect(book.path, isolation_level=None)) as other:
+        (before,) = other.execute("PRAGMA data_version").fetchone()
+        other.execute("BEGIN IMMEDIATE")
+        assert len(desk.all_keys()) == 1
+        other.execute("ROLLBACK")
+        assert other.execute("PRAGMA data_version").fetchone() == (before,)
+    book.close()

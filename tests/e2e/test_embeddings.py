@@ -101,6 +101,7 @@ def test_texts_are_embedded_and_ranked(live: Live, tmp_path: Path) -> None:
 
     for path, body, said in (
         ("/v1/embeddings", {"input": [4] * 300}, "context_length_exceeded"),
+        ("/v1/embeddings", {"input": [4] * 300}, "is an encoder, and takes 256 tokens at most"),
         ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/v1/embeddings", {"input": []}, "1 to 2048"),
         ("/v1/embeddings", {"input": ""}, "empty"),

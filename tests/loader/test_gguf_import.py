@@ -91,6 +91,13 @@ def test_llama_biases_are_interleaved_too_and_come_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name].astype(np.float32), tensors[name], err_msg=name)
 
 
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_how_a_text_is_embedded_is_read(tmp_path: Path, number: int, pooling: str) -> None:
+    metadata = {"llama.pooling_type": number, "llama.attention.causal": True}
+    write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata)
+    assert config(imported(tmp_path))["mesh_pooling"] == pooling
+
+
 def test_the_config_is_a_hugging_face_one(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf")
     stored = imported(tmp_path)

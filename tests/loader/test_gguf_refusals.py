@@ -106,6 +106,9 @@ def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(
         ({"llama.rope.dimension_count": 8}, "rotary part of 8"),
         ({"llama.rope.scaling.type": "su"}, "rotary scaling su"),
         ({"llama.rope.scaling.attn_factor": 1.5}, "attn_factor = 1.5"),
+        ({"llama.attention.causal": False}, "attention.causal = false"),
+        ({"llama.pooling_type": 4}, "pooling_type = 4"),
+        ({"llama.pooling_type": 0}, "pooling_type = 0"),
     ],
 )
 def test_features_that_would_be_left_out_are_unsupported(

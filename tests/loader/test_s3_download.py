@@ -118,6 +118,18 @@ def test_named_chat_templates_are_fetched_with_their_folder(client: Any, tmp_pat
     assert changed.info.model_id != stored.info.model_id
 
 
+def test_configurations_of_modules_are_fetched(client: Any, tmp_path: Path) -> None:
+    put(client, {"config.json": b"{}", "1_Pooling/config.json": b"P", "1_Pooling/README.md": b""})
+    put(client, {"onnx/config.json": b"no module"})
+    folder = fetch("s3://models/tiny", tmp_path, silent)
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"P"
+    assert not (folder / "1_Pooling" / "README.md").exists()
+    assert not (folder / "onnx").exists()
+    put(client, {f"{n}_Dense{m}/config.json": b"" for n in range(10) for m in range(2)})
+    with pytest.raises(UnsupportedModel, match="21 folders of modules"):
+        fetch("s3://models/tiny", tmp_path, silent)
+
+
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_download_goes_on_unless_it_changed(client: Any, tmp_path: Path, changed: bool) -> None:
     client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 
 from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets, ToolFormat
@@ -177,3 +177,17 @@ def test_how_answers_begin_is_kept_of_short_template_kwargs_alone(assets: TextAs
     assert codec.thinking("") is None
     assert sys.getrefcount(short) > before[0]
     assert sys.getrefcount(long) == before[1]
+
+
+def test_a_query_that_contains_the_separator_is_refused(assets: TextAssets) -> None:
+    tokenizer = Tokenizer.from_str(assets.tokenizer_json.decode())
+    end = tokenizer.token_to_id("<|end|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", pair="$A <|end|> $B:1 <|end|>:1", special_tokens=[("<|end|>", end)]
+    )
+    codec = TextCodec(replace(assets, tokenizer_json=tokenizer.to_str().encode(), add_bos=False))
+    query, document = codec.encode_part("the cat"), codec.encode_part("<|end|>the mat")
+    assert codec.encode_pair("the cat", "<|end|>the mat") == (*query, end, *document, end)
+    with pytest.raises(InvalidInput, match="the query contains") as refused:
+        codec.encode_pair("the <|end|> cat", "the mat")
+    assert refused.value.field == "query"

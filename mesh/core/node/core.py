@@ -172,10 +172,13 @@ class NodeCore:
                 instances.loading(ctx, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, InstanceLoaded) and loaded is not None:
+                    decodes = loaded.command.model.task is None
                     shapes = to_prime(
                         batch_max=min(loaded.command.batch_max, self._limits.primed_batch_max),
-                        context_tokens_max=loaded.command.context_tokens_max,
+                        # The output of a model with a task is never computed.
+                        context_tokens_max=loaded.command.context_tokens_max - (not decodes),
                         tokens_max=self._limits.primed_tokens_max,
+                        decodes=decodes,
                     )
                     most = self._limits.prefill_tokens_max if shapes else 0
                     loaded.prime(shapes, surveyed_chunk=most)

@@ -28,6 +28,7 @@ from mesh.domain.messages import (
     ProfileProgress,
     UseProfile,
 )
+from mesh.domain.model import ENCODERS
 from mesh.domain.node_events import MeasureBroke, MeasureFinished
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import ProfileSource
@@ -59,16 +60,33 @@ def start(
     elif instance is None or instance.footprint is None or instance.state is not LocalState.READY:
         _fail(ctx, command.operation_id, f"{command.instance_id} is not ready on its node")
     else:
-        survey = Survey(
-            context_tokens_max=instance.command.context_tokens_max,
-            batch_max=instance.command.batch_max,
-            kv_tokens=instance.kv_blocks_next * instance.footprint.block_tokens,
-            prefill_tokens_max=prefill_tokens,
-        )
+        blocks = instance.kv_blocks_next
+        survey = _survey(instance, blocks * instance.footprint.block_tokens, prefill_tokens)
         local = LocalSurvey(operation_id=command.operation_id, instance=instance, survey=survey)
         node.begin_survey(local)
         phase = "wait until the node has nothing else to compute"
         ctx.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
+
+
+def _survey(
+    instance: LocalInstance, kv_tokens: int, chunk_tokens: int, *, coarse: bool = False
+) -> Survey:
+    """The survey of what requests may have the instance compute: a model with a task ends each with
+    its prompt, and an encoder computes a prompt at once.
+    """
+    command = instance.command
+    model = command.model
+    whole = model.architecture in ENCODERS
+    reach_tokens = command.context_tokens_max - (model.task is not None)
+    return Survey(
+        context_tokens_max=reach_tokens,
+        batch_max=command.batch_max,
+        kv_tokens=kv_tokens,
+        prefill_tokens_max=reach_tokens if whole else chunk_tokens,
+        coarse=coarse,
+        decodes=model.task is None,
+        pasts=not whole,
+    )
 
 
 def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
@@ -136,11 +154,10 @@ def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
         for instance in node.instances.values():
             footprint = instance.footprint
             if footprint is not None and instance.wants_survey(source):
-                survey = Survey(
-                    context_tokens_max=instance.command.context_tokens_max,
-                    batch_max=instance.command.batch_max,
-                    kv_tokens=instance.free_blocks * footprint.block_tokens,
-                    prefill_tokens_max=instance.surveyed_chunk,
+                survey = _survey(
+                    instance,
+                    instance.free_blocks * footprint.block_tokens,
+                    instance.surveyed_chunk,
                     coarse=source is ProfileSource.PRIMING,
                 )
                 running = LocalSurvey(

@@ -20,14 +20,18 @@ PREFILL_STEP_TOKENS = 4
 """Engines pad longer chunks to steps of their own, of which none is shorter."""
 
 
-def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deque[IterationShape]:
-    """Every batch of decodes, and prefills in steps, both of up to so many tokens."""
+def to_prime(
+    *, batch_max: int, context_tokens_max: int, tokens_max: int, decodes: bool = True
+) -> deque[IterationShape]:
+    """Every batch of decodes, where there are any, and prefills in steps, both of up to so many
+    tokens.
+    """
     context = min(CONTEXT_TOKENS, context_tokens_max)
-    batches = range(1, min(batch_max, tokens_max) + 1)
-    decodes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]
+    batches = range(1, min(batch_max, tokens_max) + 1) if decodes else ()
+    shapes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]
     longest = min(tokens_max, context_tokens_max)
     lengths = range(PREFILL_STEP_TOKENS, longest + 1, PREFILL_STEP_TOKENS)
-    return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
+    return deque([*shapes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
 
 
 def grant(ctx: NodeEventContext, node: LocalNode) -> bool:

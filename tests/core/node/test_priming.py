@@ -1,14 +1,17 @@
 """Priming: sizes are computed when nothing else is, once, and requests go first."""
 
+from dataclasses import replace
+
 from mesh.core.node.core import NodeCore
-from mesh.domain.actions import StartMeasure, StartStep
-from mesh.domain.ids import InstanceId
+from mesh.domain.actions import NodeAction, StartMeasure, StartStep
+from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import KvResized, ResizeKv
+from mesh.domain.messages import KvResized, ProfileInstance, ResizeKv
+from mesh.domain.model import Task
 from mesh.domain.node_events import HeartbeatDue, LinkOpened, MeasureBroke, MeasureFinished
 from mesh.domain.reasons import FinishReason
 from tests.core.cells import of_kind, only
-from tests.core.nodes import NodeUnderTest, token
+from tests.core.nodes import NodeUnderTest, load_command, token
 
 I1 = InstanceId("i1")
 BEAT = HeartbeatDue(rss_bytes=0)
@@ -31,6 +34,26 @@ def test_each_batch_and_short_prefills_are_computed_once() -> None:
         actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
     decodes, prefills = range(1, 9), range(4, 17, 4)
     assert shapes == [*((batch, 0) for batch in decodes), *((0, tokens) for tokens in prefills)]
+
+
+def test_an_encoder_is_never_asked_for_decodes_or_pasts() -> None:
+    """Neither when it is primed nor when it is surveyed."""
+    node = priming_node(8)
+    command = load_command()
+    model = replace(command.model, architecture="bert", task=Task.EMBED)
+    node.load(command=replace(command, model=model))
+    shapes = []
+
+    def measure(actions: list[NodeAction]) -> None:
+        while found := of_kind(actions, StartMeasure):
+            shapes.append(found[0].shape)
+            actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
+
+    measure(node.tell(BEAT))
+    assert [one.prefill_tokens for one in shapes] == [4, 8]
+    measure(node.command(ProfileInstance(operation_id=OperationId("op"), instance_id=I1)))
+    assert {(one.decode_batch, one.prefill_past_tokens) for one in shapes} == {(0, 0)}
+    assert max(one.prefill_tokens for one in shapes) == command.context_tokens_max - 1
 
 
 def test_who_a_load_was_for_waits_for_no_size() -> None:

@@ -16,6 +16,7 @@ from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import PrefixMissed, RequestReturned
+from mesh.domain.model import ENCODERS
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import Slo
@@ -57,7 +58,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
-        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
+        hint = ""
+        if entry.deployment.model.architecture in ENCODERS:
+            hint = f"split the text: {name!r} is an encoder, and takes {context - 1} tokens at most"
+        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message, hint=hint)
     elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)

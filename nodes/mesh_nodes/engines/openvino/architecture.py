@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh.domain.model import Task
+from mesh.domain.model import ENCODERS, Task
 from mesh_loader.architectures import (
     GEMMAS,
     MIXTURES,
@@ -22,7 +22,7 @@ from mesh_loader.architectures import (
     with_defaults,
 )
 from mesh_loader.config_keys import NORMALISED, ONLY_TASK, POOLING, PREFIX, check_config
-from mesh_loader.encoders import ENCODERS, Pooling, encoder_shape, positions_before
+from mesh_loader.encoders import Pooling, encoder_shape, positions_before
 from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 

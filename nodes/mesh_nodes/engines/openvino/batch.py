@@ -103,10 +103,13 @@ def plan(
             continue
         sequence.adopt(pool)
         if sequence.whole:
-            # One alone is computed whatever its length: no chunk of it could be.
-            if sequence.computable > most and result.work:
+            # No chunk of it can be computed: one beyond the budget is the iteration's only text.
+            beyond = sequence.computable > most
+            if beyond and result.work:
                 continue
             tokens = _add(result, sequence, sequence.computable, pool)
+            if beyond and tokens:
+                break
             budget.spend(request_id, tokens)
             rows += tokens
             continue

@@ -16,6 +16,7 @@ from mesh.domain.model import (
     ModelInfo,
     WeightPrecision,
 )
+from mesh_loader.encoders import TEXT_TOKENS_MAX
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.rope import token_bytes
 from mesh_nodes.engines.openvino.weights import COARSE_GROUPS
@@ -50,8 +51,8 @@ the other, so that one has them at a time. What a model takes beyond is its inst
 ENGINE_BYTES = KEPT_BYTES + SCRATCH_BYTES
 _REQUEST_BYTES = 2 * 2**20
 """What a further instance takes beside its logits: 0.2 MiB were measured with SmolLM2-135M."""
-_PREFILL_TOKENS = 512
-"""Tokens of an iteration that activations are reckoned for."""
+_PREFILL_TOKENS = max(512, TEXT_TOKENS_MAX)
+"""Tokens of an iteration that activations are reckoned for: a chunk's, or an encoder's text's."""
 BATCH_MAX = 128
 """Requests of an iteration; their logits are reckoned with. OpenVINO itself would take more."""
 LASTING_TOKENS = BATCH_MAX

@@ -397,7 +397,7 @@ class Instance:
             block_tokens=BLOCK_TOKENS,
             blocks_free=self._pool.free,
         )
-        active = sequences_of(shape, self._vocabulary_tokens, self._vectors)
+        active = sequences_of(shape, self._vocabulary_tokens)
         try:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
@@ -405,7 +405,7 @@ class Instance:
             planned = plan(active, shape.prefill_tokens, self._pool)
             start_s = time.perf_counter()
             with self._running:
-                self._run(self._require_bound(), planned)
+                self._run(self._require_bound(), planned, measured=True)
             return time.perf_counter() - start_s
         finally:
             for sequence in active:
@@ -507,18 +507,25 @@ class Instance:
             kv_held_bytes=self._held_bytes,
         )
 
-    def _run(self, bound: _Bound, planned: Plan) -> tuple[RequestTokens, ...]:
-        """Compute the plan, advance its sequences, let go of those that finish."""
+    def _run(
+        self, bound: _Bound, planned: Plan, *, measured: bool = False
+    ) -> tuple[RequestTokens, ...]:
+        """Compute the plan, advance its sequences, let go of those that finish. No vectors are made
+        of what is `measured`.
+        """
         if not planned.work:
             return ()
         with engine_errors(f"instance {self.instance_id} failed in a step"):
-            bound.inputs.bind(planned.work, pools=self._vectors is not None)
+            bound.inputs.bind(planned.work, pools=self._vectors is not None and not measured)
             bound.request.infer(share_outputs=True)
             logits = bound.request.get_output_tensor(0).data
-        if self._vectors is not None:
-            return self._pooled(bound, planned.work, logits.reshape(-1, logits.shape[-1]))
         yielding = [work for work in planned.work if work.yields]
         tokens = sum(work.tokens for work in planned.work)
+        if self._vectors is not None and measured:
+            self._note(bound, planned.work, tokens, len(yielding))
+            return ()
+        if self._vectors is not None:
+            return self._pooled(bound, planned.work, logits.reshape(-1, logits.shape[-1]))
         # An IR may pad its head beyond the vocabulary.
         logits = logits.reshape(-1, logits.shape[-1])[:, : self._vocabulary_tokens]
         rows = len(yielding)

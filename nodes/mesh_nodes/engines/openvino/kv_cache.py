@@ -50,7 +50,8 @@ class LayerCache:
     @property
     def kind(self) -> tuple[object, ...]:
         """Equal where the same bytes mean the same."""
-        return self.port.any_name, self.port.element_type, self.block_shape
+        # By its name: an element type of OpenVINO keeps its port, and that the compiled model.
+        return self.port.any_name, self.port.element_type.get_type_name(), self.block_shape
 
     def shape(self, blocks: int) -> tuple[int, ...]:
         """The shape of a cache of so many blocks, with the scratch block besides."""

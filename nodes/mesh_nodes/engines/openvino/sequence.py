@@ -78,8 +78,9 @@ class Sequence:
 
     @property
     def token_types(self) -> npt.NDArray[np.int64]:
-        """The types of a query's and a document's tokens: 1 after the first token that is the same
-        as the last one, which separates both; 0 before.
+        """The types of the tokens of a query and a document, int64 [length]. The last token is the
+        separator: tokens after its first occurrence have type 1, all others have type 0. A query
+        does not contain it, which `TextCodec.encode_pair` checks.
         """
         ends = self._so_far == self._so_far[-1]
         return np.asarray(np.cumsum(ends) > ends, np.int64)
@@ -224,27 +225,23 @@ class Sequence:
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
 
 
-def sequences_of(
-    shape: IterationShape, vocabulary_tokens: int, pool: Pool | None = None
-) -> list[Sequence]:
+def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
     """One for each decode and, after them, one whose prompt ends with the chunk: the last chunk of
     a prompt takes the longest, since a token comes of it. None holds a block yet.
     """
     made = [
-        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens, pool)
+        _sequence(number, shape.decode_context_tokens, 1, vocabulary_tokens)
         for number in range(shape.decode_batch)
     ]
     for sequence in made:
         sequence.decoding = True
     if shape.prefill_tokens:
         length = shape.prefill_past_tokens + shape.prefill_tokens
-        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens, pool))
+        made.append(_sequence(len(made), length, shape.prefill_tokens, vocabulary_tokens))
     return made
 
 
-def _sequence(
-    number: int, length: int, left: int, vocabulary_tokens: int, pool: Pool | None
-) -> Sequence:
+def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Sequence:
     """See `made_up_tokens`. It does not end with its next token."""
     request = EngineRequest(
         request_id=RequestId("measured"),
@@ -257,7 +254,6 @@ def _sequence(
         request,
         context_tokens_max=length + 2,
         vocabulary_tokens=vocabulary_tokens,
-        pool=pool,
     )
     sequence.computed = length - left
     return sequence

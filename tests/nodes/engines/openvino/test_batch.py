@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.ids import RequestId
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import Prefill
 from mesh.memory.kv_blocks import KvBlocks
+from mesh_loader.encoders import Pooling
 from mesh_nodes.engines.openvino.batch import padded, plan
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.pooling import Pool
 from mesh_nodes.engines.openvino.sequence import Sequence
 from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.serving import request
@@ -19,6 +23,13 @@ from tests.nodes.engines.serving import request
 def waiting(name: str, tokens: int) -> Sequence:
     item = request(name, [1] * tokens)
     return Sequence(item, context_tokens_max=4096, vocabulary_tokens=97)
+
+
+def text(name: str, tokens: int) -> Sequence:
+    """One of an encoder."""
+    pool = Pool(pooling=Pooling.MEAN, normalised=True, scores=False, whole=True)
+    item = request(name, [1] * tokens)
+    return Sequence(item, context_tokens_max=513, vocabulary_tokens=97, pool=pool)
 
 
 def decoding(name: str, pool: KvBlocks) -> Sequence:
@@ -91,3 +102,15 @@ def test_prompts_that_are_asked_about_take_no_more_rows_of_logits_than_a_batch()
     assert [work.tokens for work in planned.work[20:]] == [80, BATCH_MAX - 22 - 80]
     rows = sum(work.prompt_rows + work.yields for work in planned.work)
     assert rows <= BATCH_MAX
+
+
+SHARES = tuple((RequestId(name), tokens) for name, tokens in (("a", 1), ("b", 9), ("c", 9)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens"),
+    [(512, [500, 9]), (100, [500]), (SHARES, [500]), (600, [500, 9, 9])],
+)
+def test_a_text_beyond_the_budget_is_computed_alone(budget: Prefill, tokens: list[int]) -> None:
+    planned = plan([text("a", 500), text("b", 9), text("c", 9)], budget, pool_of(60))
+    assert [work.tokens for work in planned.work] == tokens

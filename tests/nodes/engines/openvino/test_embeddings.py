@@ -10,10 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import KvPrecision, Task, WeightPrecision
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.runtime.engine import Engine
+from mesh_loader.encoders import TEXT_TOKENS_MAX
 from mesh_loader.store import ModelStore, StoredModel
+from mesh_nodes.engines.openvino import footprint
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.embedders import embedders, write_embedder
 from tests.nodes.engines.serving import INSTANCE, load, request
@@ -66,6 +69,25 @@ def test_embeddings_are_those_of_transformers(
     assert books.kv_blocks_used == 0
 
 
+@pytest.mark.parametrize("name", [*EMBED, *SCORE])
+def test_an_instance_is_measured_and_embeds_all_the_same(
+    engine: OpenVinoEngine, tmp_path: Path, name: str
+) -> None:
+    task = Task.RERANK if name in SCORE else Task.EMBED
+    loaded(engine, tmp_path, name, task)
+    cases = [case["prompt"] for case in embedders()[name]["cases"]]
+    before = vectors(engine, *cases)
+    for shape in (
+        IterationShape(prefill_tokens=40),
+        IterationShape(prefill_tokens=9, prefill_past_tokens=32),
+        IterationShape(decode_batch=2, decode_context_tokens=9),
+    ):
+        assert engine.measure(INSTANCE, shape) > 0
+    np.testing.assert_allclose(vectors(engine, *cases), before, atol=1e-6)
+    (books,) = engine.memory()
+    assert books.kv_blocks_used == 0
+
+
 @pytest.mark.parametrize("name", EMBED)
 def test_embeddings_in_8_bits_stay_close(tmp_path: Path, name: str) -> None:
     engine = OpenVinoEngine(threads=1, weights=WeightPrecision.I8, kv=KvPrecision.F32)
@@ -100,6 +122,18 @@ def test_an_encoder_takes_as_many_tokens_as_it_has_positions(
     assert imported(tmp_path, folder).info.context_tokens_max == 129
 
 
+def test_an_encoder_takes_no_longer_text_than_is_booked_for(tmp_path: Path) -> None:
+    """Whatever its positions are: a text is computed in one iteration."""
+    model = embedders()["bert"]
+    folder = write_embedder(tmp_path / "made", "bert", max_position_embeddings=600)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in model["shapes"] if name.endswith("position_embeddings.weight"))
+    tensors[name] = np.zeros((600, tensors[name].shape[1]), np.float16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert imported(tmp_path, folder).info.context_tokens_max == TEXT_TOKENS_MAX + 1
+    assert footprint._PREFILL_TOKENS >= TEXT_TOKENS_MAX
+
+
 def test_what_is_not_normalised_keeps_its_length(engine: OpenVinoEngine, tmp_path: Path) -> None:
     folder = write_embedder(tmp_path / "made", "bert", normalised=False)
     stored = imported(tmp_path, folder)
@@ -126,6 +160,8 @@ def test_a_model_says_what_it_is_unfit_for(tmp_path: Path) -> None:
     [
         ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], {}, "no module 'Den"),
         ([{"type": "x.Pooling", "path": "1_Pooling"}], {"pooling_mode_max_tokens": True}, "max_"),
+        ([{"type": "x.Pooling", "path": "pooling"}], {}, "the folder 'pooling'"),
+        ([{"type": "x.Pooling", "path": ""}], {}, "the folder ''"),
         ([{"type": "x.Pooling", "path": "../1"}], {}, "not a folder's name"),
         ({"type": 1}, {}, "no list of modules"),
     ],
@@ -139,6 +175,29 @@ def test_modules_that_mesh_lacks_are_refused_by_name(
     with pytest.raises((UnsupportedModel, TornModel)) as refused:
         imported(tmp_path, folder)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "fits"),
+    [
+        (None, False),
+        ({"type": "NFC"}, False),
+        ({"type": "Lowercase"}, True),
+        ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
+    ],
+)
+def test_lower_case_is_the_tokenizers_or_refused(
+    tmp_path: Path, normaliser: object, fits: bool
+) -> None:
+    folder = write_embedder(tmp_path / "made", "bert")
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": normaliser}))
+    if fits:
+        imported(tmp_path, folder)
+    else:
+        with pytest.raises(UnsupportedModel, match="do_lower_case"):
+            imported(tmp_path, folder)
 
 
 def test_pooling_is_part_of_what_a_model_is(tmp_path: Path) -> None:

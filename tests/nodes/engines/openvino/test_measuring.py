@@ -56,7 +56,7 @@ def test_a_cache_that_was_measured_in_is_as_fresh(tiny: TinyModel, kv: KvPrecisi
 def test_a_measure_that_fails_gives_its_blocks_back_and_running_requests_go_on(
     loaded: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the plugin is not well")
 
     alone = run(loaded, request("alone", PROMPT, GREEDY)).tokens["alone"]
