@@ -142,7 +142,7 @@ class SqliteRegistry:
                 DeploymentName(name): OutputHistory(
                     mean_tokens=mean_tokens,
                     count=requests,
-                    gaps=_CONVERTER.loads(gaps, CallGaps),
+                    gaps=self._valid(CallGaps, gaps, f"times between calls of {name!r}").bounded(),
                 )
                 for name, mean_tokens, requests, gaps in rows
             }

@@ -1,5 +1,5 @@
-"""What the requests of a deployment have shown: how long answers turn out, and how long after each
-other calls come.
+"""What the requests of a deployment have shown: how long answers turn out, and how long after the
+one before it each call comes.
 
 The mean length is O of LLM-Mesh eq. 2. Up to WINDOW requests it is their plain mean, with the
 prior; from then on each new one counts for 1/WINDOW and the older ones fade. The times between
@@ -44,6 +44,10 @@ class CallGaps:
         weights += [0.0] * (falls + 1 - len(weights))
         weights[falls] += 1.0
         return CallGaps(weights=tuple(weights))
+
+    def bounded(self) -> "CallGaps":
+        """Without weights beyond the last bin, as another version may have stored them."""
+        return CallGaps(weights=self.weights[:BINS_MAX])
 
     def chance(self, idle_s: float, within_s: float, by_rate: float) -> float:
         """The probability of a call `within_s` from now where none has come for `idle_s`, and

@@ -17,6 +17,8 @@ KV_MOVE_BYTES_MAX = 1 << 30
 """The most KV cache of one request that goes to another node: its target holds it in the host's
 memory until all of it is there.
 """
+KV_SLICE_BYTES = 4 << 20
+"""Iterations wait for copies of about so many bytes of KV blocks at a time, or of one block."""
 KEPT_CACHES_MAX = 64
 """The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0

@@ -110,7 +110,7 @@ class OfferKv:
     `mesh.controller.kv_tickets`.
     """
     expires_s: Seconds
-    """The ticket is good for this long from now, and for one transfer."""
+    """The ticket is good for this long from now, and for at most four connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

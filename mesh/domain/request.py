@@ -97,7 +97,9 @@ class KvSource:
     attempt: int
     """The submission of the request to that node."""
     ticket: str
-    """It is shown to the node, which was told of it (`messages.OfferKv`) and honours it once."""
+    """It is shown to the node, which was told of it (`messages.OfferKv`) and honours it for
+    at most four connections, within 30 s.
+    """
     blocks: int
     """How many, from the request's first one on."""
 

@@ -66,11 +66,13 @@ class CacheBudget:
             self._memory_bytes = memory_bytes
             self._fit_all()
 
-    def begin_load(self, instance: Hashable, instance_bytes: int) -> None:
-        """It takes so much from now on, until its blocks are added and `end_load`."""
+    def begin_load(self, instance: Hashable, instance_bytes: int) -> int:
+        """It takes so much from now on, until its blocks are added and `end_load`. Returns the
+        bytes of the cached blocks that go for it; their pages may be given back a little later.
+        """
         with self.lock:
             self._loading[instance] = instance_bytes
-            self._fit_all()
+            return self._fit_all()
 
     def end_load(self, instance: Hashable) -> None:
         with self.lock:
@@ -83,18 +85,20 @@ class CacheBudget:
             blocks.forgotten([blocks.forget_oldest() for _ in range(excess)])
         self._fit_all()
 
-    def _fit_all(self) -> None:
+    def _fit_all(self) -> int:
+        """Returns the bytes of the cached blocks that go."""
         extra = {n: m.extra for n, m in enumerate(self._members) if m.extra}
         if not extra:
-            return
+            return 0
         members = self._members
         over_bytes = sum(members[n].block_bytes * blocks for n, blocks in extra.items())
         over_bytes -= max(self._unbooked_bytes(), 0)
         if over_bytes <= 0:
-            return
+            return 0
         oldest = [(members[n].oldest, n) for n in extra]
         heapify(oldest)
         gone: dict[int, list[int]] = {}
+        begin_bytes = over_bytes
         while over_bytes > 0:
             _, n = heappop(oldest)
             gone.setdefault(n, []).append(members[n].forget_oldest())
@@ -104,6 +108,7 @@ class CacheBudget:
                 heappush(oldest, (members[n].oldest, n))
         for n, blocks in gone.items():
             members[n].forgotten(blocks)
+        return begin_bytes - over_bytes
 
     @property
     def spare_bytes(self) -> int:

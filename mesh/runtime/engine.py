@@ -8,7 +8,7 @@ it comes from a third thread then, after all calls for its instance. The simulat
 implements the same protocol and says in `elapsed_s` how long a call took on its own clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -165,14 +165,16 @@ class Engine(Protocol):
         request: EngineRequest,
         header: KvHeader,
         chunks: Iterable[KvChunk],
-    ) -> int:
+    ) -> Generator[None, None, int]:
         """Submit a request with the KV blocks of its first tokens, which another instance of the
-        same model computed; returns how many of its tokens it need not compute: fewer where there
-        are not enough free blocks.
+        same model computed; each step takes one block at most, and other calls may come between
+        two. The request takes part in iterations once the steps end, which return how many of its
+        tokens it need not compute: fewer where there are not enough free blocks. `abort` and
+        closing the steps give it up.
 
-        Raises EngineError, and then the request is not there, when the blocks are another model's
-        or in another layout, are of more tokens than the request may have in the cache, or do not
-        come whole and in order.
+        A step raises EngineError, and then the request is not there, when the blocks are another
+        model's or in another layout, are of more tokens than the request may have in the cache, or
+        do not come whole and in order. Whoever receives chunks has checked their digests.
         """
         ...
 

@@ -29,11 +29,11 @@ from mesh.domain.grammar import Grammar
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import ContinueRequest, NodeCommand, NodeReport
+from mesh.domain.messages import ContinueRequest, NodeCommand, NodeReport, OfferKv
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
-from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
+from mesh.domain.request import KvSource, Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.revision import Revisions
 from mesh.domain.steps import EngineRequest
 from mesh.runtime.host import Core
@@ -91,9 +91,13 @@ def _tokens(written: int | list[int], _: object) -> tuple[int, ...]:
 _NUMBER = override(unstruct_hook=len, struct_hook=_tokens)
 _WHETHER = override(unstruct_hook=lambda salt: None if salt is None else "")
 _NOTHING = override(unstruct_hook=lambda said: said[:0])
+_NAMED = override(unstruct_hook=lambda ticket: ticket if "/" in ticket else "")
+"""The controller's core names tickets REQUEST/ATTEMPT; those that open something have no slash."""
 _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     Grammar: {"text": _NOTHING},
     SamplingParams: {"stop": _NOTHING, "stop_token_ids": _NOTHING, "logit_bias": _NOTHING},
+    KvSource: {"ticket": _NAMED},
+    OfferKv: {"ticket": _NAMED},
     Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER},
     RequestOrder: {"output_tokens": _NUMBER},
     EngineRequest: {"prompt_tokens": _NUMBER, "output_tokens": _NUMBER, "cache_salt": _WHETHER},

@@ -22,28 +22,25 @@ def chunk_of(block: int, pages: bytes) -> KvChunk:
 
 
 def checked_chunk(header: KvHeader, chunk: KvChunk, position: int) -> KvChunk:
-    """The chunk at a position of a transfer, from 0. Raises EngineError where it is another block's
-    or torn.
+    """The chunk at a position of a transfer, from 0, where it arrives. Raises EngineError if it
+    belongs to another block or its digest is wrong.
     """
-    block = header.first_block + position
-    if chunk.block != block:
-        raise EngineError(f"KV block {block} was due, and {chunk.block} came")
-    if len(chunk.pages) != header.block_bytes:
-        raise EngineError(f"KV block {block} has {len(chunk.pages)} bytes of {header.block_bytes}")
-    if chunk.digest != _digest(block, chunk.pages):
-        raise EngineError(f"KV block {block} came torn: its digest is another")
+    _check_place(header, chunk, position)
+    if chunk.digest != _digest(chunk.block, chunk.pages):
+        raise EngineError(f"KV block {chunk.block} came torn: its digest is another")
     return chunk
 
 
 def checked_chunks(header: KvHeader, chunks: Iterable[KvChunk]) -> Iterator[bytes]:
-    """The pages of each block that the header announces. Raises EngineError where a chunk is not as
-    `checked_chunk` wants it, or where they are more or fewer.
+    """The pages of each block that the header announces, whose digests `checked_chunk` has looked
+    at. Raises EngineError where a chunk belongs to another block, or where they are more or fewer.
     """
     count = 0
     for count, chunk in enumerate(chunks, start=1):
         if count > header.blocks:
             raise EngineError(f"more KV blocks came than the {header.blocks} that were announced")
-        yield checked_chunk(header, chunk, count - 1).pages
+        _check_place(header, chunk, count - 1)
+        yield chunk.pages
     if count < header.blocks:
         raise EngineError(f"{count} KV blocks came of {header.blocks}")
 
@@ -75,6 +72,14 @@ def check_range(request_id: RequestId, first_block: int, blocks: int, computed_b
             f"request {request_id} has {computed_blocks} whole KV blocks; {first_block} to "
             f"{first_block + blocks} were wanted"
         )
+
+
+def _check_place(header: KvHeader, chunk: KvChunk, position: int) -> None:
+    block = header.first_block + position
+    if chunk.block != block:
+        raise EngineError(f"KV block {block} was due, and {chunk.block} came")
+    if len(chunk.pages) != header.block_bytes:
+        raise EngineError(f"KV block {block} has {len(chunk.pages)} bytes of {header.block_bytes}")
 
 
 def _digest(block: int, pages: bytes) -> bytes:

@@ -5,7 +5,7 @@ beside the others (`Lane`). The live lanes are threads; the simulator's run the 
 post what came of it after its `elapsed_s`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
@@ -23,6 +23,7 @@ from mesh.domain.actions import (
 )
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.limits import KV_SLICE_BYTES
 from mesh.domain.messages import (
     CancelImport,
     ImportModel,
@@ -137,6 +138,8 @@ class KvFetched:
     chunks: Sequence[KvChunk]
     moved_bytes: int
     elapsed_s: float
+    release: Callable[[], None] = lambda: None
+    """It is called once nobody needs the chunks any more."""
 
 
 class KvTransfers(Protocol):
@@ -305,15 +308,33 @@ class NodePerformer:
                 return
             moved = replace(came, moved_bytes=result.moved_bytes, elapsed_s=result.elapsed_s)
 
-            def call() -> int:
-                if fetch.gone:
-                    raise EngineError(f"request {request.request_id} has gone")
-                return self._engine.import_kv(
-                    action.instance_id, request, result.header, result.chunks
+            def steps() -> Generator[None, None, int]:
+                return (
+                    yield from self._engine.import_kv(
+                        action.instance_id, request, result.header, result.chunks
+                    )
                 )
 
-            def done(tokens: int | MeshError) -> NodeEvent:
+            importing = steps()
+
+            def call() -> int | None:
+                """Some blocks more; returns the tokens once all are there."""
+                if fetch.gone:
+                    importing.close()
+                    raise EngineError(f"request {request.request_id} has gone")
+                for _ in range(max(KV_SLICE_BYTES // max(result.header.block_bytes, 1), 1)):
+                    try:
+                        next(importing)
+                    except StopIteration as ended:
+                        return int(ended.value)
+                return None
+
+            def done(tokens: int | MeshError | None) -> NodeEvent | None:
+                if tokens is None:
+                    self._lanes.run(Lane.COMPUTE, call, done)
+                    return None
                 self._end_fetch(key, fetch)
+                result.release()
                 if isinstance(tokens, MeshError):
                     return _not_come(moved, tokens)
                 return replace(moved, tokens=tokens)

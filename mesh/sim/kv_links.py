@@ -16,6 +16,7 @@ from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk
 from mesh.runtime.clock import Clock
+from mesh.runtime.kv_layout import checked_chunk
 from mesh.runtime.node_actions import KvFetched
 from mesh.sim.virtual_engine import VirtualEngine
 
@@ -41,12 +42,14 @@ class VirtualKvEnd:
         self.bytes_per_s = bytes_per_s
         self.free_s = 0.0
         self.engine = engine
-        self.offers: dict[str, OfferKv] = {}
-        """By ticket. As many as migrations may be under way, and few more."""
+        self.offers: dict[str, tuple[OfferKv, float]] = {}
+        """By ticket, with the time when it expires."""
         self._links = links
 
     def offer(self, offer: OfferKv) -> None:
-        self.offers[offer.ticket] = offer
+        now_s = self._links.clock.now_s()
+        self.offers = {t: known for t, known in self.offers.items() if known[1] > now_s}
+        self.offers[offer.ticket] = offer, now_s + offer.expires_s
 
     def fetch(
         self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
@@ -58,7 +61,7 @@ class VirtualKvLinks:
     """All nodes' ends. A node that starts anew has a new one."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._ends: dict[NodeId, VirtualKvEnd] = {}
         self._torn: dict[NodeId, Torn | None] = {}
 
@@ -79,7 +82,7 @@ class VirtualKvLinks:
         self, end: VirtualKvEnd, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
     ) -> Callable[[], None]:
         """See `KvTransfers.fetch`."""
-        began_s = self._clock.now_s()
+        began_s = self.clock.now_s()
         over = False
 
         def finish(result: KvFetched | MeshError) -> None:
@@ -92,21 +95,24 @@ class VirtualKvLinks:
 
         def ask(left: int) -> None:
             source = self._ends.get(action.source.node_id)
-            offer = None if source is None else source.offers.get(action.source.ticket)
+            offered = None if source is None else source.offers.get(action.source.ticket)
             if over:
                 return
-            if source is not None and offer is not None:
+            if source is not None and offered is not None and self._holds(*offered, end):
                 del source.offers[action.source.ticket]
-                self._send(source, end, action, offer.instance_id, began_s, finish)
+                self._send(source, end, action, offered[0].instance_id, began_s, finish)
             elif left:
-                self._clock.call_at(self._clock.now_s() + ASK_PAUSE_S, lambda: ask(left - 1))
+                self.clock.call_at(self.clock.now_s() + ASK_PAUSE_S, lambda: ask(left - 1))
             else:
                 name = action.source.node_id
                 finish(Unavailable(f"{name} offers no KV blocks of {action.request.request_id}"))
 
         # The answer comes in an event of its own, as from a network.
-        self._clock.call_at(began_s, lambda: ask(ASKS_MAX))
+        self.clock.call_at(began_s, lambda: ask(ASKS_MAX))
         return cancel
+
+    def _holds(self, offer: OfferKv, expires_s: float, end: VirtualKvEnd) -> bool:
+        return offer.to == end.node_id and self.clock.now_s() < expires_s
 
     def _send(
         self,
@@ -125,7 +131,7 @@ class VirtualKvLinks:
             finish(error)
             return
         moved_bytes = header.blocks * source.engine.kv_block_bytes(instance_id)
-        begins_s = max(self._clock.now_s(), source.free_s, end.free_s)
+        begins_s = max(self.clock.now_s(), source.free_s, end.free_s)
         ends_s = begins_s + moved_bytes / min(source.bytes_per_s, end.bytes_per_s)
         source.free_s = end.free_s = ends_s
 
@@ -135,12 +141,18 @@ class VirtualKvLinks:
                 finish(Unavailable(f"the transfer from {source.node_id} was lost"))
                 return
             came = tuple(map(_changed, chunks)) if torn is Torn.CHANGED else chunks
+            try:
+                for position, chunk in enumerate(came):
+                    checked_chunk(header, chunk, position)
+            except MeshError as error:
+                finish(error)
+                return
             elapsed_s = ends_s - began_s
             finish(
                 KvFetched(header=header, chunks=came, moved_bytes=moved_bytes, elapsed_s=elapsed_s)
             )
 
-        self._clock.call_at(ends_s, arrive)
+        self.clock.call_at(ends_s, arrive)
 
 
 def _changed(chunk: KvChunk) -> KvChunk:

@@ -200,6 +200,7 @@ class Agent:
                 lanes=lanes,
                 loop=loop,
                 tls=credentials().tls,
+                held=self._bound,
             )
         except (MeshError, OSError) as error:
             log.warning("no KV blocks move to or from this node: %s", error)
@@ -271,13 +272,13 @@ class Agent:
                     f"the engine has not returned from a call for {ENGINE_CALL_S_MAX:.0f} s",
                     hint="the node ends, so that its requests can go on elsewhere; start it again",
                 )
-            base_bytes = max(self._identity.base_bytes, self._core.base_bytes)
-            self._engine.bound_memory(max(self._identity.memory_bytes - base_bytes, 0))
+            self._bound()
             books = self._engine.memory()
             due = HeartbeatDue(
                 rss_bytes=self._resident_bytes(),
                 engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books)
-                + self._engine.kept_bytes(),
+                + self._engine.kept_bytes()
+                + self._coming_bytes,
                 models=None if self._models == told else self._models,
                 kv_blocks_cached=tuple(
                     (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
@@ -286,6 +287,16 @@ class Agent:
             told = self._models
             self._post(due)
             await asyncio.sleep(HEARTBEAT_S)
+
+    @property
+    def _coming_bytes(self) -> int:
+        """What KV blocks take that have come and are not in the engine yet."""
+        return 0 if self._kv is None else self._kv.held_bytes
+
+    def _bound(self) -> None:
+        """Says what the engine's memory is: cached blocks make room for those that come."""
+        base_bytes = max(self._identity.base_bytes, self._core.base_bytes) + self._coming_bytes
+        self._engine.bound_memory(max(self._identity.memory_bytes - base_bytes, 0))
 
     async def _keep_looking(self) -> None:
         """Beside the beats, which no disk may hold up."""

@@ -1,11 +1,12 @@
 """KV blocks from node to node, by a TCP connection of their own that the controller has no part in.
 
-The node that takes a request over dials the node that it comes from, at the address which that told
-in its hello, and shows the ticket that the controller gave to both. It is sent a header, and then
-each block with its number and digest. A connection that breaks is dialled again from the block on
-that is missing. In a cell with TLS both ends show certificates of nodes. Who has no ticket is sent
-nothing but the end of the connection. Before: `OfferKv` and `FetchKv` of the node core. After: the
-engine's export and import, in the compute lane, some blocks at a time.
+The node that takes a request over dials the node that it comes from, at the address in that node's
+hello, and shows the ticket that the controller gave to both, which is good for at most four
+connections. It is sent a header, and then each block with its number and digest. A connection that
+breaks is dialled again, from the first missing block on. In a cell with TLS both ends show
+certificates of nodes. A connection without a valid ticket is closed without an answer. Before:
+`OfferKv` and `FetchKv` of the node core. After: the engine's export and import, in the compute
+lane, some blocks at a time.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any
 from mesh.domain.actions import FetchKv
 from mesh.domain.errors import EngineError, MeshError, Unavailable
 from mesh.domain.ids import NodeId
-from mesh.domain.limits import KV_MOVE_BYTES_MAX
+from mesh.domain.limits import KV_MOVE_BYTES_MAX, KV_SLICE_BYTES
 from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk, KvHeader
 from mesh.runtime.engine import Engine
@@ -45,8 +46,9 @@ CONNECTIONS_MAX = 8
 OFFERS_MAX = 64
 ASK_BYTES_MAX = 4096
 HEADER_BYTES_MAX = 4096
-ASK_S_MAX = 2.0
+ASK_S_MAX = 1.0
 """From the connection to the end of its question, the handshake of TLS included."""
+DIAL_S_MAX = 2.0
 SILENCE_S_MAX = 5.0
 """Neither end waits longer for the other to send, or to take, something."""
 FETCH_S_MAX = 60.0
@@ -55,13 +57,14 @@ DIALS_MAX = 4
 """Connections of one transfer: one that broke is dialled again."""
 DIAL_PAUSE_S = 0.1
 """An offer may come to its node after the other node has come for it."""
-EXPORT_BYTES = 4 << 20
-"""Iterations wait for copies of about so many bytes at a time, or of one block."""
 _LENGTH = struct.Struct("!I")
 _BLOCK = struct.Struct("!I16s")
 """The number of a block, and the digest of its pages, which follow."""
 _ALL = b"\x01"
 """What the end that takes says when it has all."""
+
+_WRONG = ValueError, TypeError, RecursionError
+"""What reading a wrong question raises, as of brackets within brackets."""
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,8 @@ class _Offered:
     expires_s: float
     uses_left: int = DIALS_MAX
     in_use: bool = False
+    first: int = 0
+    """The first block of the last range that was asked for: no later one begins before it."""
 
 
 class KvStream:
@@ -103,8 +108,11 @@ class KvStream:
         lanes: Lanes,
         loop: asyncio.AbstractEventLoop,
         tls: Tls | None,
+        held: Callable[[], None] = lambda: None,
     ) -> None:
-        """Listens at a free port. Raises Unavailable."""
+        """Listens at a free port. `held` is called on the loop when `held_bytes` has changed.
+        Raises Unavailable.
+        """
         self._node_id = node_id
         self._engine = engine
         self._lanes = lanes
@@ -114,6 +122,9 @@ class KvStream:
         self._lock = threading.Lock()
         self._offers: dict[str, _Offered] = {}
         """By ticket."""
+        self.held_bytes = 0
+        """The memory of the transfers that come and are not in the engine yet, each taken whole."""
+        self._held = held
         self._connections = 0
         self._closed = False
         self._listening = listening_socket(format_address(host, 0))
@@ -153,6 +164,8 @@ class KvStream:
                 result = EngineError(f"{type(error).__name__}: {error}")
             if not cancelled.is_set():
                 call_on(self._loop, then, result)
+            elif isinstance(result, KvFetched):
+                result.release()
 
         threading.Thread(target=work, name="mesh-kv-fetch", daemon=True).start()
         return cancelled.set
@@ -160,7 +173,35 @@ class KvStream:
     # The end that takes.
 
     def _fetch(self, action: FetchKv, cancelled: threading.Event) -> KvFetched:
-        """All blocks, over as many connections as it may take."""
+        """All blocks, over as many connections as it may take. Their memory is held from the first
+        header on, until the engine has them.
+        """
+        held_bytes = 0
+
+        def hold(header: KvHeader) -> None:
+            nonlocal held_bytes
+            now_bytes = action.source.blocks * header.block_bytes
+            if held_bytes not in (0, now_bytes):
+                raise ValueError("blocks of another size come than before")
+            self._hold(now_bytes - held_bytes)
+            held_bytes = now_bytes
+
+        try:
+            fetched = self._come(action, cancelled, hold)
+        except BaseException:
+            self._hold(-held_bytes)
+            raise
+        return replace(fetched, release=partial(self._hold, -held_bytes))
+
+    def _hold(self, more_bytes: int) -> None:
+        if more_bytes:
+            with self._lock:
+                self.held_bytes += more_bytes
+            call_on(self._loop, self._held)
+
+    def _come(
+        self, action: FetchKv, cancelled: threading.Event, hold: Callable[[KvHeader], None]
+    ) -> KvFetched:
         began_s, source, came = time.monotonic(), action.source, list[KvChunk]()
         give_up_s = began_s + FETCH_S_MAX
         error: MeshError = Unavailable("it was given up")
@@ -179,11 +220,13 @@ class KvStream:
                         },
                     )
                     header = _header(to, len(came), source.blocks, give_up_s)
+                    hold(header)
                     for chunk in _chunks(to, header, give_up_s):
                         came.append(chunk)
                         if cancelled.is_set():
                             raise error
-                    to.sendall(_ALL)
+                    with contextlib.suppress(OSError):
+                        to.sendall(_ALL)
                 whole = KvHeader(**{**asdict(header), "first_block": 0, "blocks": source.blocks})
                 return KvFetched(
                     header=whole,
@@ -198,7 +241,7 @@ class KvStream:
 
     def _dial(self, address: str) -> socket.socket:
         host, port = parse_address(address)
-        to = socket.create_connection((host, port), ASK_S_MAX)
+        to = socket.create_connection((host, port), DIAL_S_MAX)
         try:
             if self._dialling is not None:
                 to = self._dialling.wrap_socket(to)
@@ -231,7 +274,7 @@ class KvStream:
                 connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """A stranger, and whoever has nothing to fetch, finds the connection closed."""
+        """A connection that shows no valid ticket within ASK_S_MAX is closed."""
         offered, give_up_s = None, time.monotonic() + ASK_S_MAX
         try:
             connection.settimeout(ASK_S_MAX)
@@ -240,9 +283,10 @@ class KvStream:
                 _check_node(connection)
             asked = json.loads(_read_sized(connection, ASK_BYTES_MAX, give_up_s))
             connection.settimeout(SILENCE_S_MAX)
-            offered = self._claim(asked)
-            self._send(connection, offered, int(asked["first"]), int(asked["blocks"]))
-        except (OSError, ValueError, KeyError, TypeError, MeshError) as error:
+            first, blocks = int(asked["first"]), int(asked["blocks"])
+            offered = self._claim(asked, first)
+            self._send(connection, offered, first, blocks)
+        except (OSError, ArithmeticError, LookupError, MeshError, *_WRONG) as error:
             log.info("a transfer of KV blocks ends: %s", error)
         finally:
             with contextlib.suppress(OSError):
@@ -252,8 +296,10 @@ class KvStream:
                 if offered is not None:
                     offered.in_use = False
 
-    def _claim(self, asked: Any) -> _Offered:
-        """What a ticket is good for. Raises Unavailable for any other."""
+    def _claim(self, asked: Any, first: int) -> _Offered:
+        """What a ticket is good for: at most DIALS_MAX connections until it expires, none of which
+        begins before the one before it. Raises Unavailable for any other.
+        """
         with self._lock:
             offered = self._offers.get(asked["ticket"])
             good = offered is not None and not offered.in_use and offered.uses_left > 0
@@ -261,6 +307,9 @@ class KvStream:
                 raise Unavailable("nobody was offered that")
             if time.monotonic() >= offered.expires_s:
                 raise Unavailable("an offer has expired")
+            if first < offered.first:
+                raise Unavailable(f"block {first} has been sent already")
+            offered.first = first
             offered.in_use, offered.uses_left = True, offered.uses_left - 1
             return offered
 
@@ -274,7 +323,7 @@ class KvStream:
             return header, chunks, some_of(header, chunks)
 
         def some_of(header: KvHeader, chunks: Iterator[KvChunk]) -> list[KvChunk]:
-            return list(islice(chunks, max(EXPORT_BYTES // header.block_bytes, 1)))
+            return list(islice(chunks, max(KV_SLICE_BYTES // header.block_bytes, 1)))
 
         try:
             header, chunks, some = self._computed(begin)
@@ -360,11 +409,13 @@ def _read(of: socket.socket, size: int, give_up_s: float) -> bytearray:
     whole = bytearray(size)
     view, begin = memoryview(whole), 0
     while begin < size:
+        left_s = give_up_s - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError("it takes too long")
+        of.settimeout(min(left_s, SILENCE_S_MAX))
         count = of.recv_into(view[begin:])
         if not count:
             raise ConnectionError("the other end has closed the connection")
-        if time.monotonic() > give_up_s:
-            raise TimeoutError("it takes too long")
         begin += count
     return whole
 

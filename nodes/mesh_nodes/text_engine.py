@@ -7,7 +7,7 @@ ends its request before the next step. Text runs in the compute thread, between 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -159,7 +159,10 @@ class TextEngine:
         self._inner.swap(instance_id, resident)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
-        return self._entered(instance_id, request, lambda: self._inner.submit(instance_id, request))
+        text = self._text_of(instance_id, request)
+        found_tokens = self._inner.submit(instance_id, request)
+        self._enter(instance_id, request, text)
+        return found_tokens
 
     def export_kv(
         self, instance_id: InstanceId, request_id: RequestId, first_block: int, blocks: int
@@ -172,25 +175,22 @@ class TextEngine:
         request: EngineRequest,
         header: KvHeader,
         chunks: Iterable[KvChunk],
-    ) -> int:
-        return self._entered(
-            instance_id,
-            request,
-            lambda: self._inner.import_kv(instance_id, request, header, chunks),
-        )
+    ) -> Generator[None, None, int]:
+        text = self._text_of(instance_id, request)
+        came = yield from self._inner.import_kv(instance_id, request, header, chunks)
+        self._enter(instance_id, request, text)
+        return came
 
-    def _entered(
-        self, instance_id: InstanceId, request: EngineRequest, enter: Callable[[], int]
-    ) -> int:
+    def _text_of(self, instance_id: InstanceId, request: EngineRequest) -> "_RequestText":
+        """Before the inner engine has the request, since it may fail. Raises EngineError."""
         codec = self._codecs.get(instance_id)
         if codec is None:
             raise EngineError(f"{instance_id} is not loaded")
-        # First, since it may fail: what the inner engine holds must have its text.
-        text = self._texts[instance_id].get(request.request_id) or _RequestText(codec, request)
-        found_tokens = enter()
+        return self._texts[instance_id].get(request.request_id) or _RequestText(codec, request)
+
+    def _enter(self, instance_id: InstanceId, request: EngineRequest, text: "_RequestText") -> None:
         text.feed(request)
         self._texts[instance_id][request.request_id] = text
-        return found_tokens
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         self._inner.abort(instance_id, request_id)

@@ -1,6 +1,6 @@
 """KV blocks from one instance to another: the same tokens as without, and nothing that is wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.steps import KvChunk, KvHeader
 from mesh.runtime.engine import EngineRequest
-from mesh.runtime.kv_layout import chunk_of
+from mesh.runtime.kv_layout import checked_chunk, chunk_of
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
 
@@ -67,7 +67,7 @@ def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(
     header, chunks = exported
     target = load("i-2")
     engine, to = target.engine, target.instance_id
-    came = engine.import_kv(to, ahead(prompt, output, held=True), header, chunks)
+    came = imported(engine.import_kv(to, ahead(prompt, output, held=True), header, chunks))
     assert came == 2 * source.block_tokens
     result = engine.step(to, 64)
     assert result.prefill_tokens == len(prompt) + len(output) - 1 - came, "the rest but its last"
@@ -108,19 +108,68 @@ def test_the_blocks_of_a_request_that_has_gone_are_not_exported(
         source.engine.export_kv(source.instance_id, MOVES, 0, 1)
 
 
-def torn(header: KvHeader, chunks: list[KvChunk]) -> Exported:
-    last = chunks[-1]
-    return header, [chunks[0], replace(last, pages=b"\x01" + last.pages[1:])]
+def imported(steps: Generator[None, None, int]) -> int:
+    """The tokens that need not be computed, after all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return int(ended.value)
+
+
+def test_what_is_torn_on_its_way_is_told_where_it_arrives(exported: Exported) -> None:
+    header, (first, last) = exported
+    changed = replace(last, pages=b"\x01" + last.pages[1:])
+    for torn in (changed, replace(first, block=1)):
+        with pytest.raises(EngineError, match="torn"):
+            checked_chunk(header, torn, 1)
+
+
+def test_other_calls_come_between_the_blocks_of_an_import(
+    source: Driver,
+    load: LoadInstance,
+    prompt: tuple[int, ...],
+    output: list[int],
+    exported: Exported,
+) -> None:
+    target = load("i-2")
+    request = ahead(prompt, output, held=True)
+    steps = target.engine.import_kv(target.instance_id, request, *exported)
+    if next(steps, "ended") == "ended":
+        pytest.skip("this engine imports all blocks at once")
+    target.submit("other", prompt)
+    (first,) = target.engine.step(target.instance_id, 128).outputs
+    assert first.request_id == RequestId("other"), "the one that comes takes no part yet"
+    target.engine.resize_kv(target.instance_id, target.books.kv_blocks + 3)
+    assert imported(steps) == 2 * source.block_tokens
+    target.engine.submit(target.instance_id, replace(request, held=False))
+    result = target.engine.step(target.instance_id, 128)
+    (yielded,) = [one for one in result.outputs if one.request_id == MOVES]
+    source.step()
+    assert yielded.token_ids[0] == source.running[MOVES].tokens[5]
+
+
+def test_an_import_that_is_given_up_leaves_nothing(
+    load: LoadInstance, prompt: tuple[int, ...], output: list[int], exported: Exported
+) -> None:
+    target = load("i-2")
+    request = ahead(prompt, output, held=True)
+    for give_up in ("closed", "aborted"):
+        steps = target.engine.import_kv(target.instance_id, request, *exported)
+        if next(steps, "ended") == "ended":
+            pytest.skip("this engine imports all blocks at once")
+        assert target.books.kv_blocks_used == 2
+        if give_up == "aborted":
+            target.engine.abort(target.instance_id, MOVES)
+            with pytest.raises(EngineError):
+                next(steps)
+        steps.close()
+        assert target.books.kv_blocks_used == 0
 
 
 WRONG: dict[str, Callable[[KvHeader, list[KvChunk]], Exported]] = {
-    "torn": torn,
     "cut": lambda header, chunks: (header, [replace(chunks[0], pages=chunks[0].pages[:-1])]),
     "reordered": lambda header, chunks: (header, chunks[::-1]),
-    "renumbered": lambda header, chunks: (
-        header,
-        [replace(chunk, block=1 - chunk.block) for chunk in chunks[::-1]],
-    ),
     "fewer": lambda header, chunks: (header, chunks[:1]),
     "more": lambda header, chunks: (header, [*chunks, chunk_of(2, chunks[0].pages)]),
     "too long": lambda header, chunks: (
@@ -151,8 +200,10 @@ def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(
     target = load("i-2")
     header, chunks = WRONG[wrong](*exported)
     with pytest.raises(EngineError):
-        target.engine.import_kv(
-            target.instance_id, ahead(prompt, output, held=True), header, chunks
+        imported(
+            target.engine.import_kv(
+                target.instance_id, ahead(prompt, output, held=True), header, chunks
+            )
         )
     assert target.books.kv_blocks_used == 0
     again = target.submit("moves", prompt, output=output)
@@ -170,7 +221,7 @@ def test_as_many_blocks_are_taken_as_are_free(
 ) -> None:
     target = load("i-2", kv_blocks=1)
     request = ahead(prompt, output, held=True)
-    came = target.engine.import_kv(target.instance_id, request, *exported)
+    came = imported(target.engine.import_kv(target.instance_id, request, *exported))
     assert came == source.block_tokens
     target.engine.abort(target.instance_id, MOVES)
     assert target.books.kv_blocks_used == 0

@@ -256,3 +256,14 @@ def test_memory_that_a_load_wants_is_taken_from_what_unloaded_instances_left(
     assert (len(digests) - len(told.went), told.came) == (2, ())
     engine.bound_memory(0)
     assert len(engine.tell_prefixes()[before.instance_id].went) == 2
+
+
+def test_what_is_dropped_before_the_next_load_is_told(
+    left: tuple[Driver, set[int]], load: LoadInstance
+) -> None:
+    caching, digests = left
+    again = load("i-2", context_tokens_max=64)
+    assert again.loaded.prefixes == ()
+    change = again.engine.tell_prefixes()[caching.instance_id]
+    assert (change.came, set(change.went)) == ((), digests)
+    assert caching.instance_id not in again.engine.tell_prefixes()

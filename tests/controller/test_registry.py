@@ -17,7 +17,7 @@ from cattrs.preconf.json import make_converter
 from mesh.controller.registry import FILE_NAME, SCHEMA, SqliteRegistry
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
-from mesh.domain.history import OutputHistory
+from mesh.domain.history import BINS_MAX, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.revision import Revision, RevisionState
 from mesh.domain.text import SamplingDefaults, TextAssets
@@ -142,6 +142,20 @@ def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
         registry.store(deployment("b"), TEXT)
     with opened(tmp_path) as registry:
         assert registry.histories() == {a: early}
+
+
+@pytest.mark.parametrize("gaps", ["{", '{"weights": "x"}', '{"weights": [1, null]}'])
+def test_a_damaged_histogram_is_told_as_such(tmp_path: Path, gaps: str) -> None:
+    name = DeploymentName("chat")
+    with opened(tmp_path) as registry:
+        registry.store(deployment("chat"), TEXT)
+        registry.store_history(name, OutputHistory())
+        registry._connection.execute("UPDATE histories SET gaps = ?", (gaps,))
+        with pytest.raises(StorageError, match="times between calls"):
+            registry.histories()
+        longer = '{"weights": [' + ", ".join(["1.0"] * (BINS_MAX + 9)) + "]}"
+        registry._connection.execute("UPDATE histories SET gaps = ?", (longer,))
+        assert registry.histories()[name].gaps.weights == (1.0,) * BINS_MAX
 
 
 OF_SCHEMA_1 = """

@@ -124,6 +124,50 @@ async def test_what_is_told_of_a_load_is_kept_without_what_was_computed_beside_i
     assert rate.load_s(FOOTPRINT.weights_bytes) == pytest.approx(2.0)
 
 
+class Bounded(ScriptedEngine):
+    """Notes how much memory it was told to have."""
+
+    bounds: list[int]
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        self.bounds = [*getattr(self, "bounds", ()), memory_bytes]
+        super().bound_memory(memory_bytes)
+
+
+class Told:
+    """A recorder of heartbeats."""
+
+    def __init__(self) -> None:
+        self.beats: list[HeartbeatDue] = []
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, HeartbeatDue):
+            self.beats.append(event)
+
+
+async def test_cached_blocks_make_room_for_blocks_that_come_from_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
+    engine, told = Bounded(), Told()
+    agent = _agent(tmp_path, engine, recorders=[told])
+    running = asyncio.create_task(agent.run())
+    await asyncio.to_thread(until, lambda: bool(told.beats))
+    assert agent._kv is not None
+
+    def is_held(held_bytes: int) -> bool:
+        base_bytes = max(HELLO.base_bytes, agent._core.base_bytes)
+        bounded = engine.bounds[-1] == HELLO.memory_bytes - base_bytes - held_bytes
+        return bounded and told.beats[-1].engine_bytes == held_bytes
+
+    agent._kv._hold(9)
+    await asyncio.to_thread(until, lambda: is_held(9))
+    agent._kv._hold(-9)
+    await asyncio.to_thread(until, lambda: is_held(0))
+    agent.stop()
+    await asyncio.wait_for(running, WAIT_S)
+
+
 async def test_an_engine_that_does_not_return_ends_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from mesh.domain.steps import EngineRequest
 from mesh.runtime.node_actions import KvFetched, Lane
 from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.credentials import Tls
-from mesh_nodes.kv_stream import CONNECTIONS_MAX, DIALS_MAX, KvStream
+from mesh_nodes.kv_stream import ASK_S_MAX, CONNECTIONS_MAX, DIALS_MAX, KvStream
 from tests.contract.driving import no_progress
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.support.scripted_engine import ScriptedEngine
@@ -137,6 +138,9 @@ def test_blocks_come_once_for_their_ticket(nodes: Nodes) -> None:
     header, chunks = nodes.engine.export_kv(INSTANCE, REQUEST, 0, BLOCKS)
     assert (came.header, list(came.chunks)) == (header, list(chunks))
     assert came.moved_bytes == BLOCKS * header.block_bytes
+    assert nodes.target.held_bytes == came.moved_bytes, "until the engine has them"
+    came.release()
+    assert nodes.target.held_bytes == 0
     assert isinstance(nodes.fetched(), Unavailable), "the ticket has been used"
 
 
@@ -156,7 +160,15 @@ def test_who_has_no_ticket_gets_nothing(nodes: Nodes, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\x02{}", b"\0\0\0\x01["]
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x02{}",
+        b"\0\0\0\x01[",
+        b"\0\0\x10\0" + b"[" * 4096,
+    ],
 )
 def test_a_stranger_is_sent_no_byte(nodes: Nodes, said: bytes) -> None:
     nodes.offer()
@@ -167,6 +179,44 @@ def test_a_stranger_is_sent_no_byte(nodes: Nodes, said: bytes) -> None:
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
     assert isinstance(nodes.fetched(), KvFetched), "and others are served"
+
+
+def asked(nodes: Nodes, first: float, blocks: int = 1) -> bytes:
+    """The answer to a question, by a socket of one's own."""
+    question = json.dumps({"ticket": TICKET, "node": "n2", "first": first, "blocks": blocks})
+    host, _, port = nodes.source.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as one:
+        one.sendall(len(question).to_bytes(4, "big") + question.encode())
+        some = one.recv(1)
+        one.shutdown(socket.SHUT_WR)
+        while one.recv(4096):
+            pass
+        return some
+
+
+def test_a_question_of_no_number_is_not_answered(nodes: Nodes) -> None:
+    nodes.offer()
+    assert asked(nodes, float("inf")) == b""
+    assert isinstance(nodes.fetched(), KvFetched)
+
+
+def test_no_range_begins_before_the_last_one(nodes: Nodes) -> None:
+    nodes.offer()
+    assert asked(nodes, 1) != b""
+    assert asked(nodes, 0) == b""
+    assert asked(nodes, 1) != b""
+
+
+def test_a_connection_that_says_little_by_little_is_closed(nodes: Nodes) -> None:
+    host, _, port = nodes.source.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as slow:
+        slow.sendall(b"\0\0\x10\0")
+        began_s = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() < began_s + WAIT_S:
+                slow.sendall(b"[")
+                time.sleep(0.05)
+    assert time.monotonic() < began_s + ASK_S_MAX + 2.0
 
 
 def test_no_more_connections_are_open_than_may_be(nodes: Nodes) -> None:

@@ -15,17 +15,20 @@ from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, InvokeRequested, NodeDisconnected, NodeReported
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import LoadInstance, SubmitRequest, TokensReport
+from mesh.domain.messages import LoadInstance, OfferKv, SubmitRequest, TokensReport
+from mesh.domain.node_events import CommandReceived
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.runtime.journal import (
     CONTROLLER_FORMAT,
     ControllerStart,
+    Decision,
     Journal,
     NodeStart,
     Start,
+    decision_fields,
     open_journal,
     read_journal,
     replay,
@@ -293,3 +296,18 @@ def test_a_full_disk_ends_the_journal_and_nothing_else(caplog: pytest.LogCapture
     assert [record.message for record in caplog.records] == [
         "the journal ends here, it cannot be written: No space left on device"
     ]
+
+
+def test_no_ticket_that_opens_something_is_written() -> None:
+    for ticket, written in (("5ec2e7" * 5, ""), ("r1/2", "r1/2")):
+        offer = OfferKv(
+            instance_id=InstanceId("i-1"),
+            request_id=RequestId("r1"),
+            attempt=1,
+            to=NodeId("n2"),
+            ticket=ticket,
+            expires_s=30.0,
+        )
+        told = Decision(now_s=0.0, event=CommandReceived(command=offer), actions=(offer,))
+        line = decision_fields(told)
+        assert (line["event"]["command"]["ticket"], line["actions"][0]["ticket"]) == (written,) * 2

@@ -1,22 +1,25 @@
 """What the node core decides reaches the engine on its lane, and what came of it comes back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from mesh.domain.actions import AbortInEngine, NodeAction, StartMeasure, StartStep
+from mesh.domain.actions import AbortInEngine, FetchKv, NodeAction, StartMeasure, StartStep
 from mesh.domain.errors import MeshError, ModelError, TornModel
-from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.limits import KV_SLICE_BYTES
 from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
+    KvArrived,
     KvResized,
     LoadFailed,
     LoadInstance,
     NodeReport,
+    OfferKv,
     ResizeKv,
     UnloadInstance,
 )
@@ -29,10 +32,10 @@ from mesh.domain.node_events import (
     StepFinished,
 )
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineCapabilities, LoadTier, StepResult
+from mesh.domain.request import KvSource, SamplingParams
+from mesh.domain.steps import EngineCapabilities, KvChunk, KvHeader, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
-from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.runtime.node_actions import KvFetched, Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.core.cells import load_instance
 from tests.support.scripted_engine import (
@@ -309,3 +312,71 @@ def test_a_model_that_cannot_be_fetched_fails_its_load() -> None:
             hint="fetch it again",
         )
     ]
+
+
+class BlockByBlock(ScriptedEngine):
+    """Imports a block a step, of blocks that are as large as a slice may be."""
+
+    def import_kv(
+        self,
+        instance_id: InstanceId,
+        request: EngineRequest,
+        header: KvHeader,
+        chunks: Iterable[KvChunk],
+    ) -> Generator[None, None, int]:
+        for _ in range(header.blocks):
+            yield
+        whole = list(chunks)
+        header = replace(header, block_bytes=len(whole[0].pages))
+        return (yield from super().import_kv(instance_id, request, header, whole))
+
+
+class Come:
+    """The blocks of a request that the first instance has computed are there at once."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine, self.released = engine, 0
+
+    def offer(self, offer: OfferKv) -> None: ...
+
+    def fetch(
+        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
+    ) -> Callable[[], None]:
+        header, chunks = self.engine.export_kv(INSTANCE, action.request.request_id, 0, 2)
+        then(
+            KvFetched(
+                header=replace(header, block_bytes=KV_SLICE_BYTES),
+                chunks=list(chunks),
+                moved_bytes=9,
+                elapsed_s=0.1,
+                release=self.release,
+            )
+        )
+        return lambda: None
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_blocks_are_imported_some_at_a_time(tmp_path: Path) -> None:
+    engine, to = BlockByBlock(memory_bytes=4 * MEMORY_BYTES), InstanceId("i-2")
+    stored = StoredModel(info=write_tiny_model(tmp_path / "model"), path=tmp_path / "model")
+    for instance_id in (INSTANCE, to):
+        engine.load(stored.order(instance_id), lambda phase, share: None)
+    request = EngineRequest(
+        request_id=RequestId("moves"),
+        prompt_tokens=tuple(range(3, 103)),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=9),
+        stop_token_ids=(),
+    )
+    engine.submit(INSTANCE, request)
+    engine.step(INSTANCE, 256)
+    around, kv = Around(), Come(engine)
+    performer = NodePerformer(engine=engine, lanes=around, link=around, models=around, kv=kv)
+    source = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="", blocks=2)
+    performer.perform(FetchKv(instance_id=to, request=replace(request, held=True), source=source))
+    (last, *others) = (event for _, event in around.events)
+    assert isinstance(last, KvArrived)
+    assert (last.tokens > 0, last.error, kv.released) == (True, "", 1)
+    assert others == [None, None], "two calls before it took a block each"

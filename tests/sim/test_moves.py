@@ -5,7 +5,7 @@ tokens as without it, none late, and do not wait for long.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -13,16 +13,22 @@ from statistics import mean, median
 import pytest
 
 from mesh.controller.metrics import Meter
-from mesh.domain.actions import DeliverTokens
+from mesh.domain.actions import DeliverTokens, FetchKv
+from mesh.domain.errors import Unavailable
 from mesh.domain.events import NodeReported
-from mesh.domain.ids import NodeId, RequestId
-from mesh.domain.messages import KvArrived
+from mesh.domain.ids import InstanceId, NodeId, RequestId
+from mesh.domain.messages import KvArrived, OfferKv
 from mesh.domain.outcome import Outcome
+from mesh.domain.request import KvSource, SamplingParams
+from mesh.domain.steps import EngineRequest
 from mesh.runtime.host import Recorder
 from mesh.sim.checking import FaultyRun
+from mesh.sim.clock import HeapClock
 from mesh.sim.cluster import Arrival
 from mesh.sim.faults import Fault, FaultKind
+from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.scenario import plan
+from mesh.sim.virtual_engine import VirtualEngine
 from tests.sim.scenarios import scenario
 
 TWO = """
@@ -204,6 +210,37 @@ def test_whatever_tears_a_transfer_they_get_the_same_tokens(
     assert len({said.error for said in moved.arrived}) >= 2
     for request_id, tokens in moved.tokens.items():
         assert tokens == long_still.tokens[request_id][: len(tokens)]
+
+
+@pytest.mark.parametrize(("to", "expires_s"), [("n3", 30.0), ("n2", 0.0)])
+def test_an_offer_is_for_one_node_and_for_its_time(to: str, expires_s: float) -> None:
+    clock = HeapClock()
+    links = VirtualKvLinks(clock)
+    source, target = (links.add(NodeId(n), 1e9, VirtualEngine(None)) for n in ("n1", "n2"))
+    offer = OfferKv(
+        instance_id=InstanceId("i-1"),
+        request_id=RequestId("r1"),
+        attempt=1,
+        to=NodeId(to),
+        ticket="r1/2",
+        expires_s=expires_s,
+    )
+    source.offer(offer)
+    request = EngineRequest(
+        request_id=RequestId("r1"),
+        prompt_tokens=(1, 2),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=9),
+        stop_token_ids=(),
+    )
+    asked = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="r1/2", blocks=1)
+    came: list[object] = []
+    target.fetch(FetchKv(instance_id=InstanceId("i-2"), request=request, source=asked), came.append)
+    clock.run_until(9.0)
+    assert isinstance(came[0], Unavailable)
+    clock.run_until(40.0)
+    source.offer(replace(offer, ticket="r2/2"))
+    assert list(source.offers) == ["r2/2"], "what has expired is dropped"
 
 
 def _share(values: list[float], share: float) -> float:

@@ -200,6 +200,7 @@ class NodeCore:
                 swapping.end(ctx, self._node)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
+                prefixes.tell_left(ctx, self._node)
             case LinkClosed():
                 instances.close_link(ctx, self._node)
             case _:

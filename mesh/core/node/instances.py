@@ -154,7 +154,8 @@ def loading(
             instance.cache.note_all(event.prefixes)
             node.take_left(instance.command.deployment)
             share_trials(node.instances.values(), ctx.now_s)
-            ctx.report(replace(event, computed_s=computed_s))
+            found = tuple(instance.cache.digests)
+            ctx.report(replace(event, computed_s=computed_s, prefixes=found))
         case LoadFailed():
             _remove(ctx, node, instance)
             ctx.report(event)

@@ -49,6 +49,16 @@ def told(ctx: NodeEventContext, node: LocalNode, event: PrefixesTold) -> None:
         instance = node.instances.get(instance_id)
         if instance is not None:
             changed(ctx, instance, change)
-        elif (deployment := node.left.get(instance_id)) is not None:
+        elif (left := node.left.get(instance_id)) is not None:
+            deployment, cache = left
+            cache.note_change(change)
             told_of = PrefixesChanged(instance_id=instance_id, change=change, left_to=deployment)
             ctx.report(told_of)
+
+
+def tell_left(ctx: NodeEventContext, node: LocalNode) -> None:
+    """A new link knows nothing of what unloaded instances have left."""
+    for instance_id, (deployment, cache) in node.left.items():
+        if cache.digests:
+            change = PrefixChange(came=tuple(cache.digests))
+            ctx.report(PrefixesChanged(instance_id=instance_id, change=change, left_to=deployment))

@@ -6,6 +6,7 @@ from math import inf
 from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.core.node.beside_loads import BesideLoads
+from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId
 from mesh.domain.limits import KEPT_CACHES_MAX
@@ -80,7 +81,7 @@ class LocalNode:
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
-    left: dict[InstanceId, DeploymentName] = field(default_factory=dict)
+    left: dict[InstanceId, tuple[DeploymentName, LocalCache]] = field(default_factory=dict)
     """Unloaded instances that may have left cached KV blocks to the next one of a deployment."""
     linked: bool = False
     rss_bytes: int = 0
@@ -167,13 +168,14 @@ class LocalNode:
     def remove(self, instance: LocalInstance) -> None:
         del self.instances[instance.instance_id]
         if instance.cache.in_use:
-            self.left[instance.instance_id] = instance.command.deployment
+            # What it leaves is told anew.
+            self.left[instance.instance_id] = instance.command.deployment, LocalCache()
             for instance_id in tuple(self.left)[:-KEPT_CACHES_MAX]:
                 del self.left[instance_id]
 
     def take_left(self, deployment: DeploymentName) -> None:
         """An instance of the deployment is loaded, which has found what others left."""
-        self.left = {i: name for i, name in self.left.items() if name != deployment}
+        self.left = {i: left for i, left in self.left.items() if left[0] != deployment}
 
     def begin_load(self, instance: LocalInstance, now_s: float) -> None:
         instance.begin_load()

@@ -7,12 +7,20 @@ from mesh.domain.actions import AskPrefixes, NodeAction, StartStep, SubmitToEngi
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import (
     InstanceGone,
+    InstanceLoaded,
     PrefixesChanged,
     PrefixMissed,
     SubmitRequest,
     UnloadInstance,
 )
-from mesh.domain.node_events import HeartbeatDue, PrefixesTold, StepFinished, SubmitFinished
+from mesh.domain.node_events import (
+    HeartbeatDue,
+    LinkClosed,
+    LinkOpened,
+    PrefixesTold,
+    StepFinished,
+    SubmitFinished,
+)
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import PrefixChange
@@ -101,6 +109,10 @@ def test_what_an_unloaded_instance_left_is_told_until_the_next_one_is_loaded() -
     assert of_kind(node.tell(beat), AskPrefixes)
     told = only(reports(node.tell(PrefixesTold(changes=((I1, CHANGE),)))), PrefixesChanged)
     assert told == PrefixesChanged(instance_id=I1, change=CHANGE, left_to=DeploymentName("chat"))
+    node.tell(LinkClosed(reason="lost"))
+    anew = only(reports(node.tell(LinkOpened())), PrefixesChanged)
+    came = PrefixChange(came=CHANGE.came)
+    assert anew == PrefixesChanged(instance_id=I1, change=came, left_to=DeploymentName("chat"))
     again = InstanceId("i-2")
     node.command(load_command(again))
     node.tell(replace(loaded_told(again), prefixes=(7, 8)))
@@ -116,3 +128,12 @@ def test_of_more_digests_than_are_kept_the_newest_are_known() -> None:
     node.tell(PrefixesTold(changes=((I1, PrefixChange(came=tuple(range(most + 2)))),)))
     (whole,) = node.core.instances()
     assert whole.prefixes == tuple(range(2, most + 2))
+
+
+def test_no_more_is_told_of_a_load_than_is_known() -> None:
+    node = loaded()
+    again = InstanceId("i-2")
+    node.command(load_command(again))
+    found = tuple(range(local_cache.DIGESTS_MAX + 5))
+    told = only(reports(node.tell(replace(loaded_told(again), prefixes=found))), InstanceLoaded)
+    assert told.prefixes == found[5:]

@@ -8,6 +8,7 @@ request (`requests.search`). After: the request's node fetches them (docs/migrat
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.prefixes import cached_tokens
@@ -31,13 +32,24 @@ class Transfer:
 def can_carry(source: InstanceEntry, target: InstanceEntry) -> bool:
     """Whether an instance can use the KV blocks of the other one, and can get them."""
     ends = source.node.hello, target.node.hello
+    # From another machine, a loopback address would be that machine's own.
     return (
         all(hello.kv_address and hello.computes_ahead for hello in ends)
+        and _is_local(ends[0].kv_address) == _is_local(ends[1].kv_address)
         and ends[0].kv_format == ends[1].kv_format != ""
         and source.model_id == target.model_id
         and source.context_tokens_max == target.context_tokens_max
         and source.footprint.block_tokens == target.footprint.block_tokens
     )
+
+
+def _is_local(address: str) -> bool:
+    """Whether it is reached from its own machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def transfer_of(
@@ -59,7 +71,7 @@ def transfer_of(
     if moved_bytes > KV_MOVE_BYTES_MAX:
         return None
     begins_s = max([ctx.now_s, *_ends_s(ctx, source, target), *(one.arrives_s for one in before)])
-    bytes_per_s = min(source.node.kv_bytes_per_s, target.node.kv_bytes_per_s)
+    bytes_per_s = min(end.node.kv_bytes_per_s(ctx.now_s) for end in (source, target))
     return Transfer(
         source=source.node, tokens=tokens, arrives_s=begins_s + moved_bytes / bytes_per_s
     )

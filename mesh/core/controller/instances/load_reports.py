@@ -48,6 +48,8 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
     instance.note_all_prefixes(said.prefixes)
+    # What the node has told of since the load began is of what this one found.
+    node.take_left(instance.deployment)
     weights_bytes = node.load_bytes(instance.footprint.weights_bytes, said.tier)
     ctx.cell.expectations.learn_load(
         node.hello, weights_bytes, said.elapsed_s, said.tier, computed_s=said.computed_s

@@ -198,14 +198,14 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
 
 def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
     """The target has the blocks that it fetched, or some of them, or none: it computes the rest."""
-    if not said.error:
-        node.note_transfer(said.moved_bytes, said.elapsed_s)
-    elif said.error == Unavailable.__name__:
-        node.note_no_transfer()
     migration = ctx.cell.migrations.get(said.request_id)
     if migration is None or migration.copy.attempt != said.attempt:
         return
     if migration.state is MigrationState.FETCHING:
+        if not said.error:
+            node.note_transfer(said.moved_bytes, said.elapsed_s, ctx.now_s)
+        elif said.error == Unavailable.__name__:
+            node.note_no_transfer(ctx.now_s)
         migration.advance(MigrationState.COMPUTING)
         migration.copy.note_arrived(said.tokens)
         node.touch()

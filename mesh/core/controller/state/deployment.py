@@ -12,7 +12,7 @@ from math import exp, inf, log1p
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.history import OutputHistory
+from mesh.domain.history import PRIOR_COUNT, OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
 from mesh.domain.limits import CellLimits
@@ -130,8 +130,8 @@ class DeploymentEntry:
 
     def succeed(self, old: "DeploymentEntry") -> None:
         """It serves in the place of an earlier revision, and is called as that was."""
-        if not self.history.count:
-            self.history = old.history
+        known = old.history if self.history.count <= PRIOR_COUNT else self.history
+        self.history = replace(known, gaps=old.history.gaps)
         self.called_s, self.calls_log = old.called_s, old.calls_log
 
     def note_retired(self, old: "DeploymentEntry") -> None:

@@ -7,6 +7,7 @@ that policies and placement take.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from math import exp2
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
@@ -35,6 +36,8 @@ FOOTPRINTS_MAX = 256
 KV_RATE_BYTES_LEAST = 1 << 20
 KV_RATE_LOSS = 10.0
 """By which the expected rate of a node's transfers falls with one that finds no way."""
+KV_RATE_DOUBLES_S = 60.0
+KV_RATE_DOUBLINGS_MAX = 64.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,15 +79,17 @@ class NodeEntry:
     deployments: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
     prefetches: NodePrefetches = field(default_factory=NodePrefetches)
-    kv_bytes_per_s: float = field(init=False)
-    """What transfers of KV blocks to it carry, as the last ones have shown."""
+    kv_shown_bytes_per_s: float = field(init=False)
+    """What transfers of KV blocks to it carried, as the last ones have shown."""
+    kv_shown_s: float = 0.0
+    """When the last of them did."""
     left: dict[DeploymentName, set[int]] = field(default_factory=dict)
     """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
         self.base_bytes = self.hello.base_bytes
-        self.kv_bytes_per_s = self.hello.kv_bytes_per_s
+        self.kv_shown_bytes_per_s = self.hello.kv_bytes_per_s
         if self.hello.models is not None:
             self.held = _by_id(self.hello.models)
 
@@ -319,14 +324,26 @@ class NodeEntry:
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
 
-    def note_transfer(self, moved_bytes: int, elapsed_s: float) -> None:
+    def kv_bytes_per_s(self, now_s: float) -> float:
+        """What transfers of KV blocks to it are expected to carry: what the last ones have shown,
+        which doubles each KV_RATE_DOUBLES_S until it is what the node stated, so that a bad one is
+        not the last.
+        """
+        doublings = min((now_s - self.kv_shown_s) / KV_RATE_DOUBLES_S, KV_RATE_DOUBLINGS_MAX)
+        shown = self.kv_shown_bytes_per_s
+        return min(shown * exp2(doublings), max(shown, self.hello.kv_bytes_per_s))
+
+    def note_transfer(self, moved_bytes: int, elapsed_s: float, now_s: float) -> None:
         """KV blocks have come to it. Short transfers say little of the rate."""
         if moved_bytes >= KV_RATE_BYTES_LEAST and elapsed_s > 0.0:
-            self.kv_bytes_per_s = (self.kv_bytes_per_s + moved_bytes / elapsed_s) / 2
+            before = self.kv_bytes_per_s(now_s)
+            self.kv_shown_bytes_per_s = (before + moved_bytes / elapsed_s) / 2
+            self.kv_shown_s = now_s
 
-    def note_no_transfer(self) -> None:
-        """It could not reach the node that has them: until it can, computing is the quicker way."""
-        self.kv_bytes_per_s /= KV_RATE_LOSS
+    def note_no_transfer(self, now_s: float) -> None:
+        """It could not reach the node that has them: for now, computing is the quicker way."""
+        self.kv_shown_bytes_per_s = self.kv_bytes_per_s(now_s) / KV_RATE_LOSS
+        self.kv_shown_s = now_s
 
     def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
         """A load has shown what an instance of the model's shape takes here."""

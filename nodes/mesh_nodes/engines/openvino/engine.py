@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +74,9 @@ BUSY_LOAD_FACTOR = 1.5
 """How much longer an import takes while up to 19 instances decode on two cores than alone, in the
 mean. It is used until a load of this node has shown its own factor.
 """
+PAGES_S_MAX = 1.0
+"""A load waits so long for the pages of cached blocks that have gone for it."""
+PAGES_PAUSE_S = 0.01
 REST_S = 0.05
 """Without an iteration, until the engine is not about to compute the next one."""
 
@@ -297,7 +300,7 @@ class OpenVinoEngine:
         request: EngineRequest,
         header: KvHeader,
         chunks: Iterable[KvChunk],
-    ) -> int:
+    ) -> Generator[None, None, int]:
         return self._instance(instance_id).import_kv(request, header, chunks)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
@@ -434,10 +437,11 @@ class OpenVinoEngine:
         kept_bytes = 0 if kept is None else order.kv_blocks * kept.pool.block_bytes
         with self._moves_memory():
             try:
-                self._budget.begin_load(order.instance_id, wanted_bytes - kept_bytes)
+                gone_bytes = self._budget.begin_load(order.instance_id, wanted_bytes - kept_bytes)
                 self._own_graphs.give_back()
-                if wanted_bytes > (available_bytes := self._available_bytes()):
-                    raise lacks_memory(order.instance_id, wanted_bytes, available_bytes)
+                # Of what it takes over, its blocks hold so much already.
+                held_bytes = 0 if kept is None else min(kept.held_bytes, kept_bytes)
+                self._await_memory(order.instance_id, wanted_bytes - held_bytes, gone_bytes)
                 if not (order.swapped or self._shares(order)):
                     self._pages.use(self._prepared_folder(order))
                 return self._compile(order, progress, instance, kept)
@@ -449,6 +453,16 @@ class OpenVinoEngine:
                 raise
             finally:
                 self._budget.end_load(order.instance_id)
+
+    def _await_memory(self, instance_id: InstanceId, wanted_bytes: int, gone_bytes: int) -> None:
+        """Cached blocks of so many bytes have gone for a load, and their pages are being given
+        back, which is waited for. Raises OutOfMemory.
+        """
+        give_up_s = time.monotonic() + (PAGES_S_MAX if gone_bytes else 0.0)
+        while wanted_bytes > (available_bytes := self._available_bytes()):
+            if time.monotonic() >= give_up_s:
+                raise lacks_memory(instance_id, wanted_bytes, available_bytes)
+            time.sleep(PAGES_PAUSE_S)
 
     def _compile(
         self, order: LoadOrder, progress: Progress, instance: Instance | None, kept: KeptKv | None

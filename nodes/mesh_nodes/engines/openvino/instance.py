@@ -7,7 +7,7 @@ by which the compiled graph comes and goes while all else stays.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -141,6 +141,8 @@ class Instance:
         """Digests of the keys of what the earlier instance has left."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
+        self._coming: dict[RequestId, Sequence] = {}
+        """Those whose blocks are being imported: no step takes them yet."""
         self._books = self._count()
         try:
             if graph is not None:
@@ -249,13 +251,8 @@ class Instance:
     def submit(self, request: EngineRequest) -> int:
         """See the engine port. Raises EngineError when the request can never run here."""
         known = self._sequences.get(request.request_id)
-        check_runnable(
-            self.instance_id,
-            request,
-            known=known is not None and not (known.held or request.held),
-            context_tokens_max=self._context_tokens_max,
-            vocabulary_tokens=self._vocabulary_tokens,
-        )
+        again = known is not None and not (known.held or request.held)
+        self._check(request, known=again or request.request_id in self._coming)
         if known is not None:
             known.go_on(request)
             return known.computed
@@ -277,30 +274,50 @@ class Instance:
                 if sequence is None or self._sequences.get(request_id) is not sequence:
                     raise EngineError(f"request {request_id} has gone from {self.instance_id}")
                 # Where it lies is looked up each time: a resize may have moved it.
-                yield chunk_of(block, self._kv_cache().read(sequence.blocks()[block]))
+                yield chunk_of(block, self._kv_cache().read(sequence.block_at(block)))
 
         return self._header(first_block, blocks), chunks()
 
-    def import_kv(self, request: EngineRequest, header: KvHeader, chunks: Iterable[KvChunk]) -> int:
+    def import_kv(
+        self, request: EngineRequest, header: KvHeader, chunks: Iterable[KvChunk]
+    ) -> Generator[None, None, int]:
         """See the engine port."""
-        if request.request_id in self._sequences:
-            raise EngineError(f"request {request.request_id} is already there")
+        request_id = request.request_id
         tokens = check_header(header, self._header(0, 0), request)
-        self.submit(request)
-        sequence = self._sequences[request.request_id]
+        self._check(request, known=request_id in self._sequences or request_id in self._coming)
+        self._coming[request_id] = sequence = self._sequence(request)
         try:
+            sequence.adopt(self._pool)
             held = sequence.computed
             came = sequence.reserve(max(tokens - held, 0), self._pool)
-            places = sequence.blocks()
+            self._books = self._count()
             for block, pages in enumerate(checked_chunks(header, chunks)):
+                if self._coming.get(request_id) is not sequence:
+                    raise EngineError(f"request {request_id} has gone from {self.instance_id}")
                 if held <= block * BLOCK_TOKENS < held + came:
-                    self._kv_cache().write(places[block], pages)
+                    # Where it lies is looked up each time: a resize may have moved it.
+                    self._kv_cache().write(sequence.block_at(block), pages)
+                yield
         except BaseException:
-            self.abort(request.request_id)
+            if self._coming.get(request_id) is sequence:
+                self.abort(request_id)
             raise
+        if self._coming.pop(request_id, None) is not sequence:
+            raise EngineError(f"request {request_id} has gone from {self.instance_id}")
         sequence.advance(came, self._pool)
+        self._sequences[request_id] = sequence
         self._books = self._count()
         return sequence.computed
+
+    def _check(self, request: EngineRequest, *, known: bool) -> None:
+        """Raises EngineError when the request can never run here."""
+        check_runnable(
+            self.instance_id,
+            request,
+            known=known,
+            context_tokens_max=self._context_tokens_max,
+            vocabulary_tokens=self._vocabulary_tokens,
+        )
 
     def _kv_cache(self) -> KvCache:
         """Raises EngineError where it has not been on the device yet."""
@@ -324,10 +341,11 @@ class Instance:
         )
 
     def abort(self, request_id: RequestId) -> None:
-        sequence = self._sequences.pop(request_id, None)
+        coming = self._coming.pop(request_id, None)
+        sequence = self._sequences.pop(request_id, coming)
         if sequence is not None:
             sequence.release(self._pool)
-            if not self._sequences and self._cache is not None:
+            if not (self._sequences or self._coming) and self._cache is not None:
                 self._cache.rest(self._places.taken())
             self._books = self._count()
 
@@ -413,7 +431,7 @@ class Instance:
             if not np.array_equal(in_use, places):
                 renumbered = np.arange(self._range_blocks, dtype=np.int32)
                 renumbered[in_use] = places
-                for sequence in self._sequences.values():
+                for sequence in (*self._sequences.values(), *self._coming.values()):
                     sequence.move(renumbered)
                 self._pool.move(dict(zip(in_use.tolist(), places.tolist(), strict=True)))
             self._places.resize(blocks, places)
@@ -424,7 +442,7 @@ class Instance:
         """Drop all requests, and leave what is cached to the next instance, as far as the budget
         allows. `None` where nothing is left; all pages are back then.
         """
-        for request_id in tuple(self._sequences):
+        for request_id in (*self._sequences, *self._coming):
             self.abort(request_id)
         cache = self._cache
         if isinstance(cache, ElasticKvCache) and not cache.dense:
@@ -444,6 +462,7 @@ class Instance:
         with self._binding:
             self._closed = True
             self._sequences.clear()
+            self._coming.clear()
             if self._cache is not None:
                 self._cache.close()
             self._pool.close()

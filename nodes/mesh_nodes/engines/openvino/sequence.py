@@ -190,6 +190,10 @@ class Sequence:
         """All blocks that it holds."""
         return [int(block) for block in self._table[: self._blocks]]
 
+    def block_at(self, position: int) -> int:
+        """The block at a position of its table."""
+        return int(self._table[position])
+
     def release(self, pool: KvBlocks) -> None:
         """Let all blocks go."""
         pool.release(self.blocks())

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -282,7 +282,7 @@ class VllmEngine:
         request: EngineRequest,
         header: KvHeader,
         chunks: Iterable[KvChunk],
-    ) -> int:
+    ) -> Generator[None, None, int]:
         raise EngineError(f"vLLM takes no KV blocks of request {request.request_id} over")
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:

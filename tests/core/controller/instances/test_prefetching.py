@@ -446,3 +446,18 @@ def test_a_timer_is_loaded_shortly_before_it_is_due(idle_s: float, loads: bool) 
         entry.note_call(cell.now_s - idle_s - 1200.0 * number)
     assert (entry.call_chance(cell.now_s) > 3 * LIKELY_LEAST) == loads
     assert bool(commands(cell.look(), LoadInstance)) == loads
+
+
+def test_a_revision_is_called_as_the_one_before_it() -> None:
+    cell = PrefetchCell("a", "b")
+    old, new = (cell.core.cell.deployments[DeploymentName(name)] for name in ("a", "b"))
+    old.note_call(1.0)
+    old.note_call(31.0)
+    old.note_served(9)
+    new.succeed(old)
+    assert new.history == old.history
+    new.note_served(30)
+    old.note_call(61.0)
+    mean_tokens = new.history.mean_tokens
+    new.succeed(old)
+    assert (new.history.mean_tokens, new.history.gaps) == (mean_tokens, old.history.gaps)

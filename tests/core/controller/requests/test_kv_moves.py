@@ -66,7 +66,7 @@ def test_what_does_not_come_is_computed() -> None:
     cell.drain()
     cell.arrived(tokens=0, error="Unavailable")
     assert (cell.state, cell.left) == (MigrationState.COMPUTING, 103)
-    assert cell.core.cell.nodes[NodeId("n2")].kv_bytes_per_s == 1e11, (
+    assert cell.core.cell.nodes[NodeId("n2")].kv_shown_bytes_per_s == 1e11, (
         "what is quicker may be another"
     )
 
@@ -99,3 +99,40 @@ def test_transfers_at_one_end_follow_each_other() -> None:
         cell.core.cell.migrations[RequestId(name)].copy.carried_s for name in ("r1", "r2")
     )
     assert second - cell.now_s == pytest.approx(2 * (first - cell.now_s))
+
+
+@pytest.mark.parametrize("local", [("n1:1", "127.0.0.1:1"), ("[::1]:1", "10.0.0.2:1")])
+def test_nobody_dials_a_loopback_address_of_another_machine(local: tuple[str, str]) -> None:
+    cell = Linked()
+    for where, address in zip((cell.source, cell.target), local, strict=True):
+        node_of = next(n for n in cell.core.cell.nodes.values() if n.link_id == where)
+        node_of.hello = replace(node_of.hello, kv_address=address)
+    assert not commands(cell.drain(), OfferKv)
+
+
+def test_a_failed_transfer_is_held_against_a_node_for_minutes() -> None:
+    cell = Linked()
+    cell.drain()
+    known = cell.core.cell.migrations[RequestId("r1")].copy.instance
+    assert known is not None
+    stated, now_s = known.node.hello.kv_bytes_per_s, 100.0
+    known.node.note_no_transfer(now_s)
+    rates = [known.node.kv_bytes_per_s(now_s + after_s) for after_s in (0.0, 60.0, 600.0)]
+    assert rates == [pytest.approx(stated / 10), pytest.approx(stated / 5), stated]
+
+
+def test_what_becomes_of_a_migration_that_nobody_knows_says_nothing_of_a_node() -> None:
+    cell = Linked()
+    cell.report(
+        cell.target,
+        KvArrived(
+            request_id=RequestId("gone"),
+            attempt=2,
+            tokens=0,
+            moved_bytes=0,
+            elapsed_s=0.0,
+            error="Unavailable",
+        ),
+    )
+    for known in cell.core.cell.nodes.values():
+        assert known.kv_shown_bytes_per_s == known.hello.kv_bytes_per_s

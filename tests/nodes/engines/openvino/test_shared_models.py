@@ -49,6 +49,16 @@ def test_the_first_that_stays_has_the_weights(engine: OpenVinoEngine, tiny: Tiny
     assert left.weights_bytes == engine.footprint(tiny.info).at_context(256).weights_bytes
 
 
+def test_a_load_waits_for_the_pages_of_what_has_gone_for_it() -> None:
+    free_bytes = [4, 9, 10]
+    engine = OpenVinoEngine(threads=1, available_bytes=lambda: free_bytes.pop(0))
+    engine._await_memory(A, 10, gone_bytes=6)
+    free_bytes = [4, 10]
+    with pytest.raises(OutOfMemory):
+        engine._await_memory(A, 10, gone_bytes=0)
+    engine.close()
+
+
 def test_a_load_that_shares_needs_available_what_is_its_own(tiny: TinyModel) -> None:
     available_bytes = 1 << 40
     engine = OpenVinoEngine(threads=1, available_bytes=lambda: available_bytes)
