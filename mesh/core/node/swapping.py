@@ -75,13 +75,15 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> Non
         broke = StepBroke(instance_id=event.instance_id, error=event.error, message=event.message)
         broken(ctx, node, instance, broke)
     else:
+        end(ctx, node)
         ctx.report(node.heartbeat(ctx.now_s))
 
 
 def end(ctx: NodeEventContext, node: LocalNode) -> None:
-    """The controller of a new link swaps nothing: what is out goes, since it could not compute."""
+    """If the controller swaps nothing, instances that are out go: they could not compute."""
+    message = "its controller does not swap weights any more"
     for instance in node.instances.values():
         if instance.out and instance.state is LocalState.READY and not node.rule.swap_bytes:
-            instance.note_broken("Unavailable", "its controller does not swap weights any more")
-            instance.unload()
-            instances.start_unload(ctx, node, instance)
+            name = instance.instance_id
+            broke = StepBroke(instance_id=name, error="Unavailable", message=message)
+            broken(ctx, node, instance, broke)

@@ -146,3 +146,17 @@ def test_what_is_out_goes_where_the_next_controller_does_not_swap(swap_bytes: in
     node.tell(LinkClosed(reason="lost"))
     actions = node.tell(LinkOpened(rule=swap_rule(swap_bytes)))
     assert len(of_kind(actions, UnloadInstance)) == (not swap_bytes)
+
+
+def test_weights_that_leave_while_the_controller_changes_take_their_instance_along() -> None:
+    node = swapping_node("i1", "i2")
+    node.submit("r1", "i1", slo=LATER)
+    swapped(node, "i1", True)
+    node.submit("r2", "i2", slo=SOON)
+    assert swaps(node.step("i1", token("r1", 0))) == [("i1", False)]
+    node.tell(LinkClosed(reason="lost"))
+    node.tell(LinkOpened(rule=swap_rule(0)))
+    node.submit("r3", "i1")
+    actions = swapped(node, "i1", False)
+    assert only(actions, UnloadInstance).instance_id == "i1"
+    assert only(reports(actions), RequestReturned).request_id == "r3"
