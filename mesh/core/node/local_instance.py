@@ -127,6 +127,8 @@ class LocalInstance:
             return self.command.swapped_bytes
         if self.growth_waiting is None or self.footprint is None:
             return 0
+        if self.state is not LocalState.READY:
+            return 0
         return max(self.growth_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
 
     def begin_load(self) -> None:
@@ -256,7 +258,7 @@ class LocalInstance:
 
     def wants_survey(self, source: ProfileSource) -> bool:
         """Whether its times would be better known by such a survey, which it has not had."""
-        ready = self.state is LocalState.READY and self.surveyed_chunk > 0 and not self.out
+        ready = self.state is LocalState.READY and self.surveyed_chunk > 0
         known = max(self.profile.origin.rank, self.surveyed.rank)
         return ready and known < source.rank and self.free_blocks > 1
 

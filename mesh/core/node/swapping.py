@@ -1,9 +1,9 @@
 """Swapping on a node: weights go off the device and come back, one instance's at a time.
 
-The turn rule says whose, as often as none are on their way and something has changed. What it may
-use is the node's memory without KV caches, those included that wait to come or to grow: they begin
-as soon as weights have made room. Before: the node core, after each event. After: `Engine.swap`,
-and what came of it, of which the controller is told by a heartbeat.
+After each event, unless a swap is under way, the turn rule chooses the instance to swap, among
+those whose KV cache is not being resized. It may use the node's memory without KV caches, those
+included that wait to come or to grow: they begin as soon as weights have made room. Before: the
+node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
 
 from math import inf
@@ -34,7 +34,8 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
     free_bytes = node.pool_bytes()
     if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
         return
-    found = rule.swap([_weights(ctx, node, each, margin_s) for each in ready], free_bytes)
+    may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
+    found = rule.swap(may, free_bytes)
     if found is not None:
         node.begin_swap(node.instances[found.instance_id])
         ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
