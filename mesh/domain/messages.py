@@ -178,7 +178,9 @@ class InstanceReport:
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
     out: bool = False
-    """Its weights are off the device, or on their way to it; its requests and KV cache stay."""
+    """Its weights are off the device, or are being copied back to it. Its requests and its KV cache
+    stay.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +283,10 @@ class Heartbeat:
     """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
+    swapped_bytes: int = 0
+    """The weights that a swap has brought to the device just now; 0: it tells of none."""
+    swapped_s: Seconds = 0.0
+    """The time from the node's decision to swap them in until they were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

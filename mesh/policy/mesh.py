@@ -58,8 +58,8 @@ class Mesh(LlmMesh):
         return tests.demand(plan)
 
     # A request joins what is there before anything starts. Where several deployments wait without
-    # an instance, those start first of which less than 40 % is served, and then those that are
-    # called most: an instance serves more of their requests in the same memory.
+    # an instance, deployments of which less than 40 % is served start first, and then those that
+    # are called most: an instance serves more of their requests in the same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:

@@ -976,6 +976,8 @@ class Heartbeat(_message.Message):
     ENGINE_BYTES_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
+    SWAPPED_BYTES_FIELD_NUMBER: _builtins.int
+    SWAPPED_S_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
@@ -983,6 +985,9 @@ class Heartbeat(_message.Message):
     """Weights and KV caches by the engine's books."""
     base_bytes: _builtins.int
     """The most that the process held beside them, for two heartbeats at rest. 0: not known."""
+    swapped_bytes: _builtins.int
+    """The weights that a swap has brought to the device just now, and in which time. 0: none."""
+    swapped_s: _builtins.float
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -998,10 +1003,12 @@ class Heartbeat(_message.Message):
         engine_bytes: _builtins.int = ...,
         models: Global___HeldModels | None = ...,
         base_bytes: _builtins.int = ...,
+        swapped_bytes: _builtins.int = ...,
+        swapped_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,9 +74,12 @@ class LocalNode:
     """The instance whose iteration is under way, a measured one or a real one."""
     step_started_s: float = 0.0
     step_beside_load: bool = False
+    step_beside_swap: bool = False
+    """Weights were on their way during the iteration under way, or are."""
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
+    swap_started_s: float = 0.0
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -134,8 +137,9 @@ class LocalNode:
         more_base_bytes = self.base_bytes - self.base_at_link_bytes
         return self.rule.swap_bytes - more_base_bytes - held_bytes
 
-    def begin_swap(self, instance: LocalInstance) -> None:
-        self.swapping = instance.instance_id
+    def begin_swap(self, instance: LocalInstance, now_s: float) -> None:
+        self.swapping, self.swap_started_s = instance.instance_id, now_s
+        self.step_beside_swap = True
 
     def end_swap(self, *, failed: bool) -> LocalInstance | None:
         """The instance whose weights are on their way no more, if it is still there."""
@@ -197,6 +201,7 @@ class LocalNode:
         self.instances[self.stepping].begin_turn()
         self.steps_started += 1
         self.step_started_s, self.step_beside_load = now_s, self.loading()
+        self.step_beside_swap = self.swapping is not None
         self.beside_loads.turn_began(now_s)
 
     def begin_measured(self, instance: LocalInstance, now_s: float) -> None:

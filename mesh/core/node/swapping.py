@@ -6,6 +6,7 @@ included that wait to come or to grow: they begin as soon as weights have made r
 node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
 
+from dataclasses import replace
 from math import inf
 
 from mesh.core.node import instances
@@ -37,7 +38,7 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
     may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
     found = rule.swap(may, free_bytes)
     if found is not None:
-        node.begin_swap(node.instances[found.instance_id])
+        node.begin_swap(node.instances[found.instance_id], ctx.now_s)
         ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
 
 
@@ -77,7 +78,11 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> Non
         broken(ctx, node, instance, broke)
     else:
         end(ctx, node)
-        ctx.report(node.heartbeat(ctx.now_s))
+        beat = node.heartbeat(ctx.now_s)
+        if event.resident and not event.error:
+            swapped_s = ctx.now_s - node.swap_started_s
+            beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
+        ctx.report(beat)
 
 
 def end(ctx: NodeEventContext, node: LocalNode) -> None:

@@ -228,3 +228,24 @@ def test_a_survey_at_rest_ends_where_its_weights_leave_and_others_go_on() -> Non
     for _ in range(4):
         actions = node.tell(MeasureFinished(instance_id=InstanceId("i2"), elapsed_s=0.01))
         assert only(actions, StartMeasure).instance_id == "i2"
+
+
+def test_nothing_is_learned_of_an_iteration_beside_a_swap() -> None:
+    node = swapping_node("i1", "i2", weights=2)
+    node.submit("r1", "i1")
+    swapped(node, "i1", True)
+    node.submit("r2", "i2")
+    node.now_s += 60.0
+    swapped(node, "i2", True)
+    node.step("i1", token("r1", 0))
+    told = node.heartbeat().instances[0]
+    assert (told.correction, told.off_p95) == (1.0, 0.0)
+
+
+def test_the_heartbeat_after_a_swap_says_what_came_in_which_time() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    node.now_s += 0.5
+    beat = only(reports(swapped(node, "i1", True)), Heartbeat)
+    assert (beat.swapped_bytes, beat.swapped_s) == (WEIGHTS_BYTES, 0.5)
+    assert node.heartbeat().swapped_bytes == 0
