@@ -51,8 +51,9 @@ class LoadInstance:
     profile: Profile
     """The profile of the model on this node, measured or scaled."""
     swapped_bytes: int = 0
-    """What it takes where it comes up with its weights off the device, for its node to bring in by
-    its turn rule: its KV cache. 0: it comes up whole.
+    """What it takes while it is loaded, where it comes up with its weights off the device for its
+    node to bring in by its turn rule: its KV cache, and its weights if the engine
+    `loads_on_device`. 0: it comes up whole.
     """
 
 
@@ -228,6 +229,8 @@ class NodeHello:
     """Its engine serves deployments with a task."""
     swaps: bool = False
     """Its engine takes an instance's weights off the device while its requests stay."""
+    loads_on_device: bool = False
+    """Its engine needs room for weights during a load, also where they are off the device after."""
     as_published: bool = False
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False

@@ -8,10 +8,18 @@ from mesh.core.controller.instances.node_schedule import link_left_s
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, NodeId
-from mesh.domain.messages import Heartbeat, NodeHello
+from mesh.domain.messages import Heartbeat, LoadInstance, NodeHello
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadRate, LoadTier
-from tests.core.cells import FOOTPRINT, CellUnderTest, deployment, hello, instance_report, request
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    instance_report,
+    request,
+)
 
 WEIGHTS_BYTES = FOOTPRINT.weights_bytes
 I1 = InstanceId("i1")
@@ -59,3 +67,14 @@ def test_a_request_that_is_late_keeps_nobody_from_joining_it() -> None:
     now_s = late.due_s + 1.0
     left_s = link_left_s(entry(cell), instance, now_s, now_s + 5.0, lambda _: 1.0)
     assert left_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_load_has_its_node_make_room_for_weights_where_its_engine_needs_it(
+    on_device: bool,
+) -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    cell.join(replace(gpu(), instances=(), loads_on_device=on_device))
+    (command,) = commands(cell.invoke(), LoadInstance)
+    size = FOOTPRINT.size(command.kv_blocks)
+    assert command.swapped_bytes == (size.bytes if on_device else size.kv_bytes)
