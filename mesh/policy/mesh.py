@@ -95,7 +95,7 @@ class Mesh(LlmMesh):
         if self.merges and not any(made.queued for made in cell.deployments()):
             serving = [i for node in cell.nodes() for i in cell.neighbours(node)]
             ordered = sorted(serving, key=_size)
-            found = [(small, to) for small in ordered if (to := _targets(small, cell))]
+            found = [(small, larger) for small in ordered if (larger := _targets(small, cell))]
             groups = range(0, len(found), LOOKS_MAX)
             first = groups[int(cell.now_s / self.upkeep_s) % len(groups)] if found else 0
             for small, targets in found[first : first + LOOKS_MAX]:
