@@ -51,8 +51,9 @@ class LoadInstance:
     profile: Profile
     """The profile of the model on this node, measured or scaled."""
     swapped_bytes: int = 0
-    """What it takes where it comes up with its weights off the device, for its node to bring in by
-    its turn rule: its KV cache. 0: it comes up whole.
+    """What it takes while it is loaded, where it comes up with its weights off the device for its
+    node to bring in by its turn rule: its KV cache, and its weights if the engine
+    `loads_on_device`. 0: it comes up whole.
     """
 
 
@@ -178,7 +179,9 @@ class InstanceReport:
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
     out: bool = False
-    """Its weights are off the device, or on their way to it; its requests and KV cache stay."""
+    """Its weights are off the device, or are being copied back to it. Its requests and its KV cache
+    stay.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +229,8 @@ class NodeHello:
     """Its engine serves deployments with a task."""
     swaps: bool = False
     """Its engine takes an instance's weights off the device while its requests stay."""
+    loads_on_device: bool = False
+    """Its engine needs room for weights during a load, also where they are off the device after."""
     as_published: bool = False
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     shares_weights: bool = False
@@ -281,6 +286,10 @@ class Heartbeat:
     """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
+    swapped_bytes: int = 0
+    """The weights that a swap has brought to the device just now; 0: it tells of none."""
+    swapped_s: Seconds = 0.0
+    """The time from the node's decision to swap them in until they were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

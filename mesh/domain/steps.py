@@ -42,6 +42,8 @@ class EngineCapabilities:
     as long as moving the weights does."""
     swaps: bool = False
     """`swap` takes an instance's weights off the device and brings them back, by whole model."""
+    loads_on_device: bool = False
+    """A load without weights needs room for them on the device all the same, until it is over."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
     kv_format: str = ""

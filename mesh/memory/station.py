@@ -370,7 +370,8 @@ class ReservationStation:
 
     def _set(self, holding: _Holding, size: Size, share: Share | None, *, ended: bool) -> None:
         """What waits keeps its promise as a whole: its KV cache gets what its weights leave of it,
-        once a load has shown what these are.
+        once a load has shown what these are. Where weights are pooled it keeps its KV cache: what
+        they leave is the pool's.
         """
         self._count(holding, -1)
         holding.size, holding.share = size, share or holding.share
@@ -379,7 +380,8 @@ class ReservationStation:
         waiting, weights_bytes = holding.waiting, size.weights_bytes
         if waiting and weights_bytes and waiting.size.weights_bytes not in (0, weights_bytes):
             left_bytes = max(waiting.size_bytes - weights_bytes, 0)
-            holding.waiting = replace(waiting, size=Size(weights_bytes, left_bytes))
+            kv_bytes = waiting.size.kv_bytes if self.pools else left_bytes
+            holding.waiting = replace(waiting, size=Size(weights_bytes, kv_bytes))
         self._count(holding, 1)
 
     def _account_bytes(self, holding: _Holding, account: Callable[[_Holding], Size]) -> int:

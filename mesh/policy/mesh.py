@@ -24,6 +24,10 @@ from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, 
 
 TARGETS_MAX = 2
 """Instances that one look tries to merge another one into."""
+LOOKS_MAX = 8
+"""Instances that one upkeep tries to merge. Where there are more, each upkeep begins behind those
+of the one before it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,8 @@ class Mesh(LlmMesh):
         return tests.demand(plan)
 
     # A request joins what is there before anything starts. Where several deployments wait without
-    # an instance, those start first of which less than 40 % is served, and then those that are
-    # called most: an instance serves more of their requests in the same memory.
+    # an instance, deployments of which less than 40 % is served start first, and then those that
+    # are called most: an instance serves more of their requests in the same memory.
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:
@@ -90,8 +94,12 @@ class Mesh(LlmMesh):
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         if self.merges and not any(made.queued for made in cell.deployments()):
             serving = [i for node in cell.nodes() for i in cell.neighbours(node)]
-            for small in sorted(serving, key=_size):
-                for to in _targets(small, cell)[:TARGETS_MAX]:
+            ordered = sorted(serving, key=_size)
+            found = [(small, larger) for small in ordered if (larger := _targets(small, cell))]
+            groups = range(0, len(found), LOOKS_MAX)
+            first = groups[int(cell.now_s / self.upkeep_s) % len(groups)] if found else 0
+            for small, targets in found[first : first + LOOKS_MAX]:
+                for to in targets[:TARGETS_MAX]:
                     if small in cell.neighbours(small.node):
                         yield Release(instance=small, to=to)
 
@@ -109,11 +117,15 @@ def _node_of(plan: Plan) -> NodeView | None:
 
 
 def _targets(small: InstanceView, cell: CellView) -> list[InstanceView]:
-    """The instances on GPUs that a smaller one of the deployment may go into, the largest first."""
+    """The instances on other GPUs that a smaller one of the deployment may go into, the largest
+    first.
+    """
     made = cell.deployment(small.deployment)
     others = [] if made is None else made.instances.values()
-    found = [i for i in others if i.device is DeviceKind.GPU and _size(i) > _size(small)]
-    return sorted(found, key=_size, reverse=True)
+    larger = [i for i in others if i.device is DeviceKind.GPU and _size(i) > _size(small)]
+    found = [i for i in larger if i.takes_now and i.batch + small.batch <= i.batch_max]
+    away = [i for i in found if i.node is not small.node]
+    return sorted(away, key=_size, reverse=True)
 
 
 def _size(instance: InstanceView) -> tuple[int, int, str]:

@@ -30,7 +30,7 @@ would else go on taking each other's place.
 """
 LIKELY_LEAST = 0.1
 """What is less likely to be called within a minute is not brought nearer."""
-LIKELY_AGAIN = 0.5
+LIKELY_AGAIN = 0.25
 """The same of what nobody has called for as long as a parked instance stays, by the times between
 its calls alone: by their rate it would come back as soon as it was unloaded.
 """

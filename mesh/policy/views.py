@@ -117,6 +117,11 @@ class InstanceView(Protocol):
         ...
 
     @property
+    def takes_now(self) -> bool:
+        """Whether a request may be submitted to it, if there is room and time."""
+        ...
+
+    @property
     def resident_share(self) -> float:
         """The share of its weights that is on the device: 1 while it is resident, else 0."""
         ...

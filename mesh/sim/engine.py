@@ -148,7 +148,7 @@ class CostEngine(VirtualEngine):
         super().unload(instance_id)
 
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
-        """The weights come at the rate of a load, without its fixed part."""
+        """The weights come at the rate of a load; the fixed part is that of a swap."""
         instance = self._instance(instance_id)
         if resident == (instance.pool.weights_bytes > 0):
             return

@@ -282,7 +282,9 @@ class LoadInstance(_message.Message):
     context_tokens_max: _builtins.int
     batch_max: _builtins.int
     swapped_bytes: _builtins.int
-    """What it takes without its weights, which stay off the device at first. 0: they do not."""
+    """What it takes while it is loaded, where its weights stay off the device at first: the KV cache,
+    and the weights if the engine loads_on_device. 0: they come with the load.
+    """
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo: ...
     @_builtins.property
@@ -847,6 +849,7 @@ class NodeHello(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     AS_PUBLISHED_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    LOADS_ON_DEVICE_FIELD_NUMBER: _builtins.int
     RULE_DIGEST_FIELD_NUMBER: _builtins.int
     EMBEDS_FIELD_NUMBER: _builtins.int
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
@@ -883,6 +886,8 @@ class NodeHello(_message.Message):
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     swaps: _builtins.bool
     """Its engine takes an instance's weights off the device while its requests stay."""
+    loads_on_device: _builtins.bool
+    """Its engine needs room for weights during a load, also where they are off the device after it."""
     rule_digest: _builtins.str
     """Of the policy file whose turn rule it has. Empty: it has none but the built-in ones."""
     embeds: _builtins.bool
@@ -928,6 +933,7 @@ class NodeHello(_message.Message):
         precision: _builtins.str = ...,
         as_published: _builtins.bool = ...,
         swaps: _builtins.bool = ...,
+        loads_on_device: _builtins.bool = ...,
         rule_digest: _builtins.str = ...,
         embeds: _builtins.bool = ...,
         kv_address: _builtins.str = ...,
@@ -936,7 +942,7 @@ class NodeHello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,6 +982,8 @@ class Heartbeat(_message.Message):
     ENGINE_BYTES_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
+    SWAPPED_BYTES_FIELD_NUMBER: _builtins.int
+    SWAPPED_S_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
@@ -983,6 +991,9 @@ class Heartbeat(_message.Message):
     """Weights and KV caches by the engine's books."""
     base_bytes: _builtins.int
     """The most that the process held beside them, for two heartbeats at rest. 0: not known."""
+    swapped_bytes: _builtins.int
+    """The weights that a swap has brought to the device just now, and in which time. 0: none."""
+    swapped_s: _builtins.float
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -998,10 +1009,12 @@ class Heartbeat(_message.Message):
         engine_bytes: _builtins.int = ...,
         models: Global___HeldModels | None = ...,
         base_bytes: _builtins.int = ...,
+        swapped_bytes: _builtins.int = ...,
+        swapped_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,10 +132,10 @@ PENDING_CALLS_MAX = {lane: 8192 if lane is Lane.COMPUTE else 256 for lane in Lan
 batches and loads, so a full lane means that something is stuck; further calls then fail at once."""
 
 LOADING_NICE = 5
-"""How far loads from disk are below the iterations that they run beside. One of their threads that
-has to share its core with a load keeps three quarters of it instead of half; at 10 it would keep
-nine tenths, and promised loads would take several times as long. OpenVINO's threads are there
-before the first load, so that none that computes inherits it: it cannot be taken back.
+"""How far loads from disk, and swaps, are below the iterations that they run beside. One of their
+threads that has to share its core with a load keeps three quarters of it instead of half; at 10 it
+would keep nine tenths, and promised loads would take several times as long. OpenVINO's threads are
+there before the first load, so that none that computes inherits it: it cannot be taken back.
 """
 
 SWITCH_INTERVAL_S = 0.0005
@@ -171,7 +171,8 @@ class ThreadLanes:
         self._pending = dict.fromkeys(Lane, 0)
         self._computing_since_s: float | None = None
         self._handing_over = False
-        nice = {Lane.LOADING: LOADING_NICE} if loads_in_process else {}
+        below = (Lane.LOADING, Lane.SWAPPING)
+        nice = dict.fromkeys(below, LOADING_NICE) if loads_in_process else {}
         self._threads = {
             lane: LaneThread(f"mesh-{lane.value}", nice=nice.get(lane, 0)) for lane in Lane
         }

@@ -579,3 +579,14 @@ def test_a_pool_books_the_two_largest_weights_beside_all_caches() -> None:
     station.forget(InstanceId("e"))
     station.forget(InstanceId("a"))
     assert station.promised == Size(50, 15)
+
+
+def test_a_load_of_a_pool_that_comes_out_smaller_promises_its_cache_no_more() -> None:
+    station, c = ReservationStation(capacity_bytes=30, pools=True), InstanceId("c")
+    share = Share(key=None, size_bytes=10)
+    for name in ("a", "b"):
+        station.record(InstanceId(name), Size(10, 1), share)
+    assert station.issue(ReservationKind.LOAD, c, Size(8, 2), 0.0, share=share)
+    assert station.issue(RESIZE, c, Size(8, 6), 0.0) == ()
+    station.done(c, Size(5, 2))
+    assert (station.promised_bytes, station.size(c)) == (28, Size(5, 6))

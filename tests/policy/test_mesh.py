@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+import mesh.policy.mesh
+from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.state.context import EventContext
 from mesh.domain.actions import SetTimer
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import LeaseCheckDue
-from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
+from mesh.policy.guarded import Guarded
+from mesh.policy.mesh import MESH
+from mesh.policy.plans import Release
 from tests.core.admission import instance, node
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, of_kind, only, request
 from tests.core.two_nodes import LIMITS
@@ -51,6 +57,33 @@ def test_a_smaller_instance_goes_into_a_larger_one_on_a_gpu() -> None:
     assert cell.state("i2") is InstanceState.UNLOADING
     timers = [t for t in of_kind(said, SetTimer) if t.timer == LeaseCheckDue()]
     assert only(timers, SetTimer).at_s == cell.now_s + 0.25
+
+
+def merging(cell: CellUnderTest) -> list[str]:
+    """The instances that an upkeep would merge now."""
+    ctx = EventContext(
+        cell=cell.core.cell,
+        epoch=1,
+        limits=LIMITS,
+        policy=Guarded(MESH, LIMITS),
+        now_s=cell.now_s,
+        validations_left=0,
+    )
+    plans = MESH.upkeep(Offer(ctx=ctx, may_move=lambda _: True))
+    return [plan.instance.instance_id for plan in plans if isinstance(plan, Release)]
+
+
+def test_each_upkeep_tries_others_and_none_goes_where_it_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mesh.policy.mesh, "LOOKS_MAX", 1)
+    cell = TwoKinds("mesh")
+    cell.join(node("n3", instance("i3", "a")))
+    first = merging(cell)
+    cell.now_s += MESH.upkeep_s
+    assert sorted(first + merging(cell)) == ["i2", "i3"]
+    cell.core.cell.turn_node(cell.core.cell.nodes[NodeId("n1")], NodeState.DRAINING)
+    assert merging(cell) == []
 
 
 def test_without_merging_both_go_on() -> None:

@@ -19,7 +19,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
 from mesh.domain.lifecycle import InstanceState, NodeState
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.memory.station import ReservationStation
 from mesh.policy.rules.swapping import SwapRule
 
@@ -51,7 +51,9 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         ctx.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
         lose(ctx, known, reason)
     capacity_bytes = max(hello.memory_bytes - hello.base_bytes, 0)
-    swaps = hello.swaps and isinstance(ctx.policy.rule, SwapRule)
+    # On a CPU a swap takes as long as a load, and nobody has measured what comes of it.
+    swaps = hello.swaps and hello.device is DeviceKind.GPU
+    swaps = swaps and isinstance(ctx.policy.rule, SwapRule)
     node = NodeEntry(
         hello=hello,
         link_id=link_id,

@@ -57,6 +57,8 @@ def begin_waiting(ctx: NodeEventContext, node: LocalNode) -> None:
     nobody's books, or once weights have made room.
     """
     for other in node.instances.values():
+        if other.state is not LocalState.WAITING and other.growth_waiting is None:
+            continue
         if other.instance_id == node.swapping or node.waits(other.waiting_bytes):
             continue
         if other.state is LocalState.WAITING:

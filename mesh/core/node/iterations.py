@@ -24,8 +24,8 @@ def learn(
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
     Beside a load, how much loads slow iterations down is learned instead; but for an estimate
-    which takes too long even so: that much is known of it. Prompts whose log-probabilities are
-    asked for take longer than others, and teach nothing.
+    which takes too long even so: that much is known of it. Beside a swap only that is learned.
+    Prompts whose log-probabilities are asked for take longer than others, and teach nothing.
     """
     asked = (of.order.request.sampling.prompt_logprobs for of in instance.requests.values())
     if result.prefill_tokens and any(most is not None for most in asked):
@@ -41,6 +41,8 @@ def learn(
     )
     on_trial = correction.trial_left
     quicker = on_trial and measured_s < predicted_s
+    if not quicker and node.step_beside_swap:
+        return
     if not quicker and (node.step_beside_load or node.loading()):
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)

@@ -28,8 +28,9 @@ FACTOR_KEPT_S = 0.05
 
 
 class LocalState(StrEnum):
-    """An instance on its node. WAITING: to be loaded, once what the controller does not know of has
-    left its memory. ABANDONED: it loads, and will be dropped as soon as it has.
+    """An instance on its node. WAITING: to be loaded, once what the controller does not know of, or
+    weights that are to make room, have left its memory. ABANDONED: it loads, and will be dropped as
+    soon as it has.
     """
 
     WAITING = "waiting"
@@ -60,7 +61,7 @@ class LocalInstance:
     memory, and its own weights are not on their way.
     """
     out: bool = False
-    """Its weights are off the device, or on their way to it."""
+    """Its weights are off the device, or are being copied back to it."""
     swap_failures: int = 0
     """How many swaps of it have failed in a row."""
     pace_s: float = inf
@@ -126,6 +127,8 @@ class LocalInstance:
         if self.state is LocalState.WAITING:
             return self.command.swapped_bytes
         if self.growth_waiting is None or self.footprint is None:
+            return 0
+        if self.state is not LocalState.READY:
             return 0
         return max(self.growth_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
 
@@ -196,7 +199,9 @@ class LocalInstance:
         self.kv_blocks_used = kv_blocks
 
     def wait_to_grow(self, kv_blocks: int) -> None:
-        """Until all that is `unbooked` has left the memory."""
+        """Until all that is `unbooked` has left the memory, weights have made room for it, and its
+        own are not on their way.
+        """
         self.growth_waiting = kv_blocks
 
     def begin_resize(self, kv_blocks: int) -> None:
@@ -256,7 +261,7 @@ class LocalInstance:
 
     def wants_survey(self, source: ProfileSource) -> bool:
         """Whether its times would be better known by such a survey, which it has not had."""
-        ready = self.state is LocalState.READY and self.surveyed_chunk > 0 and not self.out
+        ready = self.state is LocalState.READY and self.surveyed_chunk > 0
         known = max(self.profile.origin.rank, self.surveyed.rank)
         return ready and known < source.rank and self.free_blocks > 1
 

@@ -97,7 +97,9 @@ def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
         return
     running = node.survey
     if running is not None and not node.computes(running.instance):
-        return
+        if running.operation_id is not None:
+            return
+        node.end_survey()
     if running is None or running.operation_id is None:
         if primes and not priming.grant(ctx, node):
             _grant_at_rest(ctx, node)
@@ -153,7 +155,8 @@ def _begin_at_rest(node: LocalNode, rest_s: float) -> LocalSurvey | None:
     for source in sources:
         for instance in node.instances.values():
             footprint = instance.footprint
-            if footprint is not None and instance.wants_survey(source):
+            wants = instance.wants_survey(source) and node.computes(instance)
+            if footprint is not None and wants:
                 survey = _survey(
                     instance,
                     instance.free_blocks * footprint.block_tokens,

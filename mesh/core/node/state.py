@@ -75,9 +75,12 @@ class LocalNode:
     """The instance whose iteration is under way, a measured one or a real one."""
     step_started_s: float = 0.0
     step_beside_load: bool = False
+    step_beside_swap: bool = False
+    """Weights were on their way during the iteration under way, or are."""
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
+    swap_started_s: float = 0.0
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -92,11 +95,13 @@ class LocalNode:
     woken: bool = False
     """A load has used up one that slept since the controller was told of them."""
     beside_bytes: int = 0
-    """What the process held beside the engine's books at the last heartbeat; 0 while any load or
-    unload was under way.
+    """What the process held beside the engine's books at the last heartbeat; 0 while any load,
+    unload, swap or transfer of KV blocks was under way.
     """
     base_bytes: int = 0
     """See `Heartbeat.base_bytes`."""
+    base_at_link_bytes: int = 0
+    """The same when the link opened: `NodeRule.swap_bytes` is without it."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -130,10 +135,12 @@ class LocalNode:
         if self.swapping is not None and (coming := self.instances.get(self.swapping)):
             footprint = coming.footprint if coming.out else None
             held_bytes += 0 if footprint is None else footprint.weights_bytes
-        return self.rule.swap_bytes - held_bytes
+        more_base_bytes = self.base_bytes - self.base_at_link_bytes
+        return self.rule.swap_bytes - more_base_bytes - held_bytes
 
-    def begin_swap(self, instance: LocalInstance) -> None:
-        self.swapping = instance.instance_id
+    def begin_swap(self, instance: LocalInstance, now_s: float) -> None:
+        self.swapping, self.swap_started_s = instance.instance_id, now_s
+        self.step_beside_swap = True
 
     def end_swap(self, *, failed: bool) -> LocalInstance | None:
         """The instance whose weights are on their way no more, if it is still there."""
@@ -149,6 +156,7 @@ class LocalNode:
 
     def link_opened(self, rule: NodeRule, turns: TurnRule) -> None:
         self.linked, self.rule, self.turns = True, rule, turns
+        self.base_at_link_bytes = self.base_bytes
         for instance in self.instances.values():
             instance.link_opened()
 
@@ -195,6 +203,7 @@ class LocalNode:
         self.instances[self.stepping].begin_turn()
         self.steps_started += 1
         self.step_started_s, self.step_beside_load = now_s, self.loading()
+        self.step_beside_swap = self.swapping is not None
         self.beside_loads.turn_began(now_s)
 
     def begin_measured(self, instance: LocalInstance, now_s: float) -> None:
@@ -235,8 +244,7 @@ class LocalNode:
         elif self.woken:
             told = self.models
         self.woken = False
-        settled = all(i.state is LocalState.READY for i in self.instances.values())
-        beside_bytes = due.rss_bytes - due.engine_bytes if settled and not self.loading() else 0
+        beside_bytes = due.rss_bytes - due.engine_bytes if self._settled() else 0
         # Both sizes are read one after the other: a single reading may be amid a change.
         self.base_bytes = max(self.base_bytes, min(beside_bytes, self.beside_bytes))
         self.beside_bytes = beside_bytes
@@ -245,6 +253,13 @@ class LocalNode:
             instance.encourage()
             instance.cache.note_blocks(cached.get(instance.instance_id, 0))
         return told
+
+    def _settled(self) -> bool:
+        """Whether nothing is on its way into the engine's memory or out of it."""
+        every = self.instances.values()
+        fetching = any(of.fetching for instance in every for of in instance.requests.values())
+        moving = self.loading() or self.swapping is not None or fetching
+        return not moving and all(instance.state is LocalState.READY for instance in every)
 
     def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
         """`models`: those at hand, where the controller does not know them yet."""

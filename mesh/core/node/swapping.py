@@ -1,11 +1,12 @@
 """Swapping on a node: weights go off the device and come back, one instance's at a time.
 
-The turn rule says whose, as often as none are on their way and something has changed. What it may
-use is the node's memory without KV caches, those included that wait to come or to grow: they begin
-as soon as weights have made room. Before: the node core, after each event. After: `Engine.swap`,
-and what came of it, of which the controller is told by a heartbeat.
+After each event, unless a swap is under way, the turn rule chooses the instance to swap, among
+those whose KV cache is not being resized. It may use the node's memory without KV caches, those
+included that wait to come or to grow: they begin as soon as weights have made room. Before: the
+node core. After: `Engine.swap`, and what came of it, told by a heartbeat.
 """
 
+from dataclasses import replace
 from math import inf
 
 from mesh.core.node import instances
@@ -34,9 +35,10 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
     free_bytes = node.pool_bytes()
     if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
         return
-    found = rule.swap([_weights(ctx, node, each, margin_s) for each in ready], free_bytes)
+    may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
+    found = rule.swap(may, free_bytes)
     if found is not None:
-        node.begin_swap(node.instances[found.instance_id])
+        node.begin_swap(node.instances[found.instance_id], ctx.now_s)
         ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
 
 
@@ -75,13 +77,19 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> Non
         broke = StepBroke(instance_id=event.instance_id, error=event.error, message=event.message)
         broken(ctx, node, instance, broke)
     else:
-        ctx.report(node.heartbeat(ctx.now_s))
+        end(ctx, node)
+        beat = node.heartbeat(ctx.now_s)
+        if event.resident and not event.error:
+            swapped_s = ctx.now_s - node.swap_started_s
+            beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
+        ctx.report(beat)
 
 
 def end(ctx: NodeEventContext, node: LocalNode) -> None:
-    """The controller of a new link swaps nothing: what is out goes, since it could not compute."""
+    """If the controller swaps nothing, instances that are out go: they could not compute."""
+    message = "its controller does not swap weights any more"
     for instance in node.instances.values():
         if instance.out and instance.state is LocalState.READY and not node.rule.swap_bytes:
-            instance.note_broken("Unavailable", "its controller does not swap weights any more")
-            instance.unload()
-            instances.start_unload(ctx, node, instance)
+            name = instance.instance_id
+            broke = StepBroke(instance_id=name, error="Unavailable", message=message)
+            broken(ctx, node, instance, broke)

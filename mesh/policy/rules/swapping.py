@@ -1,10 +1,10 @@
 """Which weights are on the device: the token-level auto-scaling of Aegaeon §5, by headroom.
 
-Instances with work may be more than the device has room for. Whose next token is due last loses its
-weights, and keeps its KV cache; whose is due first comes in over the link. While one computes the
-next is copied, and tokens that were computed before they are due cover the time without weights.
-Among those on the device turns go to the least headroom. Before: the node core, whenever its link
-is free. After: `Engine.swap`.
+Instances with work may be more than the device has room for. The instance whose next token is due
+last loses its weights and keeps its KV cache; the one whose token is due first gets its weights
+back. While one computes the next is copied, and tokens that were computed before they are due cover
+the time without weights. Among those on the device turns go to the least headroom. Before: the node
+core, after each event unless a swap is under way. After: `Engine.swap`.
 """
 
 from collections.abc import Sequence

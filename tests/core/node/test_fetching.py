@@ -13,6 +13,7 @@ from mesh.domain.messages import (
     OfferKv,
     SubmitRequest,
 )
+from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.request import KvSource, RequestOrder
 from mesh.domain.slo import Slo
 from tests.core.cells import of_kind, only, request
@@ -96,3 +97,10 @@ def test_only_what_runs_is_offered(attempt: int) -> None:
         expires_s=30.0,
     )
     assert of_kind(node.command(offer), OfferKv) == ([offer] if attempt == 1 else [])
+
+
+def test_blocks_on_their_way_are_not_taken_for_memory_beside_the_engines() -> None:
+    node = fetching()
+    for _ in range(2):
+        node.tell(HeartbeatDue(rss_bytes=640, engine_bytes=0))
+    assert node.core.base_bytes == 0

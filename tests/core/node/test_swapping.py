@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.domain.actions import NodeAction, StartStep, SwapWeights
+from mesh.core.node.core import NodeCore
+from mesh.domain.actions import NodeAction, StartMeasure, StartStep, SwapWeights
 from mesh.domain.ids import InstanceId
+from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     Heartbeat,
     InstanceGone,
@@ -16,13 +18,21 @@ from mesh.domain.messages import (
     ResizeKv,
     UnloadInstance,
 )
-from mesh.domain.node_events import LinkClosed, LinkOpened, SwapFinished
+from mesh.domain.node_events import (
+    HeartbeatDue,
+    LinkClosed,
+    LinkOpened,
+    MeasureFinished,
+    SwapFinished,
+)
 from mesh.domain.node_rule import NodeRule
+from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import name_of
 from tests.core.cells import FOOTPRINT, of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
+from tests.support.profiles import profile
 
 KV_BYTES = FOOTPRINT.size(16).kv_bytes
 WEIGHTS_BYTES = FOOTPRINT.weights_bytes
@@ -146,3 +156,96 @@ def test_what_is_out_goes_where_the_next_controller_does_not_swap(swap_bytes: in
     node.tell(LinkClosed(reason="lost"))
     actions = node.tell(LinkOpened(rule=swap_rule(swap_bytes)))
     assert len(of_kind(actions, UnloadInstance)) == (not swap_bytes)
+
+
+def test_weights_that_leave_while_the_controller_changes_take_their_instance_along() -> None:
+    node = swapping_node("i1", "i2")
+    node.submit("r1", "i1", slo=LATER)
+    swapped(node, "i1", True)
+    node.submit("r2", "i2", slo=SOON)
+    assert swaps(node.step("i1", token("r1", 0))) == [("i1", False)]
+    node.tell(LinkClosed(reason="lost"))
+    node.tell(LinkOpened(rule=swap_rule(0)))
+    node.submit("r3", "i1")
+    actions = swapped(node, "i1", False)
+    assert only(actions, UnloadInstance).instance_id == "i1"
+    assert only(reports(actions), RequestReturned).request_id == "r3"
+
+
+def test_the_node_takes_off_the_pool_what_its_process_has_come_to_take_beside_it() -> None:
+    node = swapping_node("i1")
+    for _ in range(2):
+        node.tell(HeartbeatDue(rss_bytes=1, engine_bytes=0))
+    assert swaps(node.submit("r1")) == [], "the weights lack one byte"
+
+
+def test_weights_on_their_way_are_not_taken_for_memory_beside_the_engines() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    for _ in range(2):
+        node.tell(HeartbeatDue(rss_bytes=WEIGHTS_BYTES, engine_bytes=0))
+    assert node.core.base_bytes == 0
+
+
+def test_no_weights_move_while_the_cache_of_their_instance_is_resized() -> None:
+    node = swapping_node("i1", kv=1)
+    node.command(ResizeKv(instance_id=InstanceId("i1"), kv_blocks=24))
+    assert swaps(node.submit("r1")) == []
+    actions = node.tell(KvResized(instance_id=InstanceId("i1"), kv_blocks=24, elapsed_s=0.1))
+    assert swaps(actions) == [("i1", True)]
+
+
+def test_a_growth_of_one_that_is_unloaded_takes_no_room() -> None:
+    node = swapping_node("i1", "i2")
+    node.submit("r1", "i1")
+    swapped(node, "i1", True)
+    node.command(ResizeKv(instance_id=InstanceId("i2"), kv_blocks=32))
+    node.command(UnloadInstance(instance_id=InstanceId("i2")))
+    assert swaps(node.step("i1", token("r1", 0))) == []
+
+
+def test_a_survey_at_rest_ends_where_its_weights_leave_and_others_go_on() -> None:
+    node = NodeUnderTest()
+    node.core = NodeCore(limits=NodeLimits(deadline_margin_s_max=0.0, primed_tokens_max=1))
+    node.tell(LinkOpened(rule=swap_rule(2 * KV_BYTES + WEIGHTS_BYTES)))
+    for name in ("i1", "i2"):
+        node.load(name, command=replace(swapped_command(name), profile=profile(scaled_from="a")))
+    node.submit("r1", "i1")
+    swapped(node, "i1", True)
+    node.step("i1", token("r1", 0, finish=FinishReason.STOP))
+    actions = node.tell(HeartbeatDue(rss_bytes=0))
+    for _ in range(4):
+        assert only(actions, StartMeasure).instance_id == "i1"
+        actions = node.tell(MeasureFinished(instance_id=InstanceId("i1"), elapsed_s=0.01))
+    node.submit("r2", "i2")
+    leaving = node.tell(MeasureFinished(instance_id=InstanceId("i1"), elapsed_s=0.01))
+    assert swaps(leaving) == [("i1", False)]
+    node.tell(HeartbeatDue(rss_bytes=0))
+    swapped(node, "i1", False)
+    swapped(node, "i2", True)
+    node.step("i2", token("r2", 0, finish=FinishReason.STOP))
+    assert only(node.tell(HeartbeatDue(rss_bytes=0)), StartMeasure).instance_id == "i2"
+    for _ in range(4):
+        actions = node.tell(MeasureFinished(instance_id=InstanceId("i2"), elapsed_s=0.01))
+        assert only(actions, StartMeasure).instance_id == "i2"
+
+
+def test_nothing_is_learned_of_an_iteration_beside_a_swap() -> None:
+    node = swapping_node("i1", "i2", weights=2)
+    node.submit("r1", "i1")
+    swapped(node, "i1", True)
+    node.submit("r2", "i2")
+    node.now_s += 60.0
+    swapped(node, "i2", True)
+    node.step("i1", token("r1", 0))
+    told = node.heartbeat().instances[0]
+    assert (told.correction, told.off_p95) == (1.0, 0.0)
+
+
+def test_the_heartbeat_after_a_swap_says_what_came_in_which_time() -> None:
+    node = swapping_node("i1")
+    node.submit("r1")
+    node.now_s += 0.5
+    beat = only(reports(swapped(node, "i1", True)), Heartbeat)
+    assert (beat.swapped_bytes, beat.swapped_s) == (WEIGHTS_BYTES, 0.5)
+    assert node.heartbeat().swapped_bytes == 0

@@ -323,7 +323,8 @@ def link_left_s(
     kept without it, do not count.
     """
     own_s = copy_s(into)
-    due_s = due_s if into is None else min(due_s, _next_due_s(into))
+    next_s = inf if into is None else _next_due_s(into)
+    due_s = min(due_s, next_s) if next_s > now_s else due_s
     others = (i for i in node.instances.values() if i is not into and _has_work(i))
     dues = sorted((_next_due_s(other), copy_s(other)) for other in others)
     work_s = sum(more_s for at_s, more_s in dues if at_s <= due_s)

@@ -39,8 +39,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.domain.steps import LoadTier
+from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan, Shortage
 
 MARGIN_SHARE = 0.1
@@ -285,16 +284,13 @@ class Price:
 
     def _copy_s(self, instance: InstanceEntry | None) -> float:
         """Seconds in which the weights of an instance, or of one that starts, come to the device; 0
-        where they are there, or come with the load. A GPU copies them from the host; a CPU's engine
-        brings its compiled graph back, as a load from the page cache does.
+        where they are there, or come with the load.
         """
         node = self.node
         if not node.swaps or (instance is not None and instance.resident):
             return 0.0
         footprint = node.footprint_of(self._deployment) if instance is None else instance.footprint
-        hello, weights_bytes = node.hello, footprint.weights_bytes
-        tier = LoadTier.HOST if hello.device is DeviceKind.GPU else LoadTier.CACHED
-        return self.ctx.cell.expectations.load_s(hello, weights_bytes, tier)
+        return node.copy_s(footprint.weights_bytes)
 
     def _times(self) -> Times:
         return Times(self._profile(), self.node.rule.overestimate)

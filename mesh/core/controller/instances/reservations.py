@@ -53,7 +53,9 @@ def _command(
     match reservation.kind:
         case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
             assert instance.to_load is not None
-            swapped_bytes = reservation.size.kv_bytes if instance.node.swaps else 0
+            node, size = instance.node, reservation.size
+            needs_bytes = size.bytes if node.hello.loads_on_device else size.kv_bytes
+            swapped_bytes = needs_bytes if node.swaps else 0
             return replace(instance.to_load, kv_blocks=kv_blocks, swapped_bytes=swapped_bytes)
         case ReservationKind.RESIZE:
             return ResizeKv(instance_id=reservation.instance_id, kv_blocks=kv_blocks)

@@ -50,7 +50,7 @@ def release(ctx: EventContext, plan: Release) -> bool:
         message = f"{instance.instance_id} cannot go into {plan.to.instance_id}"
         not_in_books(ctx, plan, message)
     elif plan.how is How.SWAP:
-        _cannot(ctx, plan, f"{instance.node.node_id} has no swap of weights to its host")
+        _cannot(ctx, plan, "a policy's turn rule swaps weights; `how=swap` is not carried out")
     elif instance.node.may_go(instance):
         parks = plan.how is How.PARK and ctx.limits.parked_s_max > 0.0
         if not parks:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import exp2
 from typing import TYPE_CHECKING
 
+from mesh.compute.load_times import PRIORS, LoadTimes
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
@@ -20,7 +21,7 @@ from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.shares import Share
 from mesh.memory.station import ReservationKind, ReservationStation
@@ -83,6 +84,8 @@ class NodeEntry:
     """What transfers of KV blocks to it carried, as the last ones have shown."""
     kv_shown_s: float = 0.0
     """When the last of them did."""
+    swap_times: LoadTimes = field(default_factory=lambda: LoadTimes(1.0))
+    """How long swaps took that brought weights to its device, from the host's memory."""
     left: dict[DeploymentName, set[int]] = field(default_factory=dict)
     """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
@@ -123,6 +126,18 @@ class NodeEntry:
     def swaps(self) -> bool:
         """Whether it swaps weights by its turn rule."""
         return self.station.pools
+
+    def copy_s(self, weights_bytes: int) -> float:
+        """Seconds in which a swap brings weights to the device: as its last swaps did; until there
+        was one, as it states for loads from the host's memory.
+        """
+        if self.swap_times.tier(LoadTier.HOST) is None:
+            return self._host_rate.load_s(weights_bytes)
+        return self.swap_times.planned_s(LoadTier.HOST, weights_bytes)
+
+    @property
+    def _host_rate(self) -> LoadRate:
+        return dict(self.hello.load_rates).get(LoadTier.HOST, PRIORS[LoadTier.HOST])
 
     def load_bytes(self, weights_bytes: int, tier: LoadTier) -> int:
         """The bytes that a load moves: where weights are swapped, they come after it."""
@@ -321,6 +336,9 @@ class NodeEntry:
         if said.base_bytes > self.base_bytes:
             self.base_bytes = said.base_bytes
             self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
+        if said.swapped_bytes:
+            seconds = said.swapped_s
+            self.swap_times.learn(LoadTier.HOST, self._host_rate, said.swapped_bytes, seconds)
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
 

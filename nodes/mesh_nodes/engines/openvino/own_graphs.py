@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class OwnGraphs:
-    """`note` and `forget` are for the compute thread, the rest for any."""
+    """`note` is for the compute thread, `forget` for that and the thread that swaps, the rest for
+    any.
+    """
 
     def __init__(
         self,
@@ -158,8 +160,10 @@ class OwnGraphs:
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 return False
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=work, args=arguments, name="mesh-own-graph", daemon=True
             )
-            self._thread.start()
+            # Others join what they find, which must have been started.
+            thread.start()
+            self._thread = thread
             return True

@@ -142,6 +142,7 @@ class VllmEngine:
             resize_kv=True,
             unloads_beside=True,
             swaps=self._sleeping.count_max > 0,
+            loads_on_device=True,
             caches_prefixes=True,
             as_published=True,
             batch_max=MAX_NUM_SEQS,

@@ -1,0 +1,80 @@
+"""Nodes that swap weights, in the controller's books: which of them may, and what a copy takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from mesh.core.controller.instances.node_schedule import link_left_s
+from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.messages import Heartbeat, LoadInstance, NodeHello
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import LoadRate, LoadTier
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    instance_report,
+    request,
+)
+
+WEIGHTS_BYTES = FOOTPRINT.weights_bytes
+I1 = InstanceId("i1")
+STATED = ((LoadTier.HOST, LoadRate(fixed_s=0.0, bytes_per_s=float(WEIGHTS_BYTES))),)
+
+
+def on_gpus() -> Deployment:
+    made = deployment()
+    return replace(made, spec=replace(made.spec, devices=(DeviceKind.GPU,)))
+
+
+def gpu() -> NodeHello:
+    """It has an instance whose weights are out."""
+    out = instance_report(instance_id=I1, kv_blocks=16, out=True)
+    known = replace(hello(), device=DeviceKind.GPU, swaps=True, load_rates=STATED)
+    return replace(known, instances=(out,))
+
+
+def entry(cell: CellUnderTest) -> NodeEntry:
+    return cell.core.cell.nodes[NodeId("n1")]
+
+
+@pytest.mark.parametrize("device", DeviceKind)
+def test_a_node_swaps_if_its_device_is_a_gpu(device: DeviceKind) -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    cell.join(replace(hello(), device=device, swaps=True))
+    assert entry(cell).swaps == bool(entry(cell).rule.swap_bytes) == (device is DeviceKind.GPU)
+
+
+def test_a_copy_takes_as_long_as_the_node_s_swaps_have() -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    link_id, _ = cell.join(gpu())
+    assert entry(cell).copy_s(WEIGHTS_BYTES) == 1.0
+    told = Heartbeat(rss_bytes=0, instances=gpu().instances, swapped_bytes=WEIGHTS_BYTES)
+    cell.report(link_id, replace(told, swapped_s=3.0))
+    assert entry(cell).copy_s(2 * WEIGHTS_BYTES) == pytest.approx(6.0)
+
+
+def test_a_request_that_is_late_keeps_nobody_from_joining_it() -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    cell.join(gpu())
+    cell.invoke(request("r1"))
+    instance = cell.core.cell.instances[I1]
+    (late,) = instance.requests.values()
+    now_s = late.due_s + 1.0
+    left_s = link_left_s(entry(cell), instance, now_s, now_s + 5.0, lambda _: 1.0)
+    assert left_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_load_has_its_node_make_room_for_weights_where_its_engine_needs_it(
+    on_device: bool,
+) -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    cell.join(replace(gpu(), instances=(), loads_on_device=on_device))
+    (command,) = commands(cell.invoke(), LoadInstance)
+    size = FOOTPRINT.size(command.kv_blocks)
+    assert command.swapped_bytes == (size.bytes if on_device else size.kv_bytes)
