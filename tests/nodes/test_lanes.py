@@ -227,13 +227,14 @@ async def test_an_unload_beside_holds_up_nothing_and_the_last_call_ends_it() -> 
     assert len(posted.texts) == 2
 
 
-async def test_loads_that_compute_here_yield_to_iterations_and_wakes_do_not() -> None:
+async def test_loads_and_swaps_that_compute_here_yield_to_iterations_and_wakes_do_not() -> None:
     own, posted = _nice(), Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post, loads_in_process=True)
     for count, lane in enumerate(Lane, 1):
         lanes.run(lane, _nice, _say)
         await posted.wait_for(count)
-    assert posted.texts == [str(own + LOADING_NICE * (lane is Lane.LOADING)) for lane in Lane]
+    below = (Lane.LOADING, Lane.SWAPPING)
+    assert posted.texts == [str(own + LOADING_NICE * (lane in below)) for lane in Lane]
     assert await asyncio.to_thread(lanes.close, WAIT_S, _nothing)
 
 
