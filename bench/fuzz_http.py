@@ -27,6 +27,8 @@ _SHARES = {
     "/v1/responses": 0.15,
     "/api/chat": 0.05,
     "/api/generate": 0.05,
+    "/v1/embeddings": 0.05,
+    "/v1/rerank": 0.05,
     "/v1/responses/input_tokens": 0.05,
     "/v1/models/{model}": 0.05,
     "/tokenize": 0.05,
@@ -44,6 +46,9 @@ _SAID: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
     "/api/generate": {"prompt": "hi"},
     "/api/show": {},
+    "/api/embed": {"input": "hi"},
+    "/v1/embeddings": {"input": "hi"},
+    **{f"{at}/rerank": {"query": "hi", "documents": ["ho"]} for at in ("", "/v1", "/v2")},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -70,6 +75,11 @@ _MEANT = (
         "text",
         "include",
         "store",
+        "dimensions",
+        "encoding_format",
+        "query",
+        "documents",
+        "top_n",
     ),
 )
 _OTHERS_MAX = 3
