@@ -34,11 +34,11 @@ of the one before it.
 class Mesh(LlmMesh):
     name: str = "mesh"
     rule: TurnRule = SWAPPING
-    start_share: float = 0.6
+    start_share: float = 0.5
     """A new instance starts on a node that swaps as long as no more of its time is in use at the
     pace of the SLOs: the rest is for prompts, and for requests that join.
     """
-    join_share: float = 1.0
+    join_share: float = 0.8
     """The same for a request that joins: it makes a decode of its instance hardly longer."""
     upkeep_s: float = 0.25
     merges: bool = True
