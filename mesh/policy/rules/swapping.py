@@ -13,9 +13,8 @@ from math import inf
 from typing import ClassVar, Protocol, runtime_checkable
 
 from mesh.domain.ids import InstanceId
-from mesh.policy.rules.headroom import HEADROOM
-from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, TurnRule
+from mesh.policy.rules.headroom import Headroom
+from mesh.policy.rules.turns import TurnRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +44,10 @@ class SwapRule(TurnRule, Protocol):
 
 
 @dataclass(frozen=True)
-class Swapping:
-    name: ClassVar[str] = "swap"
-    period: ClassVar[int | None] = None
+class Swapping(Headroom):
+    """Turns go as by `Headroom`, among those on the device."""
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
-        """As `Headroom` gives them, among those on the device."""
-        return HEADROOM.turn(
-            queues, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
-        )
+    name: ClassVar[str] = "swap"
 
     def swap(self, weights: Sequence[Weights], free_bytes: int) -> Weights | None:
         """The instance that is out and due first comes in; what has no room takes that of those
