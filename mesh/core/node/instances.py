@@ -57,14 +57,14 @@ def begin_waiting(ctx: NodeEventContext, node: LocalNode) -> None:
     nobody's books, or once weights have made room.
     """
     for other in node.instances.values():
-        if other.state is not LocalState.WAITING and other.growth_waiting is None:
+        if other.state is not LocalState.WAITING and other.resize_waiting is None:
             continue
         if other.instance_id == node.swapping or node.waits(other.waiting_bytes):
             continue
         if other.state is LocalState.WAITING:
             _start_load(ctx, node, other)
-        elif other.state is LocalState.READY and other.growth_waiting is not None:
-            _start_resize(ctx, other, other.growth_waiting)
+        elif other.state is LocalState.READY and other.resize_waiting is not None:
+            _start_resize(ctx, other, other.resize_waiting)
 
 
 def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> None:
@@ -107,7 +107,7 @@ def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
         ctx.report(InstanceGone(instance_id=command.instance_id))
     elif instance.state is LocalState.READY:
         grows = command.kv_blocks > instance.kv_blocks_next
-        instance.wait_to_grow(command.kv_blocks)
+        instance.wait_to_resize(command.kv_blocks)
         waits = grows and node.waits(instance.waiting_bytes)
         if not waits and node.swapping != instance.instance_id:
             _start_resize(ctx, instance, command.kv_blocks)

@@ -56,7 +56,7 @@ class LocalInstance:
     """How many of them, from the first, were asked for over an earlier link; nobody waits
     for them.
     """
-    growth_waiting: int | None = None
+    resize_waiting: int | None = None
     """KV blocks to resize to once all that is `unbooked`, or weights that are to go, have left the
     memory, and its own weights are not on their way.
     """
@@ -126,11 +126,11 @@ class LocalInstance:
         """What it waits for."""
         if self.state is LocalState.WAITING:
             return self.command.swapped_bytes
-        if self.growth_waiting is None or self.footprint is None:
+        if self.resize_waiting is None or self.footprint is None:
             return 0
         if self.state is not LocalState.READY:
             return 0
-        return max(self.growth_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
+        return max(self.resize_waiting * self.footprint.kv_block_bytes - self.kv_bytes, 0)
 
     def begin_load(self) -> None:
         """The engine loads it: at once, or when the memory that it waited for is free."""
@@ -167,7 +167,7 @@ class LocalInstance:
         """No controller knows what it is in the midst of."""
         if self.state is LocalState.LOADING:
             self.unload_when_loaded()
-        self.resizing_unasked, self.growth_waiting = len(self.resizing), None
+        self.resizing_unasked, self.resize_waiting = len(self.resizing), None
 
     def add(self, request: LocalRequest) -> None:
         self.requests[request.request_id] = request
@@ -198,14 +198,14 @@ class LocalInstance:
     def note_blocks_used(self, kv_blocks: int) -> None:
         self.kv_blocks_used = kv_blocks
 
-    def wait_to_grow(self, kv_blocks: int) -> None:
+    def wait_to_resize(self, kv_blocks: int) -> None:
         """Until all that is `unbooked` has left the memory, weights have made room for it, and its
         own are not on their way.
         """
-        self.growth_waiting = kv_blocks
+        self.resize_waiting = kv_blocks
 
     def begin_resize(self, kv_blocks: int) -> None:
-        self.growth_waiting = None
+        self.resize_waiting = None
         self.resizing.append(kv_blocks)
         self.encourage()
 

@@ -37,7 +37,7 @@ def _check_instance(node: LocalNode, instance: LocalInstance) -> None:
     hold(ready or not instance.requests, "{} is {}, with requests", name, state)
     unasked, under_way = instance.resizing_unasked, len(instance.resizing)
     hold(unasked <= under_way, "{}: {} of {} resizes unasked", name, unasked, under_way)
-    waits = state is LocalState.WAITING or (ready and instance.growth_waiting is not None)
+    waits = state is LocalState.WAITING or (ready and instance.resize_waiting is not None)
     lacks = node.waits(instance.waiting_bytes) or node.swapping == name
     hold(not waits or lacks, "{} waits for memory that is free", name)
     hold(node.linked or state is not LocalState.WAITING, "{} is to be loaded for nobody", name)
