@@ -16,14 +16,12 @@ import logging
 import socket
 import ssl
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -373,12 +371,7 @@ def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=tls.authority.decode())
-    with tempfile.TemporaryDirectory() as folder:  # the module reads files alone
-        for name, pem in (("pem", tls.certificate), ("key", tls.key)):
-            path = Path(folder) / name
-            path.touch(mode=0o600)
-            path.write_bytes(pem)
-        context.load_cert_chain(Path(folder) / "pem", Path(folder) / "key")
+    context.load_cert_chain(tls.folder / f"{tls.part}.pem", tls.folder / f"{tls.part}.key")
     return context
 
 
