@@ -15,12 +15,7 @@ from mesh.compute.times import Times
 from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.kv_transfer import Transfer
-from mesh.core.controller.instances.loading_lane import (
-    Slot,
-    loads_end_s,
-    plan_load,
-    slot_for,
-)
+from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decode_share_with,
