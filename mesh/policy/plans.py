@@ -32,7 +32,9 @@ class How(StrEnum):
     PARK = "park"
     """It keeps its weights, and gives its KV cache back."""
     SWAP = "swap"
-    """Its weights go to the host's memory."""
+    """Its weights go to the host's memory. No plan has them go: a turn rule swaps weights
+    (`mesh.policy.rules.swapping`).
+    """
     UNLOAD = "unload"
 
 
