@@ -11,10 +11,11 @@ from typing import assert_never
 
 from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
 from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.plan_books import release
+from mesh.core.controller.requests.plan_books import keep_up, release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -166,6 +167,7 @@ class ControllerCore:
                 migration.look_again(ctx)
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
+                _keep_up(ctx)
             case LoadExpired():
                 reports.load_expired(ctx, event.instance_id)
             case RetryLoadDue():
@@ -222,6 +224,16 @@ def _settle(ctx: EventContext) -> None:
         queueing.settle_released(ctx)
         for plan in ctx.take_releases():
             release(ctx, plan)
+
+
+def _keep_up(ctx: EventContext) -> None:
+    """Carry out what the policy has in mind for the cell as a whole, give nodes that rest what may
+    be called next, and come back.
+    """
+    keep_up(ctx)
+    prefetch(ctx)
+    after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
+    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:

@@ -20,8 +20,8 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import Footprint
+from mesh.memory.demand import expected_tokens
 from mesh.memory.station import ReservationKind
-from mesh.memory.watermark import expected_tokens
 from mesh.policy.interface import KvDemand, KvSize, StartDemand
 
 PARKED_BLOCKS = 1

@@ -1,10 +1,10 @@
 """Models that come nearer before they are called: what the policy has fetched ahead, and when that
 yields.
 
-Asked with every lease check. A model that no store has is imported; one that a short load brings up
+Asked several times a second. A model that no store has is imported; one that a short load brings up
 is loaded for nobody and waits, idle, as a parked instance does: it is in the books, and goes when
-anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of loads and imports, and
-`lifecycle`, for whose loads all of this gives way.
+anybody wants its memory. Before: the end of the policy's upkeep in `core`. After: the lanes of
+loads and imports, and `lifecycle`, for whose loads all of this gives way.
 """
 
 from collections.abc import Sequence

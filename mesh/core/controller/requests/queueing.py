@@ -184,7 +184,8 @@ def _place(
 ) -> bool:
     refusals = request.refusals
     before = refusals.try_again()
-    search = Search(ctx=ctx, entry=entry, request=request, only=only, loaded=True)
+    joins = None if only is None else (only,)
+    search = Search(ctx=ctx, entry=entry, request=request, joins=joins, loaded=True)
     price = search.first()
     if price is not None:
         take(ctx, price)
