@@ -47,7 +47,9 @@ class EngineUnderTest:
     walks: int = 40
     """Random walks of the state machine; with `CI` set, three times as many."""
     kv_alone: bool = False
-    """It differs from another engine here in its KV cache alone."""
+    """It differs from another engine here in its KV cache alone, and in what it does with instances
+    that it unloads.
+    """
     reads_folders: bool = True
     """It loads what is in the model's folder."""
 
@@ -217,6 +219,7 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=10,
+        kv_alone=True,
     ),
     EngineUnderTest(
         name="vllm-copying",
@@ -225,5 +228,6 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=10,
+        kv_alone=True,
     ),
 )
