@@ -192,10 +192,11 @@ bench-replay: override ARGS := $(TRACES) $(ARGS)
 bench-%: $$(call bench-env,$$*)
 	@$(HOME_HERE) $(dir $<)bin/python -m bench $* $(ARGS)
 
-faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
+faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults, long searches of property tests; nothing may break
 	@$(BIN)/python -m bench faults
 	$(BIN)/python -m bench faults --scenario workloads/fault_conversations.toml --seeds 100
 	$(BIN)/python -m bench faults --scenario workloads/fault_sharing.toml --seeds 100
+	MESH_DEEP=1 $(PYTEST) --timeout 7200 $(addprefix tests/,contract core memory policy request sim wire)
 
 # KILLS: so many kills, and so many flips and truncations; of 200 each it takes two minutes.
 KILLS ?= 200
