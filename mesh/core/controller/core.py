@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
@@ -259,7 +259,7 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
         return
     if parked and not expired.parked:
         return  # a second timer of the same moment: the first has parked it
-    decided = ctx.policy.idle(instance, Offer(ctx=ctx, entry=owner))
+    decided = ctx.policy.idle(instance, OpenOptions(ctx=ctx, entry=owner))
     if isinstance(decided, float):
         _look_again(ctx, expired, decided)
         return

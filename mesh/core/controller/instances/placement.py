@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from mesh.core.controller.instances.kv_cache import Room, blocks_for_load, start_size
-from mesh.core.controller.instances.offer import relief
+from mesh.core.controller.instances.open_options import relief
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry

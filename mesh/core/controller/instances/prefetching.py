@@ -14,7 +14,7 @@ from math import inf
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.loading_lane import plan_load
-from mesh.core.controller.instances.offer import Offer, released
+from mesh.core.controller.instances.open_options import OpenOptions, released
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -33,7 +33,7 @@ from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Ahead(Offer):
+class _Ahead(OpenOptions):
     """See `mesh.policy.views.AheadView`."""
 
     @property

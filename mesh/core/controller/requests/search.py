@@ -14,7 +14,7 @@ from math import inf
 
 from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to
@@ -31,7 +31,7 @@ from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Search(Offer):
+class Search(OpenOptions):
     """What a policy is offered for a request, and what comes of its plans."""
 
     entry: DeploymentEntry
