@@ -28,7 +28,8 @@ def refuse(
 ) -> None:
     """End a request with a reason, wherever it is; it may come again after so long, if above 0."""
     abort_on_node(ctx, request)
-    ctx.cell.note_refused(ctx.cell.deployments.get(request.original.deployment), reason)
+    owner = ctx.cell.deployments.get(request.original.deployment)
+    ctx.cell.note_refused(owner, reason, request.slo.name)
     ctx.act(
         RefuseRequest(
             request_id=request.original.request_id,

@@ -67,7 +67,7 @@ def fill(ctx: EventContext) -> None:
     """Place what waits, where memory or a node came free, or the queue itself may find a place."""
     waiting = ctx.take_woken()
     if len(waiting) > 1:
-        waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
+        waiting.sort(key=lambda d: (d.queue[0].rank, d.spec.name))
     _place_all(ctx, [(entry, None) for entry in waiting])
     # Only after every queue has been tried: an idle instance that its own queue can use must not
     # be unloaded for another deployment.
@@ -117,7 +117,7 @@ def fill_released(ctx: EventContext) -> None:
         for instance in node.instances.values()
         if (owner := ctx.cell.deployments.get(instance.deployment)) and owner.queue
     ]
-    found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
+    found.sort(key=lambda of: (of[0].queue[0].rank, of[1].instance_id))
     _place_all(ctx, found)
 
 
@@ -161,24 +161,26 @@ def _place_promised(
 def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
-    """Place what can be placed, in order. Behind a request that would be late another may fit, but
-    none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
-    is tried: smaller ones would keep taking what it waits for.
+    """Place what can be placed, in order, each class as if it waited alone. Behind a request that
+    would be late another may fit, but none behind TPOT_EXCEEDED, which holds for any length. Behind
+    one that lacks memory alone none is tried: smaller ones would keep taking what it waits for.
     """
     if not entry.instances and entry.queue:
         entry.queue[0].refusals.try_again()
         return
-    tries = 0
+    tries: dict[str, int] = {}
     for request in list(entry.queue):
-        if request.waits_for is not None:
+        name = request.slo.name
+        tried = tries.get(name, 0)
+        if request.waits_for is not None or tried == TRIES_MAX:
             continue
-        if tries == TRIES_MAX:
-            return
-        tries += 1
-        if _place(ctx, entry, request, only):
-            tries -= 1
-        elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
-            return
+        if not _place(ctx, entry, request, only):
+            tries[name] = tried + 1
+            said = request.refusals.verdict
+            if said in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
+                tries[name] = TRIES_MAX
+            if not entry.spec.classes and tries[name] == TRIES_MAX:
+                return
 
 
 def _place(

@@ -84,9 +84,10 @@ class RefusalMemory:
 
     def __init__(self) -> None:
         self._starts: dict[DeploymentName, dict[RequestId, _Starts]] = {}
-        self._no_time: dict[InstanceId, tuple[int, int]] = {}
-        """The last TPOT_EXCEEDED: `NodeEntry.version`, and the tokens of the request."""
-        self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
+        self._no_time: dict[InstanceId, dict[str, tuple[int, int]]] = {}
+        """The last TPOT_EXCEEDED by SLO class: `NodeEntry.version`, and the tokens of the request.
+        """
+        self._in_event: dict[tuple[InstanceId, str], tuple[Verdict, int]] = {}
         """Other verdicts, and the tokens that were left to compute."""
         self._resume_at: dict[DeploymentName, int] = {}
         self._latest_start_s: dict[RequestId, float] = {}
@@ -175,10 +176,12 @@ class RefusalMemory:
         """
         if request.has_own_slo:
             return None
-        version, tokens = self._no_time.get(instance.instance_id, (-1, 0))
+        known = self._no_time.get(instance.instance_id)
+        version, tokens = known.get(request.slo.name, (-1, 0)) if known else (-1, 0)
         if version == instance.node.version and request.tokens >= tokens:
             return Verdict.TPOT_EXCEEDED
-        verdict, tokens = self._in_event.get(instance.instance_id, (None, 0))
+        place = instance.instance_id, request.slo.name
+        verdict, tokens = self._in_event.get(place, (None, 0))
         return verdict if left >= tokens else None
 
     def note_refused(
@@ -190,9 +193,10 @@ class RefusalMemory:
         if request.has_own_slo:
             return
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._no_time[instance.instance_id] = (instance.node.version, request.tokens)
+            known = self._no_time.setdefault(instance.instance_id, {})
+            known[request.slo.name] = (instance.node.version, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:
-            self._in_event[instance.instance_id] = (verdict, left)
+            self._in_event[instance.instance_id, request.slo.name] = (verdict, left)
 
     def where_to_resume(self, name: DeploymentName) -> int:
         """The place among the deployment's candidates to begin at, this time."""
