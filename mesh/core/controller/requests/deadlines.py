@@ -41,14 +41,18 @@ def refuse_hopeless(outlook: Outlook) -> None:
     untried = [name for name, head in heads.items() if _stops_queue(head)]
     lacks: dict[str, Lack] = {}
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
+        best_effort = request.slo.best_effort
+        most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
+        waited_out = ctx.now_s - request.waits_since_s >= most_s
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
         name = request.slo.name
         if name in untried and request.refusals.verdict is None and not request.has_own_slo:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
         of = outlook.of(request)
-        waits = not waited_out and (request.accepted or ctx.policy.waits(request, of))
+        waits: bool | Shortage = not waited_out
+        if waits and not (request.accepted or best_effort):
+            waits = ctx.policy.waits(request, of)
         if waits is True:
             outlook.note_waits()
             continue
