@@ -4,6 +4,7 @@ has gone. Ending frees its place; what that makes possible is decided at the end
 
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
@@ -115,6 +116,23 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
         due_in_s=request.due_s - ctx.now_s,
     )
     ctx.act(SendCommand(link_id=source.node.link_id, command=command))
+
+
+def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> bool:
+    """Send the requests of best effort on an instance back to their queue, with their tokens so
+    far; whether there were any.
+    """
+    found = [r for r in instance.requests.values() if r.slo.best_effort and not r.is_copy]
+    for request in found:
+        request.note_evicted()
+        abort_on_node(ctx, request)
+        entry = ctx.cell.deployments.get(request.original.deployment)
+        if entry is not None:
+            ctx.enqueue(entry, request)
+        else:
+            message = "its deployment has gone"
+            refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
+    return bool(found)
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:

@@ -16,6 +16,7 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
+from mesh.core.controller.requests.ending import evict_best_effort
 from mesh.core.controller.requests.outlook import Outlook, latest_start_s
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.replicas import keep_minima
@@ -172,13 +173,29 @@ def _place_waiting(
         tried = tries.get(name, 0)
         if request.waits_for is not None or tried == TRIES_MAX:
             continue
-        if not _place(ctx, entry, request, only):
+        placed = _place(ctx, entry, request, only)
+        if not placed and _evicted_for(ctx, entry, request, only):
+            placed = _place(ctx, entry, request, only)
+        if not placed:
             tries[name] = tried + 1
             said = request.refusals.verdict
             if said in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
                 tries[name] = TRIES_MAX
             if not entry.spec.classes and tries[name] == TRIES_MAX:
                 return
+
+
+def _evicted_for(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
+) -> bool:
+    """Whether best effort has left an instance, for want of whose memory or places a request with
+    limits could not be placed.
+    """
+    if request.slo.best_effort or request.state is not RequestState.QUEUED:
+        return False
+    lacks = request.refusals.short_of_memory
+    tried = (only,) if only is not None else tuple(entry.instances.values())
+    return any(evict_best_effort(ctx, i) for i in tried if lacks or i.is_full)
 
 
 def _place(

@@ -6,7 +6,14 @@ from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_lo
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
-from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, give_up, refuse
+from mesh.core.controller.requests.ending import (
+    RETRY_AFTER_S,
+    abort_on_node,
+    end,
+    evict_best_effort,
+    give_up,
+    refuse,
+)
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -153,6 +160,9 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         for copy in ahead:
             _lost_copy(ctx, copy)
         return
+    others = any(not request.slo.best_effort for request in instance.requests.values())
+    if others and evict_best_effort(ctx, instance):
+        return
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
         return
@@ -208,9 +218,8 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
         return
     abort_on_node(ctx, request)
     entry = ctx.cell.deployments.get(request.original.deployment)
-    last = (
-        request.failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
-    )
+    evicted = request.evictions > ctx.limits.evictions_max and not request.slo.best_effort
+    last = request.failures >= ctx.limits.attempts_max or evicted
     if last or entry is None:
         refuse(
             ctx,
