@@ -59,7 +59,8 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
         for instance in node.instances.values() if node.suits(entry.spec) else ():
             only = all(other.slo.best_effort for other in instance.requests.values())
             if only and instance.deployment != request.deployment:
-                evict_best_effort(ctx, instance)
+                while evict_best_effort(ctx, instance):
+                    pass
     outlook = Outlook(ctx=ctx, entry=entry).of(request)
     return ctx.policy.may_be_late(request, outlook) and _look(ctx, entry, request, late=True)
 

@@ -119,20 +119,22 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
 
 
 def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> bool:
-    """Send the requests of best effort on an instance back to their queue, with their tokens so
-    far; whether there were any.
+    """Send the last request of best effort that came to an instance back to its queue, with its
+    tokens so far; whether there was one.
     """
     found = [r for r in instance.requests.values() if r.slo.best_effort and not r.is_copy]
-    for request in found:
-        request.note_evicted()
-        abort_on_node(ctx, request)
-        entry = ctx.cell.deployments.get(request.original.deployment)
-        if entry is not None:
-            ctx.enqueue(entry, request)
-        else:
-            message = "its deployment has gone"
-            refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
-    return bool(found)
+    if not found:
+        return False
+    request = found[-1]
+    request.note_evicted()
+    abort_on_node(ctx, request)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    if entry is not None:
+        ctx.enqueue(entry, request)
+    else:
+        message = "its deployment has gone"
+        refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
+    return True
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:

@@ -174,7 +174,7 @@ def _place_waiting(
         if request.waits_for is not None or tried == TRIES_MAX:
             continue
         placed = _place(ctx, entry, request, only)
-        if not placed and _evicted_for(ctx, entry, request, only):
+        while not placed and _evicted_for(ctx, entry, request, only):
             placed = _place(ctx, entry, request, only)
         if not placed:
             tries[name] = tried + 1

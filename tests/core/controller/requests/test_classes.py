@@ -6,11 +6,13 @@ from mesh.domain.actions import ControllerAction, RefuseRequest
 from mesh.domain.events import InvokeRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
+from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import Slo, best_effort
 from tests.core.admission import BusyCell, submitted
-from tests.core.cells import CellUnderTest, deployment, hello, of_kind, request
+from tests.core.cells import CellUnderTest, commands, deployment, hello, of_kind, request
 
+BATCH = best_effort("batch", 600.0)
 QUICK = Slo(name="quick", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.15)
 PATIENT = Slo(name="patient", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=1.0)
 
@@ -68,3 +70,27 @@ def test_lengths_and_ends_are_counted_by_class() -> None:
     cell.tokens(cell.link, "r2", [7], finish=FinishReason.STOP)
     assert entry.history.mean_of("quick") < entry.history.mean_of("patient")
     assert (entry.by_class["quick"].served, entry.served) == (1, 2)
+
+
+def test_best_effort_takes_no_time_from_a_class_and_waits_behind_all_of_them() -> None:
+    cell = Cell()
+    for number in range(30):
+        assert submitted(cell.ask_in(BATCH, f"b{number}")) == [(f"b{number}", "a")]
+    assert submitted(cell.ask_in(QUICK, "q1", of="b")) == [("q1", "b")]
+    cell.tokens(cell.link, "q1", [7])
+    assert submitted(cell.ask_in(QUICK, "q2")) == [], "the class itself has no time for two"
+
+
+def test_best_effort_gives_its_place_up_to_a_class_and_goes_on_later() -> None:
+    """An instance takes 32 requests at a time."""
+    cell = Cell()
+    for number in range(32):
+        cell.ask_in(BATCH, f"b{number}")
+    cell.tokens(cell.link, "b31", [7, 8])
+    said = cell.ask_in(PATIENT, "p1")
+    assert [abort.request_id for abort in commands(said, AbortRequest)] == ["b31"]
+    assert submitted(said) == [("p1", "a")]
+    said = cell.tokens(cell.link, "p1", [7], finish=FinishReason.STOP)
+    (again,) = commands(said, SubmitRequest)
+    assert again.order.request.request_id == "b31"
+    assert again.order.output_tokens == (7, 8), "no token is lost, and none comes twice"
