@@ -77,6 +77,7 @@ class Answer:
         ]
         return {
             "request_id": str(accepted.request_id),
+            **({"slo_class": accepted.slo_class} if accepted.slo_class else {}),
             "text": self.text,
             "token_ids": self.token_ids,
             **({"logprobs": told} if told else {}),

@@ -19,8 +19,6 @@ from mesh.domain.checks import (
     KEEP_ALIVE_S_MAX,
     NAME_CHARS_MAX,
     REPLICAS_MAX,
-    SLO_S_MAX,
-    SLO_TOKENS_PER_S_MAX,
     SOURCE_CHARS_MAX,
     TENSOR_PARALLEL_MAX,
     check_spec,
@@ -30,7 +28,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, Task, WeightPrecision
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import ColdStart, Slo
+from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
@@ -39,6 +37,7 @@ _SLO = Slo()
 _SCALING = Scaling()
 
 Seconds = Annotated[float, Field(gt=0, le=SLO_S_MAX)]
+Price = Annotated[float, Field(ge=0)]
 TokensPerSecond = Annotated[float, Field(gt=0, le=SLO_TOKENS_PER_S_MAX)]
 Replicas = Annotated[int, Field(le=REPLICAS_MAX)]
 
@@ -56,6 +55,35 @@ class _Slo(_Part):
     ttft_tokens_per_s: TokensPerSecond = _SLO.ttft_tokens_per_s
     tpot_s: Seconds = _SLO.tpot_s
     cold_start: Annotated[ColdStart, Field(strict=False)] = _SLO.cold_start
+
+
+class _Class(_Slo):
+    """An SLO class with limits; or one of best effort, which has `within_s` in place of all."""
+
+    price: Price = _SLO.price
+    best_effort: bool = False
+    within_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _has_limits_or_none(self) -> "_Class":
+        given = self.model_fields_set - {"price", "best_effort", "within_s"}
+        problem = ""
+        if not self.model_fields_set:
+            problem = "is empty"
+        elif self.best_effort and given:
+            problem = f"is best effort, and has {', '.join(sorted(given))}"
+        elif self.best_effort and self.within_s is None:
+            problem = "is best effort, and lacks within_s"
+        elif self.within_s is not None and not self.best_effort:
+            problem = "has within_s, and is not best_effort: true"
+        if problem:
+            raise PydanticCustomError("classes", "{problem}", {"problem": problem})
+        return self
+
+    def named(self, name: str) -> Slo:
+        if self.within_s is None:
+            return Slo(name=name, **self.model_dump(exclude={"within_s"}))
+        return best_effort(name, self.within_s, self.price)
 
 
 class _Scaling(_Part):
@@ -80,7 +108,9 @@ class _Text(_Part):
 class _Spec(_Part):
     source: Annotated[str, Field(pattern=r"^\S", max_length=SOURCE_CHARS_MAX)]
     context_tokens_max: Annotated[int, Field(ge=1, le=CONTEXT_TOKENS_MAX)] | None = None
-    slo: _Slo = _Slo()
+    slo: _Slo | None = None
+    classes: Annotated[dict[str, _Class], Field(min_length=1)] | None = None
+    class_default: str = ""
     scaling: _Scaling = _Scaling()
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
     tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
@@ -97,6 +127,23 @@ class _Spec(_Part):
         if len(set(devices)) < len(devices):
             raise PydanticCustomError("devices", f"names a device twice: {', '.join(devices)}")
         return devices
+
+    @model_validator(mode="after")
+    def _slo_or_classes(self) -> "_Spec":
+        if self.slo is not None and self.classes is not None:
+            raise PydanticCustomError("classes", "has slo and classes: give one of them")
+        return self
+
+    def slos(self) -> tuple[Slo, tuple[Slo, ...], str]:
+        """The SLO of a request that names no class, all classes, and the name of its class: without
+        a `class_default` the first that has limits.
+        """
+        if self.classes is None:
+            return Slo(**(self.slo or _Slo()).model_dump()), (), self.class_default
+        classes = tuple(one.named(name) for name, one in self.classes.items())
+        named = self.class_default
+        named = named or next((slo.name for slo in classes if not slo.best_effort), "")
+        return next((slo for slo in classes if slo.name == named), classes[0]), classes, named
 
 
 class _Manifest(_Part):
@@ -152,11 +199,14 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
     except ValidationError as error:
         raise explain(error.errors(include_url=False), document, origin, _Manifest) from error
     spec = manifest.spec
+    slo, classes, class_default = spec.slos()
     deployment = DeploymentSpec(
         name=DeploymentName(manifest.metadata.name),
         source=spec.source.rstrip(),
         context_tokens_max=spec.context_tokens_max,
-        slo=Slo(**spec.slo.model_dump()),
+        slo=slo,
+        classes=classes,
+        class_default=class_default,
         scaling=Scaling(**spec.scaling.model_dump()),
         devices=tuple(DeviceKind(device) for device in spec.devices),
         tensor_parallel=spec.tensor_parallel,
@@ -167,6 +217,10 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         tool_format=spec.tool_format,
         special_tokens_in_content=spec.text.special_tokens_in_content,
     )
-    # The schema's bounds are the domain's, so that this passes; the controller checks it again.
-    check_spec(deployment)
+    # The schema's bounds are the domain's, but for classes; the controller checks it again.
+    try:
+        check_spec(deployment)
+    except InvalidInput as error:
+        line = document.line_of(("spec", "classes"))
+        raise InvalidInput(f"{origin}:{line}: {error.message}", hint=error.hint) from error
     return deployment

@@ -41,6 +41,9 @@ _EXAMPLES = {
     "spec.devices": "list cpu, gpu or both, each once: devices: [cpu, gpu]",
     "spec.scaling": "write scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 1.0}",
     "spec.slo": "write slo: {ttft_s: 2.0, tpot_s: 0.25}",
+    "spec.classes": "write classes: {chat: {ttft_s: 1.0, tpot_s: 0.1}, "
+    "batch: {best_effort: true, within_s: 3600}}",
+    "spec.class_default": "name one of the classes that have limits",
     "spec.scaling.replicas_min": "write a number of instances that stay loaded, such as 0",
     "spec.scaling.replicas_max": "write a number of instances, such as 4",
     "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
@@ -89,7 +92,7 @@ def _problem(error: ErrorDetails) -> str:
         return f"{found} is not a name" if error["loc"][-1] == "name" else "is empty"
     if kind == "too_short":
         return "is empty"
-    if kind in ("replicas", "devices"):
+    if kind in ("replicas", "devices", "classes"):
         return error["msg"]
     return f"{found}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
@@ -106,6 +109,8 @@ def _describe_value(value: object) -> str:
 
 def _hint(error: ErrorDetails, schema: type[BaseModel]) -> str:
     path = tuple(part for part in error["loc"] if isinstance(part, str))
+    if path[:2] == ("spec", "classes") and len(path) < 4:
+        return _EXAMPLES["spec.classes"]
     if error["type"] == "extra_forbidden":
         return _nearest(path, schema)
     name = ".".join(path)

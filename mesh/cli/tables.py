@@ -10,7 +10,9 @@ from math import isfinite
 from mesh.cli.output import Column, number, word
 from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.slo import Slo
 from mesh.domain.views import (
+    ClassView,
     DeploymentSnapshot,
     InstanceSnapshot,
     LoadTimesView,
@@ -33,6 +35,19 @@ DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     number("CONTEXT_TOKENS", lambda d: d.context_tokens_max or None),
     word("SOURCE", lambda d: d.spec.source),
 )
+CLASSES: tuple[Column[tuple[DeploymentSnapshot, Slo, ClassView]], ...] = (
+    word("DEPLOYMENT", lambda c: c[0].spec.name),
+    word("CLASS", lambda c: c[1].name),
+    number("TTFT_SLO_S", lambda c: seconds(c[1].ttft_s)),
+    number("TPOT_SLO_S", lambda c: None if c[1].best_effort else seconds(c[1].tpot_s)),
+    number("PRICE", lambda c: f"{c[1].price:g}"),
+    number("RUNNING", lambda c: c[2].running),
+    number("QUEUED", lambda c: c[2].queued),
+    number("SERVED", lambda c: c[2].served),
+    number("MET", lambda c: f"{c[2].met / c[2].served:.0%}" if c[2].served else None),
+    number("REFUSED", lambda c: c[2].refused),
+)
+"""The SLO classes of deployments; of best effort, the TTFT is how long a request waits at most."""
 UNDER_WAY: Column[DeploymentSnapshot] = word("PHASE", lambda d: under_way(d))
 """The column of deployments that are being imported or loaded."""
 _WHICH: tuple[Column[InstanceSnapshot], ...] = (
@@ -110,6 +125,17 @@ MODELS: tuple[Column[tuple[ModelInfo, Sequence[str]]], ...] = (
 """Each model with the names of the deployments that use it."""
 
 
+def class_rows(
+    deployments: Sequence[DeploymentSnapshot],
+) -> list[tuple[DeploymentSnapshot, Slo, ClassView]]:
+    """What `CLASSES` shows."""
+    return [
+        (deployment, slo, view)
+        for deployment in deployments
+        for slo, view in zip(deployment.spec.classes, deployment.classes, strict=False)
+    ]
+
+
 def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
     """One deployment in full but for its instances."""
     spec, model = deployment.spec, deployment.model
@@ -128,6 +154,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("ttft_slo_s", ttft),
         ("tpot_slo_s", seconds(spec.slo.tpot_s)),
         ("cold_start", str(spec.slo.cold_start)),
+        *([("class_default", spec.class_default)] if spec.classes else []),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         ("prefix_cache", _prefix_cache(deployment)),

@@ -19,8 +19,8 @@ from mesh.controller.invocation_checks import (
     check_prompt_logprobs,
     check_task,
     check_token_ids,
-    own_slo,
     sampling_of,
+    slo_of,
 )
 from mesh.controller.lookup import no_deployment, no_request, seen_by
 from mesh.controller.snapshots import with_failed
@@ -347,7 +347,9 @@ class Gateway:
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
-        check_task(asked, self.deployment(asked.deployment).spec.task)
+        asked_of = self.deployment(asked.deployment).spec
+        check_task(asked, asked_of.task)
+        slo_of(asked, asked_of)
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
@@ -356,6 +358,7 @@ class Gateway:
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
+        slo = slo_of(asked, deployment.spec)
         self._requests += 1
         salt = _cache_salt(asked, deployment)
         block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
@@ -369,8 +372,8 @@ class Gateway:
         )
         return ClientStream(
             request=request,
-            slo=deployment.spec.slo,
-            own_slo=own_slo(asked, deployment.spec.slo),
+            slo=slo,
+            has_own_slo=slo is not deployment.spec.slo,
             arrived_s=arrived_s,
             told_max=self._limits.told_max,
             join_s=self._limits.join_s,

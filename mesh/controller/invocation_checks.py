@@ -9,17 +9,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from mesh.domain.checks import (
-    CACHE_SALT_CHARS_MAX,
-    CONTEXT_TOKENS_MAX,
-    SLO_S_MAX,
-    SLO_TOKENS_PER_S_MAX,
-)
+from mesh.domain.checks import CACHE_SALT_CHARS_MAX, CONTEXT_TOKENS_MAX
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, PairPrompt, TextPrompt, TokenPrompt
 from mesh.domain.model import Task
 from mesh.domain.request import SamplingParams
-from mesh.domain.slo import Slo
+from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, Slo
 
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
@@ -33,6 +29,8 @@ LOGIT_BIASES_MAX = 1024
 BIAS_MAX = 100.0
 """As with OpenAI: this much forbids a token, or allows no other."""
 STOP_TOKENS_MAX = 128
+DEFAULT_TIERS = ("auto", "default")
+"""OpenAI's words for the default class, where no class has such a name."""
 SEED_MAX = (1 << 63) - 1
 TOP_K_MAX = (1 << 32) - 1
 """As much as a node can be told; no vocabulary is larger."""
@@ -197,13 +195,28 @@ def check_named_tokens(asked: Invocation, vocabulary_tokens: int) -> None:
                 raise _wrong(name, token_id, f"of the model's tokens, 0 to {vocabulary_tokens - 1}")
 
 
-def own_slo(asked: Invocation, deployment: Slo) -> Slo | None:
-    """The SLO of a checked invocation that has one of its own; what it leaves open is as its
-    deployment has it.
+def slo_of(asked: Invocation, deployment: DeploymentSpec) -> Slo:
+    """The SLO of a checked invocation: that of its class, or of its deployment; or its own, where
+    what it leaves open is as that has it. Raises InvalidInput.
     """
+    slo = next((one for one in deployment.classes if one.name == asked.slo_class), deployment.slo)
+    if asked.slo_class not in (slo.name, "", *DEFAULT_TIERS):
+        raise InvalidInput(
+            f"{asked.deployment!r} has no SLO class {asked.slo_class!r}",
+            hint=f"name one of {', '.join(one.name for one in deployment.classes)}"
+            if deployment.classes
+            else "name none: it has a single SLO",
+            field="slo_class",
+        )
     if asked.slo_ttft_s is None and asked.slo_tpot_s is None:
-        return None
-    slo = deployment
+        return slo
+    if slo.best_effort:
+        raise InvalidInput(
+            f"the class {slo.name!r} is best effort: it keeps no limits of a request's own",
+            hint="name another class, or leave the limits out",
+            field="slo_class",
+        )
+    slo = replace(slo, name="")
     if asked.slo_ttft_s is not None:
         any_length = SLO_TOKENS_PER_S_MAX
         slo = replace(slo, ttft_s=asked.slo_ttft_s, ttft_tokens_per_s=any_length)

@@ -49,6 +49,8 @@ _REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0
 _LOAD_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _RESIZE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _MODEL = "model_name"
+_CLASS = "slo_class"
+"""The SLO class of a request; empty where its deployment has none, which Prometheus leaves out."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,6 +60,7 @@ class _Series:
     """
 
     model: str
+    slo_class: str
     prompt_tokens: Counter
     output_tokens: Counter
     queried: Counter
@@ -68,6 +71,10 @@ class _Series:
     mean: Histogram
     whole: Histogram
     queued: Histogram
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return self.model, self.slo_class
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -97,47 +104,59 @@ class Meter:
         self.recent = Recent()
         self._calls: dict[RequestId, _Call] = {}
         self._loading: dict[InstanceId, str] = {}
-        self._series: dict[str, _Series] = {}
+        self._series: dict[tuple[str, str], _Series] = {}
         self.registry = CollectorRegistry()
         self._metrics: list[Counter | Histogram] = []
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
-        self._output_tokens = self._counter("vllm:generation_tokens", "Output tokens delivered.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.", _CLASS)
+        self._output_tokens = self._counter(
+            "vllm:generation_tokens", "Output tokens delivered.", _CLASS
+        )
         self._queried = self._counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked for in prefix caches."
+            "vllm:prefix_cache_queries", "Prompt tokens looked for in prefix caches.", _CLASS
         )
         self._cached = self._counter(
-            "vllm:prefix_cache_hits", "Prompt tokens found there, and not computed."
+            "vllm:prefix_cache_hits", "Prompt tokens found there, and not computed.", _CLASS
         )
         self._ended = self._counter(
-            "vllm:request_success", "Requests that ended, by why.", "finished_reason"
+            "vllm:request_success", "Requests that ended, by why.", _CLASS, "finished_reason"
         )
         self._met = self._counter(
-            "mesh_requests_met_slo", "Ended with TTFT and mean TPOT in time, as was promised."
+            "mesh_requests_met_slo",
+            "Ended with TTFT and mean TPOT in time, as was promised.",
+            _CLASS,
         )
-        self._refused = self._counter("mesh_requests_refused", "By reason.", "reason")
+        self._refused = self._counter("mesh_requests_refused", "By reason.", _CLASS, "reason")
         self._late = self._counter(
-            "mesh_requests_accepted_late", "Taken although a load makes their first token late."
+            "mesh_requests_accepted_late",
+            "Taken although a load makes their first token late.",
+            _CLASS,
         )
         self._resubmitted = self._counter(
-            "mesh_requests_resubmitted", "Sent to a node again: lost, evicted or preempted."
+            "mesh_requests_resubmitted", "Sent to a node again: lost, evicted or preempted.", _CLASS
         )
         self._migrated = self._counter(
-            "mesh_requests_migrated", "Handed over to another node while they ran."
+            "mesh_requests_migrated", "Handed over to another node while they ran.", _CLASS
         )
         self._first = self._histogram(
-            "vllm:time_to_first_token_seconds", "From a call to its first token.", _FIRST_TOKEN_S
+            "vllm:time_to_first_token_seconds",
+            "From a call to its first token.",
+            _FIRST_TOKEN_S,
+            _CLASS,
         )
         self._between = self._histogram(
-            "vllm:inter_token_latency_seconds", "From one token to the next.", _TOKEN_S
+            "vllm:inter_token_latency_seconds", "From one token to the next.", _TOKEN_S, _CLASS
         )
         self._mean = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "In the mean of a request.", _TOKEN_S
+            "vllm:request_time_per_output_token_seconds",
+            "In the mean of a request.",
+            _TOKEN_S,
+            _CLASS,
         )
         self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From a call to its last token.", _REQUEST_S
+            "vllm:e2e_request_latency_seconds", "From a call to its last token.", _REQUEST_S, _CLASS
         )
         self._queued = self._histogram(
-            "vllm:request_queue_time_seconds", "From a call to its place.", _FIRST_TOKEN_S
+            "vllm:request_queue_time_seconds", "From a call to its place.", _FIRST_TOKEN_S, _CLASS
         )
         self._loads = self._histogram("mesh_load_seconds", "By tier.", _LOAD_S, "tier")
         self._failed_loads = self._counter("mesh_load_failures", "Loads that failed.")
@@ -160,9 +179,10 @@ class Meter:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         match event:
-            case InvokeRequested(request=request):
+            case InvokeRequested(request=request, slo=slo):
+                label = self._label(request.deployment)
                 self._calls[request.request_id] = _Call(
-                    of=self._of(self._label(request.deployment)),
+                    of=self._of(label, slo.name if slo is not None and label else ""),
                     prompt_tokens=len(request.prompt_tokens),
                     shares=request.cache_salt is not None,
                     came_s=now_s,
@@ -171,27 +191,29 @@ class Meter:
                 for request_id in event.request_ids:
                     call = self._calls.pop(request_id, None)
                     if call is not None:
-                        self._ended.labels(call.of.model, FinishReason.CANCELLED.value).inc()
+                        self._ended.labels(*call.of.labels, FinishReason.CANCELLED.value).inc()
             case NodeReported(report=report):
                 self._reported(report)
         for action in actions:
             self._decided(now_s, action)
 
-    def _of(self, model: str) -> _Series:
-        known = self._series.get(model)
+    def _of(self, model: str, slo_class: str) -> _Series:
+        of = model, slo_class
+        known = self._series.get(of)
         if known is None:
-            known = self._series[model] = _Series(
+            known = self._series[of] = _Series(
                 model=model,
-                prompt_tokens=self._prompt_tokens.labels(model),
-                output_tokens=self._output_tokens.labels(model),
-                queried=self._queried.labels(model),
-                cached=self._cached.labels(model),
-                met=self._met.labels(model),
-                first=self._first.labels(model),
-                between=self._between.labels(model),
-                mean=self._mean.labels(model),
-                whole=self._whole.labels(model),
-                queued=self._queued.labels(model),
+                slo_class=slo_class,
+                prompt_tokens=self._prompt_tokens.labels(*of),
+                output_tokens=self._output_tokens.labels(*of),
+                queried=self._queried.labels(*of),
+                cached=self._cached.labels(*of),
+                met=self._met.labels(*of),
+                first=self._first.labels(*of),
+                between=self._between.labels(*of),
+                mean=self._mean.labels(*of),
+                whole=self._whole.labels(*of),
+                queued=self._queued.labels(*of),
             )
         return known
 
@@ -221,7 +243,7 @@ class Meter:
                 if call.slo is None:
                     call.of.queued.observe(now_s - call.came_s)
                 else:
-                    self._resubmitted.labels(call.of.model).inc()
+                    self._resubmitted.labels(*call.of.labels).inc()
                 call.slo = order.slo
             case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
                 call = self._calls.get(command.request_id)
@@ -233,11 +255,11 @@ class Meter:
                 call = self._calls.get(action.request_id)
                 if call is not None:
                     call.grace_s = action.grace_s
-                    self._late.labels(call.of.model).inc()
+                    self._late.labels(*call.of.labels).inc()
             case RefuseRequest():
                 call = self._calls.pop(action.request_id, None)
                 if call is not None:
-                    self._refused.labels(call.of.model, action.reason.value).inc()
+                    self._refused.labels(*call.of.labels, action.reason.value).inc()
                     self.recent.refused(now_s, call.of.model, action.reason)
             case RemoveDeployment():
                 self._forget(action.name)
@@ -249,7 +271,7 @@ class Meter:
             return
         if outputs.attempt == call.ahead:
             call.ahead = 0
-            self._migrated.labels(call.of.model).inc()
+            self._migrated.labels(*call.of.labels).inc()
         count = len(outputs.token_ids)
         if count:
             call.of.output_tokens.inc(count)
@@ -271,7 +293,7 @@ class Meter:
             self._finished(now_s, call, outputs.finish)
 
     def _finished(self, now_s: float, call: _Call, finish: FinishReason) -> None:
-        self._ended.labels(call.of.model, finish.value).inc()
+        self._ended.labels(*call.of.labels, finish.value).inc()
         if finish not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         call.of.whole.observe(now_s - call.came_s)
@@ -293,10 +315,12 @@ class Meter:
         self.recent.forget(name)
         for metric in self._metrics:
             metric.remove_by_labels({_MODEL: name})
-        if self._series.pop(name, None) is not None:
-            for call in self._calls.values():
-                if call.of.model == name:
-                    call.of = self._of("")
+        gone = [of for of in self._series if of[0] == name]
+        for of in gone:
+            del self._series[of]
+        for call in self._calls.values() if gone else ():
+            if call.of.model == name:
+                call.of = self._of("", "")
         for instance_id, model in self._loading.items():
             if model == name:
                 self._loading[instance_id] = ""

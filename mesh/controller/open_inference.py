@@ -7,7 +7,6 @@ codec. After: the gateway, the same as every protocol's.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from mesh import __version__
@@ -29,7 +28,7 @@ from mesh.wire.codec_infer import (
 )
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed
-from mesh.wire.own_slo import own_limits_s
+from mesh.wire.own_slo import with_own_slo
 from mesh.wire.serving import ABORT_S_MAX
 from mesh.wire.tensors import TEXT
 
@@ -167,8 +166,7 @@ class OpenInference(GRPCInferenceServiceServicer):
         tree; leaving the block cancels what has not ended.
         """
         metadata = dict(context.invocation_metadata() or ())
-        ttft_s, tpot_s = own_limits_s(metadata.get)
-        asked = replace(inference.asked, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s)
+        asked = with_own_slo(inference.asked, metadata.get)
         version = self._deployment(asked.deployment, inference.version).revision
         async with self._gateway.call(asked, context.invocation_metadata) as call:
             yield call.request_id, _answers(call, inference, version)

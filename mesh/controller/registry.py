@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cattrs.preconf.json import make_converter
 
@@ -75,12 +75,20 @@ ALTER TABLE texts ADD COLUMN special_tokens TEXT NOT NULL DEFAULT '';
 _SCHEMA_7 = """
 ALTER TABLE histories ADD COLUMN gaps TEXT NOT NULL DEFAULT '{}';
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6, _SCHEMA_7)
+_SCHEMA_8 = """
+ALTER TABLE histories ADD COLUMN classes TEXT NOT NULL DEFAULT '[]';
+"""
+_STEPS = (
+    *(_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6, _SCHEMA_7),
+    _SCHEMA_8,
+)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """The version of the tables; the file keeps it as its user_version."""
 T = TypeVar("T")
 _CONVERTER = make_converter()
+_Classes: Any = tuple[tuple[str, float, int], ...]
+"""The type of `OutputHistory.classes`."""
 _HINTS: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "free space on its disk, then try again",
     sqlite3.SQLITE_IOERR: "check its disk: space left, quota, health",
@@ -136,15 +144,16 @@ class SqliteRegistry:
         """The histories of the deployments that have ended requests, by name."""
         with self._explained("read"):
             rows = self._connection.execute(
-                "SELECT name, mean_tokens, requests, gaps FROM histories ORDER BY name"
+                "SELECT name, mean_tokens, requests, gaps, classes FROM histories ORDER BY name"
             )
             return {
                 DeploymentName(name): OutputHistory(
                     mean_tokens=mean_tokens,
                     count=requests,
                     gaps=self._valid(CallGaps, gaps, f"times between calls of {name!r}").bounded(),
+                    classes=self._valid(_Classes, classes, f"histories of classes of {name!r}"),
                 )
-                for name, mean_tokens, requests, gaps in rows
+                for name, mean_tokens, requests, gaps, classes in rows
             }
 
     def revisions(self) -> dict[DeploymentName, Revisions]:
@@ -253,9 +262,12 @@ class SqliteRegistry:
         """
         with self._written():
             self._connection.execute(
-                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3, ?4"
+                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3, ?4, ?5"
                 " WHERE EXISTS (SELECT 1 FROM deployments WHERE name = ?1)",
-                (name, history.mean_tokens, history.count, _CONVERTER.dumps(history.gaps)),
+                (
+                    *(name, history.mean_tokens, history.count, _CONVERTER.dumps(history.gaps)),
+                    _CONVERTER.dumps(history.classes),
+                ),
             )
 
     def close(self) -> None:

@@ -35,14 +35,15 @@ class ClientStream:
         *,
         request: Request,
         slo: Slo,
-        own_slo: Slo | None = None,
+        has_own_slo: bool = False,
         arrived_s: float,
         told_max: int,
         join_s: float = 0.0,
         caller: Caller = ANYONE,
     ) -> None:
         self.request = request
-        self.own_slo = own_slo
+        self.own_slo = slo if has_own_slo or slo.name else None
+        """What the core is told of its SLO: `None` where that of its deployment holds."""
         self.caller = caller
         self.dropped: Cancelled | None = None
         """Why it was cancelled, where its client has not left by itself."""
@@ -50,7 +51,7 @@ class ClientStream:
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
         """Everything has been taken out."""
-        self._slo = own_slo or slo
+        self._slo = slo
         self._cached_prompt_tokens = 0
         """When its prompt was first computed."""
         self._grace_s = 0.0
@@ -185,6 +186,7 @@ class ClientStream:
             tpot_limit_s=self._slo.tpot_s,
             grace_s=told.grace_s,
             cached_prompt_tokens=told.cached_tokens,
+            slo_class=self._slo.name,
         )
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:

@@ -21,7 +21,7 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import HOUR_S, Usage
 
 FILE_NAME = "usage.sqlite3"
-SCHEMA = 2
+SCHEMA = 3
 HOURS_KEPT = 24 * 400
 """Somewhat more than a year."""
 RETRY_S = 10.0
@@ -38,17 +38,14 @@ CREATE TABLE IF NOT EXISTS usage (
     refused INTEGER NOT NULL,
     tenant TEXT NOT NULL,
     key_id TEXT NOT NULL,
-    PRIMARY KEY (hour_unix_s, deployment, tenant, key_id)
+    slo_class TEXT NOT NULL,
+    PRIMARY KEY (hour_unix_s, deployment, tenant, key_id, slo_class)
 ) STRICT, WITHOUT ROWID
 """
-_FROM_SCHEMA_1 = (
-    "ALTER TABLE usage RENAME TO usage_1",
-    _TABLE,
-    "INSERT INTO usage SELECT *, '', '' FROM usage_1",
-    "DROP TABLE usage_1",
-)
+_NEW_COLUMNS = {1: "'', '', ''", 2: "''"}
+"""The columns that the table lacked, by schema, as they are filled in."""
 _ADD = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     requests = requests + excluded.requests,
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     output_tokens = output_tokens + excluded.output_tokens,
@@ -73,8 +70,14 @@ class UsageBook:
                     hint="run the newer mesh that wrote it, or move it away",
                 )
             self._connection.execute("BEGIN IMMEDIATE")
-            for statement in _FROM_SCHEMA_1 if found == 1 else (_TABLE,):
-                self._connection.execute(statement)
+            if found in _NEW_COLUMNS:
+                self._connection.execute("ALTER TABLE usage RENAME TO usage_before")
+            self._connection.execute(_TABLE)
+            if found in _NEW_COLUMNS:
+                self._connection.execute(
+                    f"INSERT INTO usage SELECT *, {_NEW_COLUMNS[found]} FROM usage_before"
+                )
+                self._connection.execute("DROP TABLE usage_before")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -97,7 +100,7 @@ class UsageBook:
         """The usage in the hours that had not ended at `from_unix_s`, by hour and deployment."""
         try:
             rows = self._connection.execute(
-                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY 1, 2, 7, 8",
+                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY 1, 2, 7, 8, 9",
                 (from_unix_s - HOUR_S,),
             ).fetchall()
         except sqlite3.Error as error:
@@ -122,7 +125,8 @@ class UsageBook:
 
 def _row(usage: Usage) -> tuple[int | str, ...]:
     counts = usage.requests, usage.prompt_tokens, usage.output_tokens, usage.refused
-    return usage.hour_unix_s, usage.deployment, *counts, usage.tenant, usage.key_id
+    of = usage.tenant, usage.key_id, usage.slo_class
+    return usage.hour_unix_s, usage.deployment, *counts, *of
 
 
 class UsageMeter:
@@ -142,7 +146,7 @@ class UsageMeter:
         self._unix_s = unix_s
         self._payer = payer
         self._under_way: dict[RequestId, Usage] = {}
-        self._unwritten: dict[tuple[int, str, str, str], Usage] = {}
+        self._unwritten: dict[tuple[int | str, ...], Usage] = {}
         self._retry_unix_s = 0.0
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
@@ -156,6 +160,7 @@ class UsageMeter:
                 prompt_tokens=len(request.prompt_tokens),
                 tenant=payer.tenant,
                 key_id=payer.key_id,
+                slo_class=event.slo.name if event.slo is not None and name else "",
             )
         elif isinstance(event, CancelRequested):
             for request_id in event.request_ids:
@@ -197,6 +202,7 @@ class UsageMeter:
             refused=int(refused and not served),
             tenant=usage.tenant,
             key_id=usage.key_id,
+            slo_class=usage.slo_class,
         )
         before = self._unwritten.get(used.place)
         self._unwritten[used.place] = used if before is None else before.plus(used)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
-from mesh.domain.slo import Slo
+from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, Slo
 
 NAME_CHARS_MAX = 63
 """The longest name: a DNS label may not be longer (RFC 1035 §2.3.4)."""
@@ -21,8 +21,8 @@ TENSOR_PARALLEL_MAX = 8
 """Devices of one machine."""
 KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
 CACHE_SALT_CHARS_MAX = 256
-SLO_S_MAX = 24 * 3600.0
-SLO_TOKENS_PER_S_MAX = 1e9
+CLASSES_MAX = 8
+
 
 _SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^key$|^auth", re.I)
 """In names of a URL's parameters: those of signed URLs among them."""
@@ -45,6 +45,7 @@ def check_spec(spec: DeploymentSpec) -> None:
             f"context_tokens_max is {context}; it must be from 1 to {CONTEXT_TOKENS_MAX}"
         )
     check_slo(spec.slo)
+    check_classes(spec)
     check_scaling(spec.scaling)
     if not spec.devices:
         raise InvalidInput("devices is empty", hint="name at least one of cpu, gpu")
@@ -93,6 +94,37 @@ def check_slo(slo: Slo) -> None:
     _positive("slo.ttft_s", slo.ttft_s, SLO_S_MAX)
     _positive("slo.ttft_tokens_per_s", slo.ttft_tokens_per_s, SLO_TOKENS_PER_S_MAX)
     _positive("slo.tpot_s", slo.tpot_s, SLO_S_MAX)
+
+    if not (math.isfinite(slo.price) and slo.price >= 0):
+        raise InvalidInput(f"slo.price is {slo.price:g}; it must be 0 or more")
+    if slo.best_effort and slo.tpot_s != SLO_S_MAX:
+        raise InvalidInput(
+            f"class {slo.name!r} is best effort, and its tpot_s is {slo.tpot_s:g}",
+            hint="leave tpot_s out: best effort promises no pace, only within_s",
+        )
+
+
+def check_classes(spec: DeploymentSpec) -> None:
+    """Raise InvalidInput unless each class has a name of its own and the default is one of them."""
+    names = [slo.name for slo in spec.classes]
+    if len(names) > CLASSES_MAX:
+        raise InvalidInput(f"classes has {len(names)}; at most {CLASSES_MAX} are allowed")
+    for slo in spec.classes:
+        check_name(slo.name, "class name")
+        check_slo(slo)
+        if names.count(slo.name) > 1:
+            raise InvalidInput(f"classes has {slo.name!r} twice")
+    default = next((slo for slo in spec.classes if slo.name == spec.class_default), None)
+    if spec.class_default and default is None:
+        raise InvalidInput(
+            f"class_default {spec.class_default!r} is none of the classes",
+            hint=f"name one of {', '.join(names)}" if names else "give classes, or leave it out",
+        )
+    if spec.classes and (default is None or default.best_effort or default != spec.slo):
+        raise InvalidInput(
+            f"class_default {spec.class_default!r} must be a class with limits, and spec.slo its",
+            hint="a request that names no class is promised something: name a class with tpot_s",
+        )
 
 
 def check_scaling(scaling: Scaling) -> None:

@@ -28,6 +28,10 @@ class DeploymentSpec:
     context_tokens_max: int | None = None
     """The longest context; `None` stands for what the model allows."""
     slo: Slo = field(default_factory=Slo)
+    classes: tuple[Slo, ...] = ()
+    """The SLOs that a request may name; without any, `slo` is the only one."""
+    class_default: str = ""
+    """The class of a request that names none; `slo` is this one."""
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     tensor_parallel: Count = 1

@@ -78,12 +78,25 @@ class OutputHistory:
     count: int = PRIOR_COUNT
     """Requests in the mean, WINDOW at most."""
     gaps: CallGaps = field(default_factory=CallGaps)
+    classes: tuple[tuple[str, float, int], ...] = ()
+    """The mean and the count of each SLO class of which a request has ended, by its name."""
 
-    def after(self, output_tokens: int) -> "OutputHistory":
+    def mean_of(self, slo_class: str) -> float:
+        """The mean length of the answers of a class; of all, before one of it has ended."""
+        return next((mean for name, mean, _ in self.classes if name == slo_class), self.mean_tokens)
+
+    def after(self, output_tokens: int, slo_class: str = "") -> "OutputHistory":
         """One more request has ended with so many tokens."""
         count = min(self.count + 1, WINDOW)
         mean_tokens = self.mean_tokens + (output_tokens - self.mean_tokens) / count
-        return replace(self, mean_tokens=mean_tokens, count=count)
+        found = replace(self, mean_tokens=mean_tokens, count=count)
+        if not slo_class:
+            return found
+        known = {name: (mean, count) for name, mean, count in self.classes}
+        mean, count = known.get(slo_class, (self.mean_tokens, PRIOR_COUNT))
+        count = min(count + 1, WINDOW)
+        known[slo_class] = mean + (output_tokens - mean) / count, count
+        return replace(found, classes=tuple((name, *of) for name, of in sorted(known.items())))
 
     def called(self, gap_s: float) -> "OutputHistory":
         """One more call has come, so long after the one before it."""

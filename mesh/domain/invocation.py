@@ -83,6 +83,8 @@ class Invocation:
     """Seconds to its first token, however long its prompt is; None: as its deployment's SLO."""
     slo_tpot_s: float | None = None
     """Seconds for each further token; None: as its deployment's SLO."""
+    slo_class: str = ""
+    """The name of one of its deployment's SLO classes; empty for the default one."""
     task: Task | None = None
     """What is asked for in place of text; its deployment must have the same task."""
 
@@ -103,6 +105,8 @@ class Accepted:
     """
     cached_prompt_tokens: int = 0
     """Those that are believed to be in the cache of its place."""
+    slo_class: str = ""
+    """The class of its SLO; empty where its deployment has none, or the limits are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:
     same = replace(
         old,
         slo=new.slo,
+        classes=new.classes,
+        class_default=new.class_default,
         scaling=new.scaling,
         tool_format=new.tool_format,
         special_tokens_in_content=new.special_tokens_in_content,

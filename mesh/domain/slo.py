@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+SLO_S_MAX = 24 * 3600.0
+"""The longest limit, and the TPOT of best effort."""
+SLO_TOKENS_PER_S_MAX = 1e9
+
 
 class ColdStart(StrEnum):
     """What becomes of a request that only a load makes late."""
@@ -24,17 +28,36 @@ class Slo:
     """What a deployment promises for each request (LLM-Mesh §3.1).
 
     The first token is due `max(ttft_s, prompt tokens / ttft_tokens_per_s)` after arrival, every
-    further one `tpot_s` later than the one before it was due.
+    further one `tpot_s` later than the one before it was due. A deployment may offer several, each
+    with a name: its SLO classes.
     """
 
     ttft_s: float = 2.0
     ttft_tokens_per_s: float = 512.0
     tpot_s: float = 0.25
     cold_start: ColdStart = ColdStart.LATE
+    name: str = ""
+    """The class of its deployment; empty for the only SLO of one, or a request's own."""
+    price: float = 1.0
+    """What a token of the class is worth, against other classes."""
+    best_effort: bool = False
+    """Its requests have what all others leave. `ttft_s` is how long they wait at most."""
 
     def ttft_limit_s(self, prompt_tokens: int) -> float:
         """Seconds from arrival by which the first token of a prompt of this length is due."""
         return max(self.ttft_s, prompt_tokens / self.ttft_tokens_per_s)
+
+
+def best_effort(name: str, within_s: float, price: float = 1.0) -> Slo:
+    """A class whose requests wait for up to `within_s` seconds, and have what all others leave."""
+    return Slo(
+        ttft_s=within_s,
+        ttft_tokens_per_s=SLO_TOKENS_PER_S_MAX,
+        tpot_s=SLO_S_MAX,
+        name=name,
+        price=price,
+        best_effort=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,13 @@ class Usage:
     holds for `key_id`.
     """
     key_id: str = ""
+    slo_class: str = ""
+    """The SLO class; empty where the deployment has none, or for all classes."""
 
     @property
-    def place(self) -> tuple[int, str, str, str]:
+    def place(self) -> tuple[int | str, ...]:
         """In the books: one line each."""
-        return self.hour_unix_s, self.deployment, self.tenant, self.key_id
+        return self.hour_unix_s, self.deployment, self.tenant, self.key_id, self.slo_class
 
     def plus(self, other: "Usage") -> "Usage":
         """The sum of both, under this one's hour, deployment, tenant and key."""
@@ -52,19 +54,21 @@ class UsageBy(StrEnum):
     """Hour and deployment."""
     TENANT = "tenant"
     KEY = "key"
+    CLASS = "class"
+    """Deployment and SLO class."""
 
 
 def summed(usages: Iterable[Usage], by: UsageBy) -> tuple[Usage, ...]:
     """In order of what they are by; the rest is summed over."""
-    found: dict[tuple[int, str, str, str], Usage] = {}
+    found: dict[tuple[int | str, ...], Usage] = {}
+    with_deployment = UsageBy.DEPLOYMENT, UsageBy.BOTH, UsageBy.CLASS
     for usage in usages:
         one = Usage(
             hour_unix_s=usage.hour_unix_s if by in (UsageBy.HOUR, UsageBy.BOTH) else 0,
-            deployment=DeploymentName(
-                usage.deployment if by in (UsageBy.DEPLOYMENT, UsageBy.BOTH) else ""
-            ),
+            deployment=DeploymentName(usage.deployment if by in with_deployment else ""),
             tenant=usage.tenant if by in (UsageBy.TENANT, UsageBy.KEY) else "",
             key_id=usage.key_id if by is UsageBy.KEY else "",
+            slo_class=usage.slo_class if by is UsageBy.CLASS else "",
         )
         found[one.place] = found.get(one.place, one).plus(usage)
     return tuple(found[place] for place in sorted(found))

@@ -107,6 +107,20 @@ class RevisionView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """What becomes of the requests of one SLO class. `met` of those `served` kept TTFT and mean
+    TPOT, as was promised.
+    """
+
+    name: str
+    queued: int
+    running: int
+    served: int
+    met: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSnapshot:
     spec: DeploymentSpec
     model: ModelInfo | None
@@ -131,6 +145,8 @@ class DeploymentSnapshot:
     """The prompt tokens of the requests that have had a first token."""
     cached_tokens: int = 0
     """How many of those were found in the prefix cache."""
+    classes: tuple[ClassView, ...] = ()
+    """In the order of its spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,8 @@ class Completion(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    service_tier: str | None = None
+    """The SLO class; left out, where its deployment has none."""
     choices: list[CompletionChoice]
     usage: Usage | None = None
 
@@ -130,6 +132,8 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"]
     created: int
     model: str
+    service_tier: str | None = None
+    """The SLO class; left out, where its deployment has none."""
     choices: list[ChatChoice]
     prompt_logprobs: PromptLogprobs | None = None
     """Left out, where they were not asked for."""
@@ -155,6 +159,8 @@ class ChatChunk(BaseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    service_tier: str | None = None
+    """The SLO class; left out, where its deployment has none."""
     choices: list[ChunkChoice]
     usage: Usage | None = None
 
@@ -202,6 +208,7 @@ class AnswerTo:
     """What a writer has to know of its call."""
 
     id_: str = ""
+    slo_class: str = ""
     asked: Invocation
     """Its first invocation."""
     usage: UsageTold = UsageTold.LAST
@@ -266,6 +273,8 @@ class ChunkWriter(Writer):
         """The output tokens so far, by the answer's number."""
         self._head: dict[str, object] = {"id": f"{self.ids}-{to.id_}", "created": int(time.time())}
         self._head["model"] = to.asked.deployment
+        if to.slo_class:
+            self._head["service_tier"] = to.slo_class
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
         self._after = b"}\n\n" if to.usage is UsageTold.NEVER else b',"usage":null}\n\n'

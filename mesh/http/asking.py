@@ -21,7 +21,7 @@ from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, TextPart
 from mesh.http.tools import Strict, calls_of, check_tools, requires_call
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
-from mesh.wire.own_slo import own_limits_s
+from mesh.wire.own_slo import with_own_slo
 
 PROMPTS_MAX = 16
 """The most prompts of one call."""
@@ -82,6 +82,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         grammar=_grammar(body),
         cache_salt=body.cache_salt or "",
+        slo_class=body.service_tier or "",
     )
     if asked.top_p == 0 and (asked.temperature or 0) >= 0:
         asked = replace(asked, temperature=0.0, top_p=1.0)  # the likeliest token alone is left
@@ -100,11 +101,8 @@ def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:
 def with_slo(
     asked: tuple[Invocation, ...], header: Callable[[bytes], bytes | None]
 ) -> tuple[Invocation, ...]:
-    """Those of a call that brings its own limits. Raises InvalidInput."""
-    ttft_s, tpot_s = own_limits_s(lambda name: header(name.encode()))
-    if ttft_s is None and tpot_s is None:
-        return asked
-    return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
+    """Those of a call that brings an SLO class or its own limits. Raises InvalidInput."""
+    return tuple(with_own_slo(one, lambda name: header(name.encode())) for one in asked)
 
 
 def with_tools(

@@ -150,7 +150,9 @@ class Body(Strict):
     user: str | None = Field(default=None, description="Ignored, as metadata, store and the like.")
     metadata: Any = None
     store: Any = None
-    service_tier: Any = None
+    service_tier: str | None = Field(
+        default=None, description="One of the deployment's SLO classes; auto: the default one."
+    )
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None

@@ -100,6 +100,8 @@ class Exchange:
         """As soon as they are known."""
         self.context_tokens: int | None = None
         """The context limit of the deployment that is asked, once it is known."""
+        self.slo_class = ""
+        """That of its first request, once it has a place."""
         self._grace_s = 0.0
         self._failing: Failing = error_event
 
@@ -126,6 +128,7 @@ class Exchange:
         told.
         """
         self._grace_s = max(self._grace_s, accepted.grace_s)
+        self.slo_class = self.slo_class or accepted.slo_class
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:

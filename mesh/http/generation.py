@@ -71,7 +71,9 @@ class Generation:
                 )
 
                 def write() -> Writer:
-                    return writer(replace(to, id_=exchange.request_id))
+                    return writer(
+                        replace(to, id_=exchange.request_id, slo_class=exchange.slo_class)
+                    )
 
                 with exchange.watched(self._gateway.left):
                     gateway, named, headers = self._gateway, exchange.named, exchange.headers
@@ -109,14 +111,15 @@ class Generation:
         opened: set[int] = set()
         ends: list[Finished] = []
         async for number, event in events:
-            writer = writer or write()
             match event:
                 case Accepted():
-                    writer.accepted(number, event)
                     exchange.accepted(event)
+                    writer = writer or write()
+                    writer.accepted(number, event)
                     continue
                 case Waiting() | Tokens(token_ids=()):
                     continue
+            assert writer is not None, "an answer is accepted first"
             chunk = b"" if number in opened else writer.opening(number)
             opened.add(number)
             match event:

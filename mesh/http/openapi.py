@@ -37,7 +37,7 @@ from mesh.http.response_answers import (
 )
 from mesh.http.responses import InputBody, ResponsesBody
 from mesh.http.tokens import DetokenizeBody, Detokenized, TokenCount, TokenizeBody, Tokenized
-from mesh.wire.own_slo import SLO_HEADERS
+from mesh.wire.own_slo import CLASS_HEADER, SLO_HEADERS
 
 _REFUSED = {
     "400": "The request is wrong, or its prompt is too long.",
@@ -164,6 +164,14 @@ def _generation(
                 "description": "Of this request, in place of its deployment's SLO.",
             }
             for name in SLO_HEADERS
+        ]
+        + [
+            {
+                "name": CLASS_HEADER,
+                "in": "header",
+                "schema": {"type": "string"},
+                "description": "Of its deployment's SLO classes; none: the default one.",
+            }
         ],
         "requestBody": {"required": True, "content": _json(asked)},
         "responses": {"200": told, **_errors(*_REFUSED)},

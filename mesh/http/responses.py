@@ -271,7 +271,7 @@ class ResponsesBody(InputBody):
     context_management: Any = Field(default=None, description="Ignored, as are the next ones.")
     user: Any = None
     safety_identifier: Any = None
-    service_tier: Any = None
+    service_tier: str | None = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
@@ -294,6 +294,7 @@ class Responses:
                 "stream": body.stream,
                 "temperature": body.temperature,
                 "top_p": body.top_p,
+                "service_tier": body.service_tier,
                 "logprobs": LOGPROBS in (body.include or ()),
                 "top_logprobs": body.top_logprobs,
             }

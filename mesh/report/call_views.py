@@ -45,6 +45,7 @@ def story(call: Call, now_s: float, unix_s: float) -> dict[str, Plain]:
     return {
         **_open(call, now_s, zero_s),
         "slo": {"ttft_s": call.slo.ttft_limit_s(call.prompt_tokens), "tpot_s": call.slo.tpot_s},
+        **({"slo_class": call.slo.name} if call.slo.name else {}),
         "steps": [
             {"after_s": round(at_s - call.arrived_s, 3), "text": text} for at_s, text in call.steps
         ],

@@ -22,7 +22,7 @@ from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.strategies import configure_tagged_union
 
 from mesh.domain.actions import ControllerAction, NodeAction
-from mesh.domain.deployment import Deployment
+from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer
 from mesh.domain.grammar import Grammar
@@ -35,6 +35,7 @@ from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
 from mesh.domain.request import KvSource, Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.revision import Revisions
+from mesh.domain.slo import Slo
 from mesh.domain.steps import EngineRequest
 from mesh.runtime.host import Core
 
@@ -114,6 +115,12 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
 another comes after it.
 """
 
+_CLASSES: Mapping[type[Any], Sequence[str]] = {
+    Slo: ("name", "price", "best_effort"),
+    DeploymentSpec: ("classes", "class_default"),
+    OutputHistory: ("classes",),
+}
+
 
 @cache
 def _converter() -> JsonConverter:
@@ -121,13 +128,16 @@ def _converter() -> JsonConverter:
     tenth of a second.
     """
     converter = make_converter()
+    # Where nothing is shared, and no SLO has a class, a journal is what it was before any could be.
+    unsaid: Any = override(omit_if_default=True)
+    for kind, names in _CLASSES.items():
+        hook = make_dict_unstructure_fn(kind, converter, **dict.fromkeys(names, unsaid))
+        converter.register_unstructure_hook(kind, hook)
     for kind, fields in _SAID.items():
         converter.register_unstructure_hook(
             kind, make_dict_unstructure_fn(kind, converter, **fields)
         )
         converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **fields))
-    # Where nothing is shared a journal is what it was before anything could be.
-    unsaid = override(omit_if_default=True)
     footprint = make_dict_unstructure_fn(
         Footprint,
         converter,

@@ -38,6 +38,7 @@ from mesh.sim.groups import (
     names_of,
     node_plans,
 )
+from mesh.sim.slo_mix import read_mix, with_classes, with_slos
 from mesh.sim.testbed import known_models
 from mesh.sim.workload import (
     KINDS,
@@ -141,6 +142,8 @@ class Scenario:
     link_delay_s: float = 0.0005
     ideal: bool = False
     """Whether nothing counts but its tables and what it says itself: see `cell_costs`."""
+    slo_mix: str = ""
+    """SLO classes of all deployments, and their shares of the requests: see `slo_mix`."""
     beginnings: int = 0
     """Texts with which prompts begin, each with a part of one; 0: they have nothing in common."""
     output_tokens_max: int | None = None
@@ -245,6 +248,8 @@ def arrivals(scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival
     """The same ones for the same seed. `trace` is `trace_of` the scenario, where it is at hand."""
     trace = trace or trace_of(scenario)
     made = _arrivals(scenario, trace)
+    if scenario.slo_mix:
+        made = with_slos(made, _deployments(scenario), scenario.slo_mix, scenario.seed)
     if not scenario.beginnings:
         return made
     if trace is not None and any(arrival.blocks or arrival.turn for arrival in trace.arrivals):
@@ -298,9 +303,8 @@ def _contexts(scenario: Scenario) -> dict[str, int]:
 def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     costs = cell_costs(ideal=scenario.ideal)
     sharing = [hardware_of(nodes).key for nodes in scenario.nodes if nodes.shares_weights]
-    return tuple(
-        made for group in scenario.deployments for made in deployments_of(group, costs, sharing)
-    )
+    made = (of for group in scenario.deployments for of in deployments_of(group, costs, sharing))
+    return tuple(with_classes(of, scenario.slo_mix) if scenario.slo_mix else of for of in made)
 
 
 def _check(scenario: Scenario) -> None:
@@ -310,6 +314,8 @@ def _check(scenario: Scenario) -> None:
         names = [name for group in groups for name in names_of(group)]
         if not names or len(set(names)) < len(names):
             raise InvalidInput(f"names must be there and differ: {', '.join(names) or 'none'}")
+    if scenario.slo_mix:
+        read_mix(scenario.slo_mix)
     if scenario.faults is not None:
         check_faults(scenario.faults)
     for name, value in asdict(scenario.limits).items():

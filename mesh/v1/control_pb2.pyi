@@ -370,6 +370,7 @@ class Deployment(_message.Message):
     REVISIONS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -396,6 +397,8 @@ class Deployment(_message.Message):
 
     @_builtins.property
     def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revision]: ...
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassView]: ...
     def __init__(
         self,
         *,
@@ -415,14 +418,51 @@ class Deployment(_message.Message):
         revisions: _abc.Iterable[Global___Revision] | None = ...,
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class ClassView(_message.Message):
+    """Of the requests of an SLO class; met: of those served, how many kept TTFT and mean TPOT, as was promised."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    queued: _builtins.int
+    running: _builtins.int
+    served: _builtins.int
+    met: _builtins.int
+    refused: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        queued: _builtins.int = ...,
+        running: _builtins.int = ...,
+        served: _builtins.int = ...,
+        met: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["met", b"met", "name", b"name", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassView: _TypeAlias = ClassView  # noqa: Y015
 
 @_typing.final
 class Revision(_message.Message):
@@ -1286,6 +1326,7 @@ class Usage(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
     hour_unix_s: _builtins.int
     """When the hour began, in seconds since 1970."""
     deployment: _builtins.str
@@ -1297,6 +1338,8 @@ class Usage(_message.Message):
     tenant: _builtins.str
     """Whose key it was used with, if it was with one."""
     key_id: _builtins.str
+    slo_class: _builtins.str
+    """The SLO class, of a deployment that has some."""
     def __init__(
         self,
         *,
@@ -1308,10 +1351,11 @@ class Usage(_message.Message):
         refused: _builtins.int = ...,
         tenant: _builtins.str = ...,
         key_id: _builtins.str = ...,
+        slo_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "hour_unix_s", b"hour_unix_s", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "hour_unix_s", b"hour_unix_s", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "slo_class", b"slo_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

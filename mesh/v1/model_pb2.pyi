@@ -290,11 +290,20 @@ class Slo(_message.Message):
     TTFT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     TPOT_S_FIELD_NUMBER: _builtins.int
     COLD_START_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PRICE_FIELD_NUMBER: _builtins.int
+    BEST_EFFORT_FIELD_NUMBER: _builtins.int
     ttft_s: _builtins.float
     ttft_tokens_per_s: _builtins.float
     tpot_s: _builtins.float
     cold_start: _builtins.str
     """What becomes of a request that only a load makes late: late or refuse; empty means late."""
+    name: _builtins.str
+    """The class of its deployment that this is; empty: its only one, or a request's own."""
+    price: _builtins.float
+    """What a token of the class is worth, against other classes. Absent: 1."""
+    best_effort: _builtins.bool
+    """It has what all others leave: ttft_s is how long a request waits at most, and tpot_s is SLO_S_MAX."""
     def __init__(
         self,
         *,
@@ -302,12 +311,17 @@ class Slo(_message.Message):
         ttft_tokens_per_s: _builtins.float = ...,
         tpot_s: _builtins.float = ...,
         cold_start: _builtins.str = ...,
+        name: _builtins.str = ...,
+        price: _builtins.float | None = ...,
+        best_effort: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_price", b"_price", "price", b"price"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cold_start", b"cold_start", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "ttft_tokens_per_s", b"ttft_tokens_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price", b"_price", "best_effort", b"best_effort", "cold_start", b"cold_start", "name", b"name", "price", b"price", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "ttft_tokens_per_s", b"ttft_tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__price: _TypeAlias = _typing.Literal["price"]  # noqa: Y015
+    _WhichOneofArgType__price: _TypeAlias = _typing.Literal["_price", b"_price"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__price) -> _WhichOneofReturnType__price | None: ...
 
 Global___Slo: _TypeAlias = Slo  # noqa: Y015
 
@@ -354,6 +368,8 @@ class DeploymentSpec(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_IN_CONTENT_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    CLASS_DEFAULT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -373,12 +389,18 @@ class DeploymentSpec(_message.Message):
     """Whether texts of special tokens in the content of messages are read as such tokens."""
     task: _builtins.str
     """What it computes in place of text: embed or rerank; empty: text."""
+    class_default: _builtins.str
+    """Of a request that names none; slo is this one."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
     def scaling(self) -> Global___Scaling: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slo]:
+        """Those that a request may name. Empty: slo is the only one."""
+
     def __init__(
         self,
         *,
@@ -396,10 +418,12 @@ class DeploymentSpec(_message.Message):
         tool_format: _builtins.str = ...,
         special_tokens_in_content: _builtins.bool = ...,
         task: _builtins.str = ...,
+        classes: _abc.Iterable[Global___Slo] | None = ...,
+        class_default: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "task", b"task", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "class_default", b"class_default", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "task", b"task", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

@@ -324,7 +324,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
 _SAME: tuple[str, ...] = (
     *("deployment", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "stop"),
-    *("slo_ttft_s", "slo_tpot_s", "cache_salt", "min_tokens", "stop_token_ids"),
+    *("slo_ttft_s", "slo_tpot_s", "slo_class", "cache_salt", "min_tokens", "stop_token_ids"),
     "prompt_logprobs",
 )
 """Fields of the same name and form in an invocation and its message."""

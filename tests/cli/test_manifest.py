@@ -15,7 +15,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import ColdStart, Slo
+from mesh.domain.slo import ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
@@ -48,6 +48,48 @@ def refusal(text: str | bytes) -> InvalidInput:
     assert caught.value.hint
     assert caught.value.message.startswith("m.yaml")
     return caught.value
+
+
+CLASSES = """\
+apiVersion: mesh/v1
+kind: Model
+metadata: {name: chat}
+spec:
+  source: file:///m
+  classes:
+    chat: {ttft_s: 1, tpot_s: 0.1, price: 2}
+    batch: {best_effort: true, within_s: 60}
+  class_default: chat
+"""
+
+
+def test_classes_reach_the_spec_and_its_slo_is_that_of_the_default() -> None:
+    (spec,) = read(CLASSES)
+    chat = Slo(name="chat", ttft_s=1.0, tpot_s=0.1, price=2.0)
+    assert (spec.slo, spec.classes) == (chat, (chat, best_effort("batch", 60.0)))
+    (spec,) = read(CLASSES.replace("  class_default: chat\n", ""))
+    assert spec.class_default == "chat", "the first that promises anything"
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ("class_default: chat", "class_default: chta", "'chta' is none of the classes"),
+        ("class_default: chat", "class_default: batch", "must be a class with limits"),
+        ("    batch:", "    chat:", "spec.classes.chat: written twice"),
+        ("{ttft_s: 1, tpot_s: 0.1, price: 2}", "{}", "spec.classes.chat: is empty"),
+        ("within_s: 60}", "within_s: 60, tpot_s: 1}", "is best effort, and has tpot_s"),
+        (", within_s: 60}", "}", "is best effort, and lacks within_s"),
+        ("tpot_s: 0.1,", "within_s: 9,", "has within_s, and is not best_effort"),
+        ("tpot_s: 0.1", "tpot_s: -1", "-1 is not above 0"),
+        ("    chat:", "    Chat room:", "class name 'Chat room' is no DNS label"),
+        ("  class_default", "  slo: {}\n  class_default", "has slo and classes"),
+    ],
+)
+def test_classes_that_cannot_be_meant_are_told_with_their_line(
+    written: str, instead: str, said: str
+) -> None:
+    assert said in refusal(CLASSES.replace(written, instead)).message
 
 
 def test_every_field_reaches_the_spec() -> None:

@@ -41,6 +41,7 @@ from mesh.domain.messages import (
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import RequestOrder, RequestTokens, TokenLogprobs
+from mesh.domain.slo import Slo, best_effort
 from mesh.domain.text import TextAssets
 from mesh.domain.views import CellStatus
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
@@ -81,6 +82,13 @@ MODEL = replace(profiles.MODEL, vocabulary_tokens=256)
 SPEC = DeploymentSpec(
     name=DeploymentName("chat"), source=MODEL.source, scaling=Scaling(keep_alive_s=60.0)
 )
+CLASSES = replace(
+    SPEC,
+    slo=Slo(name="chat", ttft_s=30.0, tpot_s=3.0),
+    classes=(Slo(name="chat", ttft_s=30.0, tpot_s=3.0), best_effort("batch", 60.0)),
+    class_default="chat",
+)
+"""The same with SLO classes."""
 EMBEDS = DeploymentName("embeds")
 VECTOR = (0.6, 0.8)
 """The embedding that a fake node has of every text for the deployment of this name."""
@@ -280,10 +288,10 @@ class LiveCell:
         self.nodes.append(node)
         return await node.join()
 
-    async def deployed(self, **changes: Any) -> FakeNode:
+    async def deployed(self, spec: DeploymentSpec = SPEC, **changes: Any) -> FakeNode:
         """A node, and a deployment on it."""
         node = await self.node(**changes)
-        assert await asyncio.to_thread(self.client.deploy, SPEC) == "deployed"
+        assert await asyncio.to_thread(self.client.deploy, spec) == "deployed"
         return node
 
     async def ask(self, call: Callable[..., T], *arguments: Any) -> T:

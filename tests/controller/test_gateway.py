@@ -41,6 +41,7 @@ from mesh.wire.channel import dial
 from mesh.wire.codec import invocation_to_wire
 from tests.controller.live import (
     ASSETS,
+    CLASSES,
     MODEL,
     QUICK,
     SPEC,
@@ -65,6 +66,42 @@ async def test_limits_of_its_own_are_those_that_it_is_told(cell: LiveCell) -> No
     assert (accepted.ttft_limit_s, accepted.tpot_limit_s) == (60.0, SPEC.slo.tpot_s)
     with pytest.raises(InvalidInput, match=r"slo_tpot_s is 0\.0; it must be above 0"):
         await cell.answer(replace(asked, slo_tpot_s=0.0))
+
+
+async def test_a_class_is_asked_for_by_name_and_told_back(cell: LiveCell) -> None:
+    node = await cell.deployed(CLASSES)
+    named = replace(asking(1, 2, 3, max_tokens=2), slo_class="batch")
+    accepted = [
+        next(e for e in await cell.answer(asked) if isinstance(e, Accepted))
+        for asked in (replace(named, slo_class=""), named)
+    ]
+    assert [told.slo_class for told in accepted] == ["chat", "batch"]
+    assert accepted[0].tpot_limit_s == CLASSES.slo.tpot_s
+    slos = [c.order.slo for c in node.commands if isinstance(c, SubmitRequest)]
+    assert slos == list(CLASSES.classes)
+    (found,) = await cell.ask(cell.client.list)
+    assert [(view.name, view.served, view.met) for view in found.classes] == [
+        ("chat", 1, 1),
+        ("batch", 1, 1),
+    ]
+    with pytest.raises(InvalidInput, match="'chat' has no SLO class 'gold'") as caught:
+        await cell.answer(replace(named, slo_class="gold"))
+    assert caught.value.hint == "name one of chat, batch"
+    with pytest.raises(InvalidInput, match="best effort: it keeps no limits"):
+        await cell.answer(replace(named, slo_tpot_s=1.0))
+
+
+async def test_a_class_may_go_while_the_deployment_serves(cell: LiveCell) -> None:
+    """It goes without another instance, and who names it then is told so."""
+    await cell.deployed(CLASSES)
+    named = replace(asking(1, 2, 3, max_tokens=2), slo_class="batch")
+    await cell.answer(named)
+    fewer = replace(CLASSES, classes=CLASSES.classes[:1])
+    await cell.ask(cell.client.deploy, fewer)
+    (found,) = await cell.ask(cell.client.list)
+    assert (len(found.instances), [view.name for view in found.classes]) == (1, ["chat"])
+    with pytest.raises(InvalidInput, match="has no SLO class 'batch'"):
+        await cell.answer(named)
 
 
 async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> None:

@@ -26,7 +26,7 @@ from mesh.domain.reasons import RefusalReason
 from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
 from mesh.http.refusals import Failure, in_openai, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
-from tests.controller.live import QUICK, SPEC, WAIT_S_MAX
+from tests.controller.live import CLASSES, QUICK, SPEC, WAIT_S_MAX
 from tests.http.edge import HELLO, Edge, edge, events, raw, read_all
 
 GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
@@ -101,6 +101,22 @@ async def test_limits_of_its_own_come_in_headers(http: Edge) -> None:
     assert (submit.order.slo.ttft_limit_s(9), submit.order.slo.tpot_s) == (60.0, 5.0005)
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "x-slo-ttft-ms")
     assert (negative.status_code, error_of(negative)["param"]) == (400, "slo_ttft_s")
+
+
+async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: Edge) -> None:
+    await http.cell.deployed(CLASSES)
+    body = {"model": "chat", "prompt": [1, 2, 3], "max_tokens": 2}
+    tier = {**body, "service_tier": "batch"}
+    answers = [
+        await http.post("/v1/completions", tier),
+        await http.post("/v1/completions", body, headers={"x-slo-class": "batch"}),
+        await http.post("/v1/completions", {**body, "service_tier": "auto"}),
+    ]
+    assert [one.json()["service_tier"] for one in answers] == ["batch", "batch", "chat"]
+    streamed = await http.post("/v1/completions", {**tier, "stream": True})
+    assert '"service_tier":"batch"' in streamed.text
+    unknown = await http.post("/v1/completions", {**body, "service_tier": "gold"})
+    assert (unknown.status_code, error_of(unknown)["param"]) == (400, "slo_class")
 
 
 async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> None:

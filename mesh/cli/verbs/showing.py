@@ -60,6 +60,9 @@ def describe(name: str, form: Format, address: str) -> None:
             output.table(tables.FOOTPRINTS, found.footprints)
     else:
         output.fields(tables.deployment_fields(found))
+        if found.classes:
+            output.text("")
+            output.table(tables.CLASSES, tables.class_rows([found]))
     columns = (tables.INSTANCES, tables.KV_CACHES, tables.CORRECTIONS, tables.PACE)
     for shown in columns if found.instances else ():
         output.text("")
@@ -127,14 +130,18 @@ def status(form: Format, address: str) -> None:
     """Show whether the cell serves, what it refused, and how its instances keep up."""
     with MeshClient(address) as client:
         found = client.status()
-        failed = [one for one in client.list() if one.state is DeploymentState.FAILED]
+        deployments = client.list()
         instances = [instance for node in client.nodes() for instance in node.instances]
+    failed = [one for one in deployments if one.state is DeploymentState.FAILED]
     if form is not Format.TABLE:
         # `instances` is their number; those that are still loading stand in `by_instance` alone.
         output.structured({**status_fields(found, failed), "by_instance": instances}, form)
         return
     reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
     output.fields([*_status_fields(address, found), *reasons])
+    if classes := tables.class_rows(deployments):
+        output.text("")
+        output.table(tables.CLASSES, classes)
     for columns in (tables.PACE, tables.KV_CACHES) if instances else ():
         output.text("")
         output.table(columns, instances)

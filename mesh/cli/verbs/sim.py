@@ -109,6 +109,11 @@ REPORT_EVERY = 16
     type=click.IntRange(min=1),
     help="That callers take, in place of the scenario's; by default what the context leaves.",
 )
+@click.option(
+    "--slo-mix",
+    metavar="TPOT:SHARE,...",
+    help="SLO classes of all deployments, and their shares: 0.1:0.3,0.25:0.4,best:0.3.",
+)
 @ideal_option
 @file_option("--html", "Write a report as one page that needs nothing else.")
 @file_option("--beside", "Show another run beside it in that page: a report as JSON.")
@@ -142,6 +147,7 @@ def sim(
     functions: str | None,
     duration: float | None,
     output_tokens_max: int | None,
+    slo_mix: str | None,
     ideal: bool | None,
     html: Path | None,
     beside: Path | None,
@@ -171,6 +177,7 @@ def sim(
         policy=read.policy if policy is None else policy,
         seed=read.seed if seed is None else seed,
         workload=_workload(read.workload, trace, models, duration),
+        slo_mix=read.slo_mix if slo_mix is None else slo_mix,
         ideal=read.ideal or bool(ideal),
         output_tokens_max=output_tokens_max or read.output_tokens_max,
     )

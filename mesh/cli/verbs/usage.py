@@ -24,12 +24,14 @@ _HOUR: Column[Usage] = word("HOUR", lambda u: _iso(u.hour_unix_s))
 _DEPLOYMENT: Column[Usage] = word("DEPLOYMENT", lambda u: u.deployment or "(unknown)")
 _TENANT: Column[Usage] = word("TENANT", lambda u: u.tenant or "(none)")
 _KEY: Column[Usage] = word("KEY", lambda u: u.key_id or "(none)")
+_CLASS: Column[Usage] = word("CLASS", lambda u: u.slo_class or "(none)")
 _COLUMNS = {
     UsageBy.DEPLOYMENT: (_DEPLOYMENT, *_COUNTS),
     UsageBy.HOUR: (_HOUR, *_COUNTS),
     UsageBy.BOTH: (_HOUR, _DEPLOYMENT, *_COUNTS),
     UsageBy.TENANT: (_TENANT, *_COUNTS),
     UsageBy.KEY: (_TENANT, _KEY, *_COUNTS),
+    UsageBy.CLASS: (_DEPLOYMENT, _CLASS, *_COUNTS),
 }
 
 
@@ -52,7 +54,7 @@ _COLUMNS = {
 @output_option(tuple(Format), "How the data is written.")
 @controller_option
 def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
-    """Show what was used: by deployment, hour, tenant or key. An hour is counted whole."""
+    """Show what was used: by deployment, hour, tenant, key or class. An hour is counted whole."""
     since_unix_s = _unix_s(since)
     with MeshClient(address) as client:
         found = summed(client.usage(since_unix_s), by)

@@ -1,5 +1,7 @@
 """Turns the cell's live state into snapshots for people and APIs."""
 
+from collections import Counter
+from collections.abc import Sequence
 from statistics import median
 
 from mesh.compute.times import Times
@@ -15,6 +17,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.revision import RevisionState, number_of, public, public_name
 from mesh.domain.views import (
     CellSnapshot,
+    ClassView,
     DeploymentSnapshot,
     InstanceSnapshot,
     MemoryOperationView,
@@ -67,6 +70,28 @@ def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentS
         revisions=_revisions(rollout, entry) if rollout is not None else (),
         prompt_tokens=sum(e.prompt_tokens for e in answering),
         cached_tokens=sum(e.cached_tokens for e in answering),
+        classes=_classes(entry, answering) if entry.spec.classes else (),
+    )
+
+
+def _classes(
+    serves: DeploymentEntry, answering: Sequence[DeploymentEntry]
+) -> tuple[ClassView, ...]:
+    """By the classes of the revision that serves; those before it may answer some still."""
+    queued = Counter(r.slo.name for e in answering for r in e.queue)
+    instances = [i for e in answering for i in e.instances.values()]
+    running = Counter(r.slo.name for i in instances for r in i.requests.values())
+    counted = [e.by_class for e in answering]
+    return tuple(
+        ClassView(
+            name=slo.name,
+            queued=queued[slo.name],
+            running=running[slo.name],
+            served=sum(of[slo.name].served for of in counted if slo.name in of),
+            met=sum(of[slo.name].met for of in counted if slo.name in of),
+            refused=sum(of[slo.name].refused for of in counted if slo.name in of),
+        )
+        for slo in serves.spec.classes
     )
 
 

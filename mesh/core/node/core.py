@@ -70,7 +70,7 @@ from mesh.domain.node_events import (
 from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
 from mesh.policy.rules.registry import rule_named
-from mesh.policy.rules.turns import TurnRule, next_turn
+from mesh.policy.rules.turns import TurnRule, name_all, next_turn
 
 
 class NodeCore:
@@ -116,16 +116,25 @@ class NodeCore:
             and (run_queue := instance.run_queue(ctx.now_s, margin_s, node.slowdown, care))
             is not None
         ]
+        most = min(self._limits.prefill_tokens_max, node.rule.chunk_tokens_max)
+        turn_s_max = node.rule.turn_s_max
         grant = next_turn(
-            node.turns,
-            run_queues,
-            ctx.now_s,
-            prefill_tokens_max=min(self._limits.prefill_tokens_max, node.rule.chunk_tokens_max),
-            turn_s_max=node.rule.turn_s_max,
+            node.turns, run_queues, ctx.now_s, prefill_tokens_max=most, turn_s_max=turn_s_max
         )
+        if grant is None:
+            left = [
+                run_queue
+                for instance in node.instances.values()
+                if node.computes(instance)
+                and (run_queue := instance.best_effort_queue(ctx.now_s, care)) is not None
+            ]
+            grant = next_turn(node.turns, left, ctx.now_s, prefill_tokens_max=most)
         if grant is None:
             measuring.grant(ctx, node, primes=primes)
             return
+        if node.instances[grant.queue.instance_id].has_best_effort:
+            # Either they alone or the others alone.
+            name_all(grant)
         node.begin_turn(grant, ctx.now_s)
         ctx.engine(
             StartStep(

@@ -307,8 +307,24 @@ class LocalInstance:
         self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
         return run_queue
 
-    def _filled_run_queue(self, now_s: float, margin_s: float, factor: float) -> RunQueue:
-        requests = self.requests.values()
+    def best_effort_queue(self, now_s: float, overestimate: float) -> RunQueue | None:
+        """The same of its requests of best effort, which `run_queue` leaves out: for times at which
+        no other request of the node has anything to compute.
+        """
+        if not self.promising or self.state is not LocalState.READY or not self.has_best_effort:
+            return None
+        factor = self.correction.factor(now_s) * overestimate
+        return self._filled_run_queue(now_s, 0.0, factor, best_effort=True)
+
+    @property
+    def has_best_effort(self) -> bool:
+        """Whether requests of best effort are on it."""
+        return any(request.order.slo.best_effort for request in self.requests.values())
+
+    def _filled_run_queue(
+        self, now_s: float, margin_s: float, factor: float, *, best_effort: bool = False
+    ) -> RunQueue:
+        requests = [r for r in self.requests.values() if r.order.slo.best_effort is best_effort]
         margin_s = min(margin_s, self.pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,

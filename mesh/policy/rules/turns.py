@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 from mesh.domain.ids import RequestId
 from mesh.domain.node_rule import RuleName
 from mesh.domain.steps import Prefill
-from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.run_queues import NOBODY, RunQueue
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,6 +88,21 @@ def note_turn(grant: Grant) -> None:
         queue.passed += 1
     if grant.prefill or not grant.queue.prompts:
         grant.queue.passed = 0
+
+
+def name_all(grant: Grant) -> None:
+    """Name who takes part, of an instance that has other requests beside its run queue."""
+    queue, left = grant.queue, grant.prefill_tokens
+    if grant.decode is None:
+        grant.decode = tuple(queue.running) or (NOBODY,)
+    if isinstance(grant.prefill, int):
+        named = []
+        for prompt in queue.prompts:
+            tokens = min(prompt.left, left)
+            if tokens:
+                named.append((prompt.request_id, tokens))
+                left -= tokens
+        grant.prefill = tuple(named) if named else 0
 
 
 def one_iteration(queue: RunQueue, tokens: int, passed: Sequence[RunQueue] = ()) -> Grant:

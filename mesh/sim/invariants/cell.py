@@ -183,9 +183,10 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
         free = request.instance is None and (promised or not request.required_blocks)
         hold(free, "{} is queued, and holds {} blocks", asked, request.required_blocks)
         hold(request.accepted or not promised, "{} is promised a load, and not told", asked)
-    arrivals_s = [request.arrival_s for request in entry.queue]
-    hold(arrivals_s == sorted(arrivals_s), "{}: the queue is out of order", name)
-    new = sum(not request.attempt for request in entry.queue)
+    ranks = [request.rank for request in entry.queue]
+    hold(ranks == sorted(ranks), "{}: the queue is out of order", name)
+    by_class = Counter(request.slo.name for request in entry.queue if not request.attempt)
+    new = max(by_class.values(), default=0)
     hold(new <= limits.queue_requests_max, "{}: {} new requests are queued", name, new)
     hold(name in cell.waiting, "{} has a queue, and is not looked at", name)
     retry_at_s = cell.retry_at_s

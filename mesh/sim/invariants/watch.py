@@ -121,10 +121,12 @@ class Watch:
             self._check_ease(node)
             _check_age(node, limits, now_s)
         before, self._waiting_since_s = self._waiting_since_s, {}
-        longest_s = limits.queue_wait_s_max + limits.place_retry_s
         for entry in cell.deployments.values():
             for request in entry.queue:
                 waited_s, name = now_s - request.waits_since_s, request.original.request_id
+                best = request.slo.best_effort
+                longest_s = request.slo.ttft_s if best else limits.queue_wait_s_max
+                longest_s += limits.place_retry_s
                 loads = request.waits_for is not None and not request.waits_for.is_loaded
                 hold(loads or waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
             if not entry.queue:
@@ -132,6 +134,8 @@ class Watch:
             retry_at_s = cell.retry_at_s
             hold((retry_at_s or 0.0) >= now_s, "{} is tried no more", entry.spec.name)
             head = entry.queue[0].original.request_id
+            if entry.queue[0].slo.best_effort:
+                continue  # it leaves places to others
             if core.policy.name in TAKE_ANY_PLACE and _has_place(core, entry, now_s):
                 since_s = self._waiting_since_s[head] = before.get(head, now_s)
                 soon = now_s <= since_s + limits.place_retry_s

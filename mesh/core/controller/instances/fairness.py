@@ -16,8 +16,12 @@ from mesh.domain.reasons import Verdict
 
 def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
     """Whether an earlier request was promised the node's time, or has been overtaken often enough
-    that the node could compute in time, if it had nothing else to do.
+    that the node could compute in time, if it had nothing else to do. Best effort gives way to all
+    others that wait for a node like it.
     """
+    if request.slo.best_effort:
+        waiting = ctx.cell.with_queues()
+        return any(not d.queue[0].slo.best_effort and node.suits(d.spec) for d in waiting)
     return any(
         earlier.waits_for is not None
         or (
@@ -47,7 +51,7 @@ def _earlier(
         if owner is None or not owner.queue or not instance.takes_now:
             continue
         for waiting in owner.queue:
-            if waiting.arrival_s >= request.arrival_s:
+            if waiting.rank >= request.rank:
                 break
             said = waiting.refusals
             if not said.verdict or said.short_of_memory or instance.is_full:

@@ -49,7 +49,7 @@ def request_blocks(
         len(request.output_tokens) + 1,
         output_tokens_max=min(prompt + request.original.sampling.max_tokens, context_tokens_max)
         - prompt,
-        output_tokens_mean=owner.history.mean_tokens,
+        output_tokens_mean=owner.history.mean_of(request.slo.name),
     )
     return -(-tokens // footprint.block_tokens)
 

@@ -6,7 +6,7 @@ node began it when it reported the one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -69,6 +69,8 @@ def forecast_on(
     load and those beside it that have been promised it already; `late`: its first token may come
     after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
     """
+    if request.slo.best_effort and instance.is_loaded:
+        return Forecast(verdict=Verdict.PASSES)
     node, profile, at_s = instance.node, instance.profile, max(now_s, request.carried_s)
     trial, estimated = instance.correction.trial_left, not (profile and profile.measured)
     if instance.state is InstanceState.LOADING:
@@ -164,7 +166,8 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
     """How many such requests it could decode beside what it has, and be in time with each token."""
     instances = instance.node.instances.values()
     others = sum(_decode_share(i, now_s) for i in instances if i is not instance and _has_work(i))
-    batch, tokens = len(instance.requests), instance.tokens
+    work = _work(instance)
+    batch, tokens = len(work), sum(of.tokens for of in work)
     assert instance.profile is not None, "its times are known"
     care = instance.node.rule.overestimate
     if not instance.profile.measured:
@@ -364,16 +367,37 @@ def _decode_share(
 def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry] = ()) -> float:
     """The time of a decode of all requests that the instance has or will have, and of `more`."""
     batch, tokens = len(instance.requests), instance.tokens
-    if not batch:
-        coming = instance.coming
-        batch, tokens = len(coming), sum(request.tokens for request in coming.values())
+    if not batch or instance.mixed_slos:
+        work = _work(instance)
+        batch, tokens = len(work), sum(request.tokens for request in work)
     batch, tokens = batch + len(more), tokens + sum(request.tokens for request in more)
     return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
 
 
 def _has_work(instance: InstanceEntry) -> bool:
     """Whether requests run on it, or wait for its load: never both."""
-    return bool(instance.requests or instance.coming)
+    return bool(_work(instance))
+
+
+def _work(instance: InstanceEntry) -> Collection[RequestEntry]:
+    """Those requests, without best effort, which has what they leave."""
+    work = (instance.requests or instance.coming).values()
+    if not instance.mixed_slos:
+        return work
+    return [request for request in work if not request.slo.best_effort]
+
+
+def _best_effort_s(node: NodeEntry, now_s: float) -> float:
+    """The longest iteration of best effort that may just have begun on the node."""
+    most_s = 0.0
+    for instance in node.instances.values():
+        if instance.mixed_slos and instance.profile is not None:
+            of = [r for r in instance.requests.values() if r.slo.best_effort]
+            left = min(sum(r.prefill_left for r in of), node.rule.chunk_tokens_max)
+            times, context = _times(instance, now_s), sum(r.tokens for r in of) / max(len(of), 1)
+            seconds = times.decode_s(len(of), context) if of else 0.0
+            most_s = max(most_s, seconds + (times.prefill_s(left, 0) if left else 0.0))
+    return most_s
 
 
 def _times(instance: InstanceEntry, now_s: float) -> Times:
@@ -391,7 +415,7 @@ def _schedule(
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
     for instance in node.instances.values():
-        work = instance.requests or instance.coming
+        work = _work(instance)
         if not work:
             continue
         run_queue = _run_queue(instance, instance.pace_s, now_s)
@@ -400,10 +424,10 @@ def _schedule(
             _fill(run_queue, instance, started_s, joining, after_loads, now_s)
         else:
             ready_s = ends_s[instance.instance_id]
-            after_loads += [(ready_s, run_queue, _prompt_on(instance, r)) for r in work.values()]
+            after_loads += [(ready_s, run_queue, _prompt_on(instance, r)) for r in work]
     schedule = Schedule(
         queues=list(run_queues.values()),
-        now_s=now_s,
+        now_s=now_s + _best_effort_s(node, now_s),
         rule=node.turns,
         prefill_tokens_max=node.rule.chunk_tokens_max,
         turn_s_max=node.rule.turn_s_max,
@@ -435,7 +459,7 @@ def _fill(
     """
     dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
     context_tokens = 0
-    for request in instance.requests.values():
+    for request in _work(instance):
         left = request.prefill_left
         if not left:
             context_tokens += request.tokens

@@ -7,10 +7,11 @@ nobody else pays for it; it is told at once by how much. Before: `queueing`, for
 place. After: `submitting`, which promises, and the end of the load, when they are placed.
 """
 
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.lifecycle import start
 from mesh.core.controller.instances.placement import NoRoom
-from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued
 from mesh.core.controller.requests.outlook import Outlook
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import take
@@ -51,8 +52,15 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
     """Whether one is promised to the request now."""
     if _look(ctx, entry, request):
         return True
-    if request.accepted or request not in entry.queue:
+    if request.slo.best_effort or request.accepted or request not in entry.queue:
         return False
+    for node in ctx.cell.nodes.values():
+        # What idles then may go for the load, from the next event on.
+        for instance in node.instances.values() if node.suits(entry.spec) else ():
+            only = all(other.slo.best_effort for other in instance.requests.values())
+            if only and instance.deployment != request.deployment:
+                while evict_best_effort(ctx, instance):
+                    pass
     outlook = Outlook(ctx=ctx, entry=entry).of(request)
     return ctx.policy.may_be_late(request, outlook) and _look(ctx, entry, request, late=True)
 
@@ -71,7 +79,7 @@ def _look(
         return [node for node in nodes if _has_free_lane_or_room(ctx, entry, request, node)]
 
     may_start = ctx.may_start(entry) and not (late and entry.replicas())
-    nodes = free if late else ctx.cell.nodes.values
+    nodes = free if late or request.slo.best_effort else ctx.cell.nodes.values
     search = Search(
         ctx=ctx,
         entry=entry,
@@ -90,7 +98,10 @@ def _look(
 def _has_free_lane_or_room(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
 ) -> bool:
-    if not any(i.state is InstanceState.LOADING and not i.ahead for i in node.instances.values()):
+    loads = any(i.state is InstanceState.LOADING and not i.ahead for i in node.instances.values())
+    if request.slo.best_effort and (loads or must_give_way(ctx, node, request)):
+        return False
+    if not loads and not request.slo.best_effort:
         return True
     deployment = entry.deployment
     assert deployment is not None

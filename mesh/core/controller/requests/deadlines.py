@@ -47,25 +47,33 @@ does.
 def refuse_past_deadline(outlook: Outlook) -> None:
     """Refuse the requests in the deployment's queue that the policy does not have wait on."""
     ctx, entry = outlook.ctx, outlook.entry
-    # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
-    head = next((request for request in entry.queue if request.waits_for is None), None)
-    none_tried = head is not None and _stops_queue(head)
-    cause: Cause | None = None
+    # Behind a head that was TPOT_EXCEEDED none of its class was tried: it holds for any length.
+    heads: dict[str, RequestEntry] = {}
+    for request in entry.queue:
+        if request.waits_for is None:
+            heads.setdefault(request.slo.name, request)
+    untried = [name for name, head in heads.items() if _stops_queue(head)]
+    causes: dict[str, Cause] = {}
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
+        best_effort = request.slo.best_effort
+        most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
+        waited_out = ctx.now_s - request.waits_since_s >= most_s
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
-        if none_tried and request.refusals.verdict is None and not request.has_own_slo:
+        name = request.slo.name
+        if name in untried and request.refusals.verdict is None and not request.has_own_slo:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
         of = outlook.of(request)
-        waits = not waited_out and (request.accepted or ctx.policy.waits(request, of))
+        waits: bool | Shortage = not waited_out
+        if waits and not (request.accepted or best_effort):
+            waits = ctx.policy.waits(request, of)
         if waits is True:
             outlook.note_waits()
             continue
         if isinstance(waits, Shortage):
             request.refusals.note(waits)
-        cause, message = _why(ctx, outlook, request, cause)
-        reason = cause.reason
+        causes[name], message = _why(ctx, outlook, request, causes.get(name))
+        reason = causes[name].reason
         if too_long(ctx, request):
             too_slow = latest_start_s(ctx, request) == -inf
             raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
@@ -90,23 +98,29 @@ def _stops_queue(head: RequestEntry) -> bool:
 
 def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
     """The waiting requests for which no loaded instance will have time unless another request ends,
-    with those ahead of them computed first. Only the first of a long queue are looked at: so many
-    that all of it costs no more than the validations that are left to the event.
+    with those of their class ahead of them computed first. Only the first of a long queue are
+    looked at: so many that all of it costs no more than the validations that are left to the event.
     """
     if not ctx.policy.promises:
         return frozenset()
     looks = sum(instance.takes_now for instance in entry.candidates)
     most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
     waiting = (r for r in entry.queue if r.waits_for is None and not r.has_own_slo)
-    left = list(islice(waiting, most))
-    for instance in entry.candidates:
-        if not left:
-            break
-        if not instance.takes_now:
-            continue
-        ctx.note_validations(-(-len(left) // LOOKED_AT))
-        left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
-    return frozenset(request.original.request_id for request in left)
+    by_class: dict[str, list[RequestEntry]] = {}
+    for request in islice(waiting, most):
+        if not request.slo.best_effort:
+            by_class.setdefault(request.slo.name, []).append(request)
+    found: list[RequestEntry] = []
+    for left in by_class.values():
+        for instance in entry.candidates:
+            if not left:
+                break
+            if not instance.takes_now:
+                continue
+            ctx.note_validations(-(-len(left) // LOOKED_AT))
+            left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
+        found += left
+    return frozenset(request.original.request_id for request in found)
 
 
 def _why(

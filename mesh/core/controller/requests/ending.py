@@ -4,6 +4,7 @@ has gone. Ending frees its place; what that makes possible is decided at the end
 
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
@@ -28,7 +29,8 @@ def refuse(
 ) -> None:
     """End a request with a reason, wherever it is; it may come again after so long, if above 0."""
     abort_on_node(ctx, request)
-    ctx.cell.note_refused(ctx.cell.deployments.get(request.original.deployment), reason)
+    owner = ctx.cell.deployments.get(request.original.deployment)
+    ctx.cell.note_refused(owner, reason, request.slo.name)
     ctx.act(
         RefuseRequest(
             request_id=request.original.request_id,
@@ -114,6 +116,25 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
         due_in_s=request.due_s - ctx.now_s,
     )
     ctx.act(SendCommand(link_id=source.node.link_id, command=command))
+
+
+def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> bool:
+    """Send the last request of best effort that came to an instance back to its queue, with its
+    tokens so far; whether there was one.
+    """
+    found = [r for r in instance.requests.values() if r.slo.best_effort and not r.is_copy]
+    if not found:
+        return False
+    request = found[-1]
+    request.note_evicted()
+    abort_on_node(ctx, request)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    if entry is not None:
+        ctx.enqueue(entry, request)
+    else:
+        message = "its deployment has gone"
+        refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
+    return True
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:

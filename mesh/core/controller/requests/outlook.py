@@ -189,7 +189,8 @@ class Outlook:
             owner = self.ctx.cell.deployments.get(instance.deployment)
             for request in (instance.coming or instance.requests).values():
                 most = request.original.sampling.max_tokens
-                mean = min(owner.history.mean_tokens, most) if owner is not None else most
+                known = owner.history.mean_of(request.slo.name) if owner is not None else most
+                mean = min(known, most)
                 left = max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
                 yield begun_s + left * token_s
 

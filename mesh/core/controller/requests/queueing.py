@@ -16,6 +16,7 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_past_deadline, without_time
+from mesh.core.controller.requests.ending import evict_best_effort
 from mesh.core.controller.requests.outlook import Outlook, latest_start_s
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.replicas import keep_minima
@@ -67,7 +68,7 @@ def fill(ctx: EventContext) -> None:
     """Place what waits, where memory or a node came free, or the queue itself may find a place."""
     waiting = ctx.take_woken()
     if len(waiting) > 1:
-        waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
+        waiting.sort(key=lambda d: (d.queue[0].rank, d.spec.name))
     _place_all(ctx, [(entry, None) for entry in waiting])
     # Only after every queue has been tried: an idle instance that its own queue can use must not
     # be unloaded for another deployment.
@@ -115,7 +116,7 @@ def fill_released(ctx: EventContext) -> None:
         for instance in node.instances.values()
         if (owner := ctx.cell.deployments.get(instance.deployment)) and owner.queue
     ]
-    found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
+    found.sort(key=lambda of: (of[0].queue[0].rank, of[1].instance_id))
     _place_all(ctx, found)
 
 
@@ -159,24 +160,42 @@ def _place_promised(
 def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
-    """Place what can be placed, in order. Behind a request that would be late another may fit, but
-    none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
-    is tried: smaller ones would keep taking what it waits for.
+    """Place what can be placed, in order, each class as if it waited alone. Behind a request that
+    would be late another may fit, but none behind TPOT_EXCEEDED, which holds for any length. Behind
+    one that lacks memory alone none is tried: smaller ones would keep taking what it waits for.
     """
     if not entry.instances and entry.queue:
         entry.queue[0].refusals.try_again()
         return
-    tries = 0
+    tries: dict[str, int] = {}
     for request in list(entry.queue):
-        if request.waits_for is not None:
+        name = request.slo.name
+        tried = tries.get(name, 0)
+        if request.waits_for is not None or tried == TRIES_MAX:
             continue
-        if tries == TRIES_MAX:
-            return
-        tries += 1
-        if _place(ctx, entry, request, only):
-            tries -= 1
-        elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
-            return
+        placed = _place(ctx, entry, request, only)
+        while not placed and _evicted_for(ctx, entry, request, only):
+            placed = _place(ctx, entry, request, only)
+        if not placed:
+            tries[name] = tried + 1
+            said = request.refusals.verdict
+            if said in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
+                tries[name] = TRIES_MAX
+            if not entry.spec.classes and tries[name] == TRIES_MAX:
+                return
+
+
+def _evicted_for(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
+) -> bool:
+    """Whether best effort has left an instance, for want of whose memory or places a request with
+    limits could not be placed.
+    """
+    if request.slo.best_effort or request.state is not RequestState.QUEUED:
+        return False
+    lacks = request.refusals.short_of_memory
+    tried = (only,) if only is not None else tuple(entry.instances.values())
+    return any(evict_best_effort(ctx, i) for i in tried if lacks or i.is_full)
 
 
 def _place(

@@ -245,6 +245,8 @@ class Search(OpenOptions):
             return None
         beside = going_to(instance, self.before) if self.before else ()
         room = room_for(self.ctx, self.entry, instance, request, beside)
+        if room is not None and room.reclaim and request.slo.best_effort:
+            room = None
         if room is None and not self.without_room:
             if not moves:
                 request.refusals.note_no_room()

@@ -6,7 +6,14 @@ from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_lo
 from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
-from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, give_up, refuse
+from mesh.core.controller.requests.ending import (
+    RETRY_AFTER_S,
+    abort_on_node,
+    end,
+    evict_best_effort,
+    give_up,
+    refuse,
+)
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -23,8 +30,8 @@ from mesh.domain.slo import Slo
 
 
 def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
-    """A new request, perhaps with an SLO of its own: refuse it at once, or queue it; the end of the
-    event places what it can.
+    """A new request, perhaps with the SLO of a class or one of its own: refuse it at once, or queue
+    it; the end of the event places what it can.
     """
     name = original.deployment
     entry = ctx.cell.current(name)
@@ -44,11 +51,11 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     entry.note_call(ctx.now_s)
     slo = own or entry.spec.slo
     pace = ctx.policy.pace(slo)
-    answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
+    answer_tokens = min(entry.history.mean_of(slo.name), original.sampling.max_tokens)
     request = RequestEntry(
         original=original,
         slo=slo,
-        has_own_slo=own is not None,
+        has_own_slo=own is not None and not own.name,
         pace=pace,
         arrival_s=ctx.now_s,
         queued_at_s=ctx.now_s,
@@ -68,8 +75,9 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     elif _cannot_load(ctx, entry):
         again_s = entry.pause_left_s(ctx.now_s)
         refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
-    elif len(entry.queue) >= ctx.limits.queue_requests_max:
-        message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
+    elif (waiting := entry.queued_of(slo.name)) >= ctx.limits.queue_requests_max:
+        of = f"{name!r}, class {slo.name!r}," if slo.name else repr(name)
+        message = f"{waiting} requests of {of} wait already, which is the limit"
         refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)
     else:
         ctx.enqueue(entry, request)
@@ -117,7 +125,8 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     ctx.act(DeliverTokens(outputs=outputs, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         owner = ctx.cell.deployments.get(request.original.deployment)
-        ctx.cell.note_served(owner, len(request.output_tokens))
+        tokens, met = len(request.output_tokens), request.is_met()
+        ctx.cell.note_served(owner, tokens, request.slo.name, met=met)
         if owner is not None:
             _store_history(ctx, owner)
     end(ctx, request)
@@ -150,6 +159,9 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         # Who runs elsewhere still can stay there.
         for copy in ahead:
             _lost_copy(ctx, copy)
+        return
+    others = any(not request.slo.best_effort for request in instance.requests.values())
+    if others and evict_best_effort(ctx, instance):
         return
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
@@ -206,9 +218,8 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
         return
     abort_on_node(ctx, request)
     entry = ctx.cell.deployments.get(request.original.deployment)
-    last = (
-        request.failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
-    )
+    evicted = request.evictions > ctx.limits.evictions_max and not request.slo.best_effort
+    last = request.failures >= ctx.limits.attempts_max or evicted
     if last or entry is None:
         refuse(
             ctx,

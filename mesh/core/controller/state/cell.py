@@ -209,16 +209,25 @@ class Cell:
         """A request has entered its queue."""
         self.waiting[entry.spec.name] = None
 
-    def note_served(self, owner: DeploymentEntry | None, output_tokens: int) -> None:
+    def note_served(
+        self,
+        owner: DeploymentEntry | None,
+        output_tokens: int,
+        slo_class: str = "",
+        *,
+        met: bool = False,
+    ) -> None:
         """A request has ended well; its deployment may have been deleted."""
         self.served += 1
         if owner is not None:
-            owner.note_served(output_tokens)
+            owner.note_served(output_tokens, slo_class, met=met)
 
-    def note_refused(self, owner: DeploymentEntry | None, reason: RefusalReason) -> None:
+    def note_refused(
+        self, owner: DeploymentEntry | None, reason: RefusalReason, slo_class: str = ""
+    ) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
         if owner is not None:
-            owner.note_refused()
+            owner.note_refused(slo_class)
 
     def add_operation(self, operation: OperationEntry) -> None:
         self.operations[operation.operation_id] = operation

@@ -27,6 +27,16 @@ FORECAST_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class ClassCounts:
+    """What became of the requests of one SLO class."""
+
+    served: int = 0
+    met: int = 0
+    """How many of those were in time with TTFT and mean TPOT, as was promised."""
+    refused: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class DeploymentEntry:
     spec: DeploymentSpec
     state: DeploymentState
@@ -43,6 +53,8 @@ class DeploymentEntry:
     """The place among the candidates where validations ran out, where the next look goes on."""
     served: int = 0
     refused: int = 0
+    by_class: dict[str, ClassCounts] = field(default_factory=dict)
+    """The same by the names of its SLO classes."""
     prompt_tokens: int = 0
     """The prompt tokens of requests that have had a first token."""
     cached_tokens: int = 0
@@ -123,6 +135,10 @@ class DeploymentEntry:
     def use(self, deployment: Deployment) -> None:
         """It is stored so: the minimum that kept its instances may be another one now."""
         self.deployment, self.spec = deployment, deployment.spec
+        names = [slo.name for slo in deployment.spec.classes]
+        self.by_class = {name: counts for name, counts in self.by_class.items() if name in names}
+        kept = tuple([of for of in self.history.classes if of[0] in names])
+        self.history = replace(self.history, classes=kept)
         self._ease_nodes()
 
     @property
@@ -140,17 +156,23 @@ class DeploymentEntry:
         """An earlier revision has gone: what it has served counts on."""
         self.served += old.served
         self.refused += old.refused
+        for name, was in old.by_class.items():
+            if counts := self._counts_of(name):
+                counts.served += was.served
+                counts.met += was.met
+                counts.refused += was.refused
         self.note_prompt(old.prompt_tokens, old.cached_tokens)
 
     def enqueue(self, request: RequestEntry, now_s: float) -> None:
-        """By arrival: one that has run before goes ahead of those that came later. The queue may
-        grow beyond its bound by such requests, of which there are no more than places.
+        """By arrival, best effort behind all others: one that has run before goes ahead of those
+        that came later. The queue may grow beyond its bound by such requests, of which there are no
+        more than places.
         """
         request.queued(now_s)
-        if not self.queue or self.queue[-1].arrival_s <= request.arrival_s:
+        if not self.queue or self.queue[-1].rank <= request.rank:
             self.queue.append(request)
         else:
-            insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
+            insort(self.queue, request, key=lambda waiting: waiting.rank)
 
     def note_return_at(
         self, at_s: float, interval_s: float, *, now_s: float, wait_s_max: float
@@ -210,10 +232,20 @@ class DeploymentEntry:
         more, less = max(self.calls_log, call_log), min(self.calls_log, call_log)
         self.called_s, self.calls_log = now_s, more + log1p(exp(less - more))
 
-    def note_served(self, output_tokens: int) -> None:
+    def queued_of(self, slo_class: str) -> int:
+        """Requests of a class that wait."""
+        if not self.spec.classes:
+            return len(self.queue)
+        return sum([request.slo.name == slo_class for request in self.queue])
+
+    def note_served(self, output_tokens: int, slo_class: str = "", *, met: bool = False) -> None:
         """A request has ended well, with an answer of so many tokens."""
         self.served += 1
-        self.history = self.history.after(output_tokens)
+        counts = self._counts_of(slo_class)
+        self.history = self.history.after(output_tokens, slo_class if counts else "")
+        if counts:
+            counts.served += 1
+            counts.met += met
         self.forgive_loads()
 
     def note_prompt(self, tokens: int, cached_tokens: int) -> None:
@@ -224,8 +256,16 @@ class DeploymentEntry:
     def note_history_stored(self, now_s: float) -> None:
         self.history_stored_s = now_s
 
-    def note_refused(self) -> None:
+    def note_refused(self, slo_class: str = "") -> None:
         self.refused += 1
+        if counts := self._counts_of(slo_class):
+            counts.refused += 1
+
+    def _counts_of(self, slo_class: str) -> ClassCounts | None:
+        """Nothing is counted of a class that its spec has no more."""
+        if slo_class not in {slo.name for slo in self.spec.classes}:
+            return None
+        return self.by_class.setdefault(slo_class, ClassCounts())
 
     def note_footprint(self, engine: str, footprint: Footprint) -> None:
         """An instance says what the deployment takes on its engine, unless that is known whole: an

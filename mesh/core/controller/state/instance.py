@@ -87,7 +87,9 @@ class InstanceEntry:
     refusals: InstanceRefusals = field(default_factory=InstanceRefusals)
     """What it has refused."""
     mixed_slos: bool = False
-    """Whether one of its requests has an SLO of its own, or had while the others were there."""
+    """Whether one of its requests is of a class or has an SLO of its own, or had while the others
+    were there.
+    """
     out: bool = False
     """Whether its weights are off the device, as its node told last."""
     has_served: bool = False
@@ -226,9 +228,12 @@ class InstanceEntry:
         self.node.request_joins(now_s)
         request.submitted(self, blocks=blocks, now_s=now_s, cached_tokens=cached_tokens)
         self.requests[request.original.request_id] = request
-        self.mixed_slos = self.mixed_slos or request.has_own_slo
+        self._note_slo(request)
         self.tokens += request.tokens
         self.required_blocks += blocks
+
+    def _note_slo(self, request: RequestEntry) -> None:
+        self.mixed_slos = self.mixed_slos or request.has_own_slo or bool(request.slo.name)
 
     def remove(self, request: RequestEntry) -> None:
         """A request runs here no more, for whatever reason."""
@@ -257,7 +262,7 @@ class InstanceEntry:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
         request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
-        self.mixed_slos = self.mixed_slos or request.has_own_slo
+        self._note_slo(request)
         self.ahead = False
 
     def expect_no_more(self, request: RequestEntry) -> None:

@@ -135,12 +135,14 @@ class RequestRefusals:
 
 @dataclass(slots=True, eq=False)
 class InstanceRefusals:
-    """What an instance has refused, under the SLO of its deployment. Others say nothing of it."""
+    """What an instance has refused, under the SLOs of its deployment. Others say nothing of it."""
 
-    _exceeded: tuple[int, float] = (0, inf)
-    """The last TPOT_EXCEEDED: the version of the node, and the tokens of the request."""
-    _delays: tuple[int, float, float] = (0, -inf, inf)
-    """The last DELAYS_RUNNING: the version, the time, and the tokens that were left to compute."""
+    _exceeded: tuple[int, str, float] = (0, "", inf)
+    """The last TPOT_EXCEEDED: the version of the node, and the class and tokens of the request."""
+    _delays: tuple[int, str, float, float] = (0, "", -inf, inf)
+    """The last DELAYS_RUNNING: the version, the class, the time, and the tokens that were left to
+    compute.
+    """
 
     def why(self, version: int, now_s: float, request: "RequestEntry", left: int) -> Verdict | None:
         """Why it refuses a request, if that is known without a validation: it has refused one that
@@ -148,9 +150,10 @@ class InstanceRefusals:
         """
         if request.has_own_slo:
             return None
-        if self._exceeded[0] == version and request.tokens >= self._exceeded[1]:
+        of = version, request.slo.name
+        if self._exceeded[:2] == of and request.tokens >= self._exceeded[2]:
             return Verdict.TPOT_EXCEEDED
-        if self._delays[:2] == (version, now_s) and left >= self._delays[2]:
+        if self._delays[:3] == (*of, now_s) and left >= self._delays[3]:
             return Verdict.DELAYS_RUNNING
         return None
 
@@ -161,6 +164,6 @@ class InstanceRefusals:
         if request.has_own_slo:
             return
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._exceeded = version, request.tokens
+            self._exceeded = version, request.slo.name, request.tokens
         elif verdict is Verdict.DELAYS_RUNNING:
-            self._delays = version, now_s, left
+            self._delays = version, request.slo.name, now_s, left

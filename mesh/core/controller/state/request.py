@@ -59,6 +59,8 @@ class RequestEntry:
     slack_s: float = 0.0
     """See `Pace.slack_s`."""
     submitted_s: float = 0.0
+    times_s: tuple[float, float] | None = None
+    """When its first token came, and its last; `None` before the first."""
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
     carried_tokens: int = 0
@@ -97,6 +99,20 @@ class RequestEntry:
         """The time since which it waits for a place, without the load that it was promised."""
         load = self.waits_for
         return self.queued_at_s if load is None else max(self.queued_at_s, load.loaded_at_s)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sorts a queue: by arrival, and best effort behind all others."""
+        return self.slo.best_effort, self.arrival_s
+
+    def is_met(self) -> bool:
+        """Whether the tokens that it has kept TTFT and mean TPOT, as was promised."""
+        if self.times_s is None:
+            return False
+        first_s, last_s = self.times_s
+        ttft_s = self.slo.ttft_limit_s(len(self.original.prompt_tokens)) + self.grace_s
+        between_s = (last_s - first_s) / max(len(self.output_tokens) - 1, 1)
+        return first_s - self.arrival_s <= ttft_s and between_s <= self.slo.tpot_s
 
     def advance(self, to: RequestState) -> None:
         self.state = advance(REQUEST, self.state, to)
@@ -145,6 +161,7 @@ class RequestEntry:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
         slack_s, count = inf if self.output_tokens else self.slack_s, len(token_ids)
         self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
+        self.times_s = (now_s if self.times_s is None else self.times_s[0]), now_s
         self.output_tokens += token_ids
         self.tokens += count
         self.prefill_left = 0
