@@ -182,6 +182,8 @@ class InstanceReport:
     """Its weights are off the device, or are being copied back to it. Its requests and its KV cache
     stay.
     """
+    swapping: bool = False
+    """Its weights are on their way: to the device where it is `out`, else off it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

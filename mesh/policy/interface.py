@@ -75,12 +75,6 @@ class Tests(Protocol):
         """Whether every token is in time, the node's schedule rolled forward (LLM-Mesh §5.3)."""
         ...
 
-    def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
-        """Whether what is due before each deadline can be computed until `slack_s` before it, once
-        the weights are there: a bound, cheaper than `shadow` and blind to turns.
-        """
-        ...
-
     def utilisation(self, plan: Plan) -> float:
         """The share of the node's time that is in use at the pace of its SLOs; above 1 the node
         falls behind.

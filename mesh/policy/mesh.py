@@ -48,9 +48,8 @@ class Mesh(LlmMesh):
     served_share_least: float = 0.4
     """A deployment of which a smaller share is served starts before all others that have more."""
 
-    # A request is in time there if the node keeps up with the pace of all, if its prompt and those
-    # of others are computed before they are due, and if the weights of all that are out come before
-    # their next tokens are due. Shadow validation does not model swaps.
+    # Shadow validation rolls swaps forward as far as all weights could come once more. That nobody
+    # falls behind later, and that prompts to come find time, is up to the share.
 
     def passes(self, plan: Plan, tests: Tests) -> Verdict | Shortage:
         node = _node_of(plan)
@@ -59,7 +58,7 @@ class Mesh(LlmMesh):
         most = self.start_share if isinstance(plan, Start) else self.join_share
         if tests.utilisation(plan) > most:
             return Verdict.TPOT_EXCEEDED
-        return tests.demand(plan)
+        return tests.shadow(plan)
 
     # A request joins what is there before anything starts. Where several deployments wait without
     # an instance, deployments of which less than 40 % is served start first, and then those that

@@ -31,10 +31,6 @@ class How(StrEnum):
 
     PARK = "park"
     """It keeps its weights, and gives its KV cache back."""
-    SWAP = "swap"
-    """Its weights go to the host's memory. No plan has them go: a turn rule swaps weights
-    (`mesh.policy.rules.swapping`).
-    """
     UNLOAD = "unload"
 
 

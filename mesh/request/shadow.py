@@ -1,8 +1,11 @@
 """Shadow validation: would this request, here, keep every SLO? (LLM-Mesh §5.3)
 
 The request is put into a copy of one node's schedule, which is rolled forward by the turn rule that
-the node itself follows, until nothing can go wrong any more. Before: the policy's order of
-candidates. After: the request is submitted, or the next candidate is tried.
+the node itself follows, until nothing can go wrong any more. Where weights are swapped and not all
+fit, that is until those of each instance with work could have come once more after the last prompt
+(`mesh.request.pool`): nobody is late until then, and what is due later is bounded by the decodes'
+share of the time alone. Before: the policy's order of candidates. After: the request is submitted,
+or the next candidate is tried.
 """
 
 from collections.abc import Sequence
@@ -10,12 +13,14 @@ from dataclasses import dataclass
 from math import ceil, inf
 from operator import itemgetter
 
+from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.domain.steps import Prefill, PrefillBudget
 from mesh.policy.rules.decode_capacity import Job, reached_s, spare_s
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import PaceClass, Prompt, RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
+from mesh.request.pool import Pool
 
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
@@ -44,7 +49,9 @@ class Schedule:
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
     after_loads: Sequence[tuple[float, RunQueue, Prompt]] = ()
-    """Requests that wait for loads, and when those are over."""
+    """Requests that wait for loads, and when those are over, or since when for room for their KV
+    blocks: nobody joins while weights have to make room.
+    """
     slowdown: float = 1.0
     """How much longer iterations take that begin before `slow_until_s`, because a load computes
     beside them.
@@ -52,6 +59,13 @@ class Schedule:
     slow_until_s: float = 0.0
     margin_s: float = 0.0
     """From the end of an iteration until its tokens are with their clients."""
+    pool: Pool | None = None
+    """Which weights are on the device, where they are swapped: `None` where all are."""
+
+    def computing(self) -> list[RunQueue]:
+        """Those whose weights are on the device."""
+        pool = self.pool
+        return self.queues if pool is None else [q for q in self.queues if pool.computes(q)]
 
     def decode_margin_s(self, tpot_s: float) -> float:
         """The margin of a decode: as on its node, at most a quarter of its TPOT. Its client has had
@@ -113,11 +127,17 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
         kept = [p for p in queue.prompts if p.due_s > least_s or id(p) not in places]
         open_left -= len(queue.prompts) - len(kept)
         queue.prompts = kept
+        if schedule.pool is not None:
+            schedule.pool.decide(schedule.queues, now_s)
         grant = _next_turn(schedule, now_s) if open_left else None
         if grant is None:
-            return in_time
+            if not open_left or schedule.pool is None or schedule.pool.moving is None:
+                return in_time
+            now_s = schedule.pool.moved_s
+            schedule.pool.roll(schedule.queues, now_s)
+            continue
         now_s += _slowed_s(schedule, now_s, grant.seconds)
-        for prompt in _advance(grant, now_s):
+        for prompt in _advance(schedule, grant, now_s):
             if id(prompt) in places:
                 in_time[places[id(prompt)]] = now_s + schedule.margin_s <= prompt.due_s
                 open_left -= 1
@@ -159,14 +179,14 @@ def _finish_in_flight(schedule: Schedule) -> float:
     if grant is None:
         return schedule.now_s
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
-    _advance(grant, end_s)
+    _advance(schedule, grant, end_s)
     return end_s
 
 
 def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
     return next_turn(
         schedule.rule,
-        schedule.queues,
+        schedule.computing(),
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,
         turn_s_max=schedule.turn_s_max,
@@ -177,9 +197,11 @@ def _slowed_s(schedule: Schedule, start_s: float, seconds: float) -> float:
     return seconds * schedule.slowdown if start_s < schedule.slow_until_s else seconds
 
 
-def _advance(grant: Grant, end_s: float) -> list[Prompt]:
-    """Carry a turn out: the prompts that it completes."""
+def _advance(schedule: Schedule, grant: Grant, end_s: float) -> list[Prompt]:
+    """Carry a turn out, and the swaps that end beside it: the prompts that it completes."""
     queue = grant.queue
+    if schedule.pool is not None:
+        schedule.pool.roll(schedule.queues, end_s, stepping=queue)
     if queue.batch:
         decoding = queue.decoding(grant.decode)
         for part in decoding:
@@ -225,6 +247,7 @@ class _Rollout:
         now_s: float,
     ) -> None:
         self._schedule = schedule
+        self._pool = schedule.pool
         self._newcomer = newcomer
         self._settled_s = settled_s
         self._begun_s = self._now_s = now_s
@@ -232,6 +255,8 @@ class _Rollout:
         self._coming = sorted(coming, key=itemgetter(0))
         self._excused: list[Prompt] = []
         """Prompts that are late for other reasons than the newcomer."""
+        self._calm_s = now_s
+        """When the last prompt had been computed, and nobody was to come."""
         self._slacks_s: dict[int, list[float]] = {}
         """How much earlier than due the tokens of each class came since the last prompt."""
 
@@ -254,8 +279,12 @@ class _Rollout:
 
     def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
+        there_s = dict[InstanceId, float]()
+        if self._pool is not None:
+            there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
-            end_s = self._now_s + _slowed_s(self._schedule, self._now_s, queue.decode_s)
+            start_s = there_s.get(queue.instance_id, self._now_s)
+            end_s = start_s + _slowed_s(self._schedule, start_s, queue.decode_s)
             for part in queue.parts:
                 least_s = end_s + self._schedule.decode_margin_s(part.tpot_s)
                 part.owed_s = part.due_s
@@ -263,7 +292,7 @@ class _Rollout:
                     kept = (due_s for due_s in part.dues_s if due_s >= least_s)
                     part.owed_s = min(kept, default=inf)
             for prompt in queue.prompts:
-                self._excuse(queue, prompt, self._begun_s)
+                self._excuse(queue, prompt, max(start_s, self._begun_s))
 
     def _seen_s(self, start_s: float, seconds: float) -> float:
         """When the first tokens of an iteration are with their clients."""
@@ -271,6 +300,8 @@ class _Rollout:
 
     def _join(self) -> None:
         while self._coming and self._now_s >= self._coming[0][0]:
+            if self._pool is not None and self._pool.free_bytes < 0:
+                return
             joins_s, queue, prompt = self._coming.pop(0)
             queue.prompts.append(prompt)
             # An iteration that it has come in the middle of may be the newcomer's.
@@ -288,7 +319,7 @@ class _Rollout:
         more becomes due beside a load than can be computed, the next step shows it.
         """
         schedule, now_s = self._schedule, self._now_s
-        if schedule.rule.period is not None:
+        if schedule.rule.period is not None or schedule.pool is not None:
             return
         until_s = self._coming[0][0] if self._coming else schedule.slow_until_s
         slowdown = 1.0
@@ -317,10 +348,18 @@ class _Rollout:
         self._now_s = until_s + max(schedule.turn_s_max, *decodes_s)
 
     def _step(self) -> Verdict | None:
-        schedule, start_s = self._schedule, self._now_s
+        schedule, pool, start_s = self._schedule, self._pool, self._now_s
+        if pool is not None:
+            pool.decide(schedule.queues, start_s)
         grant = _next_turn(schedule, start_s)
         if grant is None:
-            self._now_s = max(self._now_s, self._coming[0][0])
+            comes_s = min((at_s for at_s, _, _ in self._coming if at_s > start_s), default=inf)
+            if pool is not None:
+                comes_s = min(comes_s, pool.moved_s)
+                pool.roll(schedule.queues, comes_s)
+            if comes_s == inf:
+                return Verdict.TPOT_EXCEEDED
+            self._now_s = max(start_s, comes_s)
             return None
         queue = grant.queue
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
@@ -329,7 +368,7 @@ class _Rollout:
         decodes_late = any(
             end_s + schedule.decode_margin_s(part.tpot_s) > part.owed_s for part in decoding
         )
-        done = _advance(grant, end_s)
+        done = _advance(schedule, grant, end_s)
         verdict = self._judge(done, seen_s) if done else None
         if schedule.rule.period is not None:
             self._note_slack(decoding, end_s)
@@ -385,12 +424,29 @@ class _Rollout:
             return False
         if self._schedule.rule.period is not None:
             return self._repeats(self._schedule.rule.period)
+        if self._pool is not None and not all(map(self._pool.computes, self._working())):
+            return self._has_gone_round(self._pool)
         jobs: list[Job] = []
         for queue, decode_s in self._settled_s:
             if queue.prompts or queue.late_s < inf:
                 return False
             jobs.append((queue.due_s, decode_s, queue.tpot_s))
         return self._in_time(jobs)
+
+    def _working(self) -> list[RunQueue]:
+        return [queue for queue in self._schedule.queues if queue.batch or queue.prompts]
+
+    def _has_gone_round(self, pool: Pool) -> bool:
+        """Whether the weights of all could have come once since the last prompt was computed, or
+        all tokens until they have are there already.
+        """
+        queues = self._working()
+        if any(queue.prompts or queue.late_s < inf for queue in queues):
+            self._calm_s = self._now_s
+            return False
+        cycle_s = pool.cycle_s(queues)
+        ahead_s = min(queue.due_s for queue in queues) - self._now_s
+        return self._now_s - self._calm_s >= cycle_s or ahead_s >= cycle_s
 
     def _in_time(self, jobs: list[Job]) -> bool:
         """Whether decodes that go on for ever are with their clients when they are due."""

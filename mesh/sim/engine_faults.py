@@ -199,8 +199,10 @@ class FaultyEngine(CostEngine):
         self._clock.call_at(self._clock.now_s() + self._costs.unload_s, end)
 
     def _leave(self, given_bytes: int, elapsed_s: float) -> None:
-        """The call that is being made gives memory back, once it has ended."""
-        if given_bytes <= 0:
+        """The call that is being made gives memory back, once it has ended: at once, if it takes no
+        time, as its lane tells of its end before the clock goes on.
+        """
+        if given_bytes <= 0 or elapsed_s <= 0.0:
             return
         self._leaving_bytes += given_bytes
 

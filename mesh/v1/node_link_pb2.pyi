@@ -746,6 +746,7 @@ class InstanceReport(_message.Message):
     OFF_P50_FIELD_NUMBER: _builtins.int
     OFF_P95_FIELD_NUMBER: _builtins.int
     OUT_FIELD_NUMBER: _builtins.int
+    SWAPPING_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -765,6 +766,8 @@ class InstanceReport(_message.Message):
     off_p95: _builtins.float
     out: _builtins.bool
     """Its weights are off the device."""
+    swapping: _builtins.bool
+    """Its weights are on their way: to the device where it is out, else off it."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property
@@ -793,10 +796,11 @@ class InstanceReport(_message.Message):
         off_p50: _builtins.float = ...,
         off_p95: _builtins.float = ...,
         out: _builtins.bool = ...,
+        swapping: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "out", b"out", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "out", b"out", "prefixes", b"prefixes", "stalls", b"stalls", "swapping", b"swapping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

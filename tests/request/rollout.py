@@ -2,14 +2,18 @@
 
 Nothing is summed up into run queues from one turn to the next: every request has a deadline of its
 own, and each turn is asked for with run queues made afresh from the requests. Nobody ever ends; the
-rollout stops once every request has had its tokens.
+rollout stops once every request has had its tokens, or, where weights are swapped and not all fit,
+once those of all could have come since the last prompt was computed.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 
+from mesh.domain.ids import InstanceId
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import PrefillBudget
 from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.swapping import SwapRule, Weights
 from mesh.policy.rules.turns import Grant, next_turn, note_turn
 from mesh.request.shadow import LOOKAHEAD_TOKENS
 from tests.request.schedules import Instance, Node, Request
@@ -32,10 +36,13 @@ class Rollout:
     excused: set[int] = field(default_factory=set)
     """Who is late for other reasons than the newcomer."""
     joined: bool = False
+    calm_s: float = 0.0
+    """When a prompt was last computed."""
 
     def misses(self) -> list[str]:
         """Tokens that come late on account of the newcomer; stops at the first."""
         self._finish_in_flight()
+        self.calm_s = self.now_s
         for index, request in self.node.joining:
             self.node.instances[index].requests.append(request)
         self._excuse()
@@ -69,9 +76,10 @@ class Rollout:
         return turn
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
+        queues = zip(self.node.instances, self._queues(now_s, self.grow), strict=True)
         grant = next_turn(
             self.node.rule,
-            self._queues(now_s, self.grow),
+            [queue for instance, queue in queues if self._computes(instance)],
             now_s,
             prefill_tokens_max=self.node.tokens_max,
             turn_s_max=self.node.turn_s_max,
@@ -84,6 +92,41 @@ class Rollout:
             by_name[queue.instance_id].passed = queue.passed
         return by_name[grant.queue.instance_id], grant
 
+    def _computes(self, instance: Instance) -> bool:
+        moving = self.node.moving
+        still = moving is None or self.node.instances[moving] is not instance
+        return instance.resident and still
+
+    def _swap_until(self, end_s: float, stepping: Instance | None) -> None:
+        """End the swaps that do so until then, each followed by the next."""
+        node = self.node
+        while node.moving is not None and node.moved_s <= end_s:
+            instance = node.instances[node.moving]
+            instance.resident, node.moving = not instance.resident, None
+            self._decide_swap(node.moved_s, stepping)
+
+    def _decide_swap(self, now_s: float, stepping: Instance | None = None) -> None:
+        node = self.node
+        if node.room is None or node.moving is not None:
+            return
+        assert isinstance(node.rule, SwapRule)
+        weights = [
+            Weights(
+                instance_id=InstanceId(each.name),
+                weights_bytes=each.weights,
+                resident=each.resident,
+                due_s=min([request.due_s for request in each.requests], default=inf),
+                may_go=each is not stepping,
+            )
+            for each in node.instances
+        ]
+        taken = sum(each.weights for each in node.instances if each.resident)
+        found = node.rule.swap(weights, node.room - taken)
+        if found is not None:
+            node.moving = weights.index(found)
+            taken_s = node.away_s if found.resident else found.weights_bytes * node.copy_s
+            node.moved_s = now_s + taken_s
+
     def _slowed_s(self, start_s: float, seconds: float) -> float:
         return seconds * (self.node.slowdown if start_s < self.node.slow_until_s else 1.0)
 
@@ -95,21 +138,40 @@ class Rollout:
             instance, grant = turn
             seconds = self._slowed_s(node.started_s, grant.seconds)
             self.now_s = max(node.now_s, node.started_s + seconds)
+            self._swap_until(self.now_s, instance)
             self._compute(instance, grant)
         self.tokens.clear()
 
     def _excuse(self) -> None:
         """Who could not be in time even if it computed at once."""
+        there_s = self._arrivals_s()
         for instance, queue in zip(
             self.node.instances, self._queues(self.now_s, False), strict=True
         ):
+            start_s = there_s[instance.name]
             for request in instance.requests:
                 seconds = self._at_once_s(queue, request) if request.left else queue.decode_s
-                seen_s = self.now_s + self._slowed_s(self.now_s, seconds) + self.node.margin_s
+                seen_s = start_s + self._slowed_s(start_s, seconds) + self.node.margin_s
                 if request.due_s < seen_s:
                     self.excused.add(id(request))
         if self.node.may_be_late:
             self.excused.add(id(self.node.newcomer))
+
+    def _arrivals_s(self) -> dict[str, float]:
+        """When the weights of each would be there, were they copied by their deadlines."""
+        node = self.node
+        free_s = self.now_s if node.moving is None else max(self.now_s, node.moved_s)
+        there_s = {}
+        dues_s = {i.name: min([r.due_s for r in i.requests], default=inf) for i in node.instances}
+        for each in sorted(node.instances, key=lambda each: (dues_s[each.name], each.name)):
+            if self._computes(each):
+                there_s[each.name] = self.now_s
+            elif not each.resident and node.moving == node.instances.index(each):
+                there_s[each.name] = node.moved_s
+            else:
+                free_s += each.weights * node.copy_s
+                there_s[each.name] = free_s
+        return there_s
 
     def _at_once_s(self, queue: RunQueue, request: Request) -> float:
         """The time of its whole prompt, in the largest chunks."""
@@ -130,6 +192,12 @@ class Rollout:
             self.joined = True
 
     def _enough(self) -> bool:
+        working = [instance for instance in self.node.instances if instance.requests]
+        if any(request.left for instance in working for request in instance.requests):
+            self.calm_s = self.now_s
+        if not all(map(self._computes, working)):
+            cycle_s = sum(each.weights * self.node.copy_s + self.node.away_s for each in working)
+            return self.now_s - self.calm_s >= cycle_s
         return all(
             self.tokens.get(id(request), 0) >= FURTHER_TOKENS
             for instance in self.node.instances
@@ -137,15 +205,21 @@ class Rollout:
         )
 
     def _step(self) -> list[str]:
+        self._decide_swap(self.now_s)
         turn = self._turn(self.now_s)
         if turn is None:
-            assert self.node.joins_s is not None
-            self.now_s = self.node.joins_s
+            comes_s = inf if self.joined or self.node.joins_s is None else self.node.joins_s
+            if self.node.moving is not None:
+                comes_s = min(comes_s, self.node.moved_s)
+                self._swap_until(comes_s, None)
+            assert comes_s < inf, "something comes"
+            self.now_s = max(self.now_s, comes_s)
             return []
         return self._carry_out(*turn)
 
     def _carry_out(self, instance: Instance, grant: Grant) -> list[str]:
         self.now_s += self._slowed_s(self.now_s, grant.seconds)
+        self._swap_until(self.now_s, instance)
         return self._compute(instance, grant)
 
     def _compute(self, instance: Instance, grant: Grant) -> list[str]:

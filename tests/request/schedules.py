@@ -12,7 +12,9 @@ from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.swapping import SwapRule
 from mesh.policy.rules.turns import TurnRule
+from mesh.request.pool import Held, Pool
 from mesh.request.shadow import Newcomer, Schedule, validate
 from tests.support.profiles import profile
 
@@ -81,6 +83,9 @@ class Instance:
     requests: list[Request] = field(default_factory=list)
     """In order of submission."""
     passed: int = 0
+    weights: int = 1
+    """Their size, in what `Node.room` counts."""
+    resident: bool = True
 
     def queue(self, now_s: float, lookahead_tokens: int = 0) -> RunQueue:
         """As its owner sees it now."""
@@ -166,6 +171,34 @@ class Node:
     margin_s: float = 0.0
     joins_s: float | None = None
     may_be_late: bool = False
+    room: int | None = None
+    """For weights on the device, where they are swapped; `None` where they are not."""
+    copy_s: float = 0.0
+    """For each of the sizes that weights have, to the device."""
+    away_s: float = 0.0
+    moving: int | None = None
+    """Whose weights are on their way, by index, until `moved_s`."""
+    moved_s: float = 0.0
+
+    def pool(self) -> Pool | None:
+        """Made afresh each time."""
+        if self.room is None:
+            return None
+        assert isinstance(self.rule, SwapRule)
+        held = {
+            InstanceId(each.name): Held(
+                weights_bytes=each.weights,
+                copy_s=each.weights * self.copy_s,
+                resident=each.resident,
+            )
+            for each in self.instances
+        }
+        free = self.room - sum(each.weights for each in self.instances if each.resident)
+        pool = Pool(rule=self.rule, held=held, free_bytes=free, away_s=self.away_s)
+        if self.moving is not None:
+            pool.begin(InstanceId(self.instances[self.moving].name), self.now_s)
+            pool.moved_s = self.moved_s
+        return pool
 
     def schedule(self, *, target_known: bool = True) -> tuple[Schedule, Newcomer]:
         """What the controller would give to `validate`, made afresh each time."""
@@ -190,6 +223,7 @@ class Node:
             slowdown=self.slowdown,
             slow_until_s=self.slow_until_s,
             margin_s=self.margin_s,
+            pool=self.pool(),
         )
         return schedule, newcomer
 

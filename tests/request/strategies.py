@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from mesh.compute.times import Times
 from mesh.domain.profile import Grid
 from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import TurnRule
 from tests.request.schedules import Instance, Node, Request, a_prompt
 from tests.support.profiles import profile
@@ -91,4 +92,28 @@ def nodes(draw: st.DrawFn, rules: tuple[TurnRule, ...] = (HEADROOM,)) -> Node:
     if not node.instances[node.target].requests and draw(st.booleans()):
         node.joins_s = draw(st.integers(0, 300) | st.integers(300, 2000)) * MS
         node.newcomer.due_s += node.joins_s
+    return node
+
+
+@st.composite
+def swapping_nodes(draw: st.DrawFn) -> Node:
+    """Nodes whose weights do not all fit on the device, as far as these go; some are on their way.
+    Deadlines leave time for copies.
+    """
+    node = draw(nodes((SWAPPING,)))
+    for each in node.instances:
+        each.weights = draw(st.integers(1, 2))
+        for request in each.requests:
+            request.due_s += draw(st.integers(0, 2000)) * MS
+    node.room = draw(st.integers(2, 5))
+    node.copy_s, node.away_s = (draw(st.integers(*most)) * MS for most in ((1, 300), (0, 10)))
+    left = node.room
+    for each in node.instances:
+        each.resident = each.weights <= left and draw(st.booleans())
+        left -= each.weights * each.resident
+    index = draw(st.integers(0, len(node.instances) - 1))
+    may_move = node.instances[index].resident or node.instances[index].weights <= left
+    if may_move and draw(st.booleans()):
+        node.moving, node.moved_s = index, draw(st.integers(0, 500)) * MS
+    node.newcomer.due_s += draw(st.integers(0, 2000)) * MS
     return node

@@ -11,6 +11,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
 from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.swapping import SWAPPING
 from mesh.request import shadow
 from mesh.request.shadow import LOOKAHEAD_TOKENS, Schedule, in_time_together, validate
 from tests.request.schedules import (
@@ -514,4 +515,54 @@ def test_also_the_iteration_in_flight(until_s: float, verdict: Verdict) -> None:
     b = instance("b", 9.0, times=TIMES)
     node = Node(instances=[instance("a", times=TIMES), b], newcomer=a_prompt(10, 0.16), target=0)
     node.started_s, node.slowdown, node.slow_until_s = -0.04, 2.0, until_s
+    assert node.verdict() is verdict
+
+
+def swapping(*names: str, room: int, due_s: float = 9.0) -> Node:
+    """All but `names` are out. A copy takes 1 s; each of `a` and `b` has a request that is due
+    then, which decodes in 0.1 s of each 1 s; the newcomer comes to `c`.
+    """
+    there = [instance("a", due_s, times=TIMES), instance("b", due_s, times=TIMES)]
+    node = Node(instances=[*there, instance("c", times=TIMES)], newcomer=a_prompt(200, 0.0))
+    node.rule, node.room, node.copy_s = SWAPPING, room, 1.0
+    for each in node.instances:
+        each.resident = each.name in names
+    return node
+
+
+@pytest.mark.parametrize(
+    ("due_s", "verdict"), [(1.15, Verdict.FIRST_TOKEN_LATE), (1.35, Verdict.PASSES)]
+)
+def test_weights_that_are_out_come_first(due_s: float, verdict: Verdict) -> None:
+    # In 1 s, while the others decode, one decode more; then its 200 tokens take 0.2 s.
+    node = swapping("a", "b", room=3)
+    node.newcomer.due_s = due_s
+    assert node.verdict() is verdict
+
+
+@pytest.mark.parametrize(
+    ("left_s", "verdict"), [(0.5, Verdict.PASSES), (0.7, Verdict.FIRST_TOKEN_LATE)]
+)
+def test_behind_those_that_are_on_their_way(left_s: float, verdict: Verdict) -> None:
+    # In `left_s` a's are there, 1 s later its own.
+    node = swapping("b", room=3)
+    node.moving, node.moved_s, node.newcomer.due_s = 0, left_s, 1.85
+    assert node.verdict() is verdict
+
+
+@pytest.mark.parametrize(
+    ("due_s", "verdict"), [(1.6, Verdict.DELAYS_RUNNING), (3.5, Verdict.PASSES)]
+)
+def test_copies_of_others_are_late_behind_its_own(due_s: float, verdict: Verdict) -> None:
+    # c comes by 1.0, is due first, and then a and b, which are due at `due_s`, one after the other.
+    node = swapping(room=3, due_s=due_s)
+    node.newcomer.due_s = 1.5
+    assert node.verdict() is verdict
+
+
+@pytest.mark.parametrize(("room", "verdict"), [(2, Verdict.FIRST_TOKEN_LATE), (3, Verdict.PASSES)])
+def test_nobody_joins_while_weights_have_to_make_room(room: int, verdict: Verdict) -> None:
+    # c's leave in 0.3 s; a decodes with the newcomer's 200 tokens, beside b, in 0.3 s.
+    node = swapping("a", "b", "c", room=room)
+    node.target, node.away_s, node.newcomer.due_s = 0, 0.3, 0.45
     assert node.verdict() is verdict

@@ -15,7 +15,7 @@ from mesh.policy.rules.turns import Grant, whole_turn
 from mesh.runtime.policies import policy_of
 from tests.request.rollout import Rollout
 from tests.request.schedules import Node
-from tests.request.strategies import nodes
+from tests.request.strategies import nodes, swapping_nodes
 
 WEIGHTED = policy_of(str(Path(__file__).parents[2] / "examples/policies/weighted_turns.py")).rule
 
@@ -64,4 +64,9 @@ def test_no_rollout_refutes_what_validation_admits(node: Node) -> None:
 
 @given(nodes((ALTERNATE, FIRST_COME, WEIGHTED, OneByOne())))
 def test_no_rollout_by_another_rule_does(node: Node) -> None:
+    check(node)
+
+
+@given(swapping_nodes())
+def test_no_rollout_with_swaps_does(node: Node) -> None:
     check(node)

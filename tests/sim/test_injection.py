@@ -132,7 +132,7 @@ MODEL = KNOWN.info
 
 
 class Node:
-    def __init__(self, *, shares: bool = False) -> None:
+    def __init__(self, *, shares: bool = False, unload_s: float = 0.5) -> None:
         self.clock = HeapClock()
         self.engine_faults = EngineFaults()
         self.spent_s = 0.0
@@ -143,7 +143,7 @@ class Node:
         self.costs: ModelCosts = costs
         self.engine = FaultyEngine(
             models={MODEL.model_id: costs},
-            costs=NodeCosts(unload_s=0.5),
+            costs=NodeCosts(unload_s=unload_s),
             memory_bytes=costs.footprint.instance_bytes(64) * 3 // 2,
             spend=self._spend,
             engine_faults=self.engine_faults,
@@ -254,3 +254,11 @@ def test_so_are_weights_that_are_taken_over_and_leave_again() -> None:
     assert node.engine.held_bytes() > node.costs.footprint.weights_bytes, "with b's own"
     node.clock.run_until(0.75)
     assert node.engine.held_bytes() == 0
+
+
+def test_an_unload_that_takes_no_time_has_given_its_memory_back() -> None:
+    node = Node(unload_s=0.0)
+    node.load("a")
+    node.engine.unload(InstanceId("a"))
+    node.load("b")
+    assert node.engine_faults.overbooked == []

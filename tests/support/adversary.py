@@ -69,8 +69,6 @@ class Adversary(DefaultAnswers):
         turn = _turn(tests.arrives_s(plan), 5)
         if turn == 4:
             return Shortage(message="it is four o'clock")
-        if turn == 0:
-            return tests.demand(plan)
         if turn == 1 and tests.utilisation(plan) < 3.0 and tests.spare_bytes(plan) > -(2**40):
             return Verdict.PASSES
         return tests.shadow(plan)

@@ -202,7 +202,8 @@ class NodeCore:
                 if instance is not None:
                     instance.note_blocks_used(event.kv_blocks_used)
             case SwapFinished():
-                swapping.finished(ctx, self._node, event)
+                margin_s = self._limits.deadline_margin_s_max
+                swapping.finished(ctx, self._node, event, margin_s)
             case LinkOpened():
                 turns = rule_named(event.rule.turn, self._own_rule)
                 self._node.link_opened(event.rule, turns)

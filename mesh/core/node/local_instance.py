@@ -378,8 +378,11 @@ class LocalInstance:
         run_queue.predict()
         return run_queue
 
-    def report(self, now_s: float, *, whole: bool = False) -> InstanceReport | None:
-        """None while it is not loaded; `whole`: for a controller that knows nothing of it. Its KV
+    def report(
+        self, now_s: float, *, whole: bool = False, swapping: bool = False
+    ) -> InstanceReport | None:
+        """None while it is not loaded; `whole`: for a controller that knows nothing of it;
+        `swapping`: its weights are on their way. Its KV
         blocks are the most that it has until the resizes under way are done: a controller that does
         not know of those must not give the rest away.
         """
@@ -403,6 +406,7 @@ class LocalInstance:
             off_p95=_quantile(self.errors, 0.95),
             prefixes=tuple(self.cache.digests) if whole else (),
             out=self.out,
+            swapping=swapping,
         )
 
 

@@ -309,5 +309,8 @@ class LocalNode:
         )
 
     def reports(self, now_s: float, *, whole: bool = False) -> tuple[InstanceReport, ...]:
-        reports = (instance.report(now_s, whole=whole) for instance in self.instances.values())
+        reports = (
+            instance.report(now_s, whole=whole, swapping=name == self.swapping)
+            for name, instance in self.instances.items()
+        )
         return tuple(report for report in reports if report is not None)

@@ -16,7 +16,6 @@ from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
-from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import SwapRule, Weights
 
 FAILURES_MAX = 3
@@ -24,22 +23,32 @@ FAILURES_MAX = 3
 
 
 def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
-    """Have the next weights go off the device or come back, if the rule wants that."""
+    """Have the next weights go off the device or come back, if the rule wants that, and tell the
+    cell, whose validations reckon with it.
+    """
+    if _begins(ctx, node, margin_s):
+        ctx.report(node.heartbeat(ctx.now_s))
+
+
+def _begins(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
+    """Whether the next swap has begun."""
     rule = node.turns
     if not node.rule.swap_bytes or not isinstance(rule, SwapRule):
-        return
+        return False
     instances.begin_waiting(ctx, node)
     if node.swapping is not None:
-        return
+        return False
     ready = [i for i in node.instances.values() if i.state is LocalState.READY]
     free_bytes = node.pool_bytes()
     if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
-        return
+        return False
     may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
     found = rule.swap(may, free_bytes)
-    if found is not None:
-        node.begin_swap(node.instances[found.instance_id], ctx.now_s)
-        ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
+    if found is None:
+        return False
+    node.begin_swap(node.instances[found.instance_id], ctx.now_s)
+    ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
+    return True
 
 
 def _weights(
@@ -48,6 +57,7 @@ def _weights(
     assert instance.footprint is not None, "it is loaded"
     care = node.rule.overestimate
     run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
+    due_s = inf if run_queue is None else run_queue.first_due_s
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance
@@ -55,19 +65,13 @@ def _weights(
         instance_id=instance.instance_id,
         weights_bytes=instance.footprint.weights_bytes,
         resident=not instance.out,
-        due_s=ctx.now_s if measured else _due_s(run_queue),
+        due_s=ctx.now_s if measured else due_s,
         may_go=node.stepping != instance.instance_id,
     )
 
 
-def _due_s(queue: RunQueue | None) -> float:
-    if queue is None:
-        return inf
-    return min((queue.due_s, queue.late_s, *(prompt.due_s for prompt in queue.prompts)))
-
-
-def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> None:
-    """Weights are where they were to go, or where they were."""
+def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin_s: float) -> None:
+    """Weights are where they were to go, or where they were; the next swap begins at once."""
     instance = node.end_swap(failed=bool(event.error))
     if instance is None:
         return
@@ -78,9 +82,10 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> Non
         broken(ctx, node, instance, broke)
     else:
         end(ctx, node)
+        swapped_s = ctx.now_s - node.swap_started_s
+        _begins(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
         if event.resident and not event.error:
-            swapped_s = ctx.now_s - node.swap_started_s
             beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
         ctx.report(beat)
 

@@ -257,6 +257,11 @@ class RunQueue(PaceClass):
         """Prompt tokens to compute, of all requests."""
         return sum(prompt.left for prompt in self.prompts)
 
+    @property
+    def first_due_s(self) -> float:
+        """When its next token is due, late or not; infinite where it has nothing to compute."""
+        return min((self.due_s, self.late_s, *[prompt.due_s for prompt in self.prompts]))
+
     def turn_s(self, prefill_tokens: int) -> float:
         """Seconds of one iteration: a decode of the batch and so many prompt tokens."""
         if not prefill_tokens:

@@ -18,7 +18,7 @@ from mesh.domain.messages import InstanceGone, SubmitRequest, UnloadInstance
 from mesh.domain.reasons import FinishReason, PolicyFaultKind, RefusalReason, Verdict
 from mesh.domain.slo import PACE, Pace
 from mesh.policy.llm_mesh import LLM_MESH
-from mesh.policy.plans import Carry, How, Join, Move, Refuse, Release
+from mesh.policy.plans import Carry, Join, Move, Refuse, Release
 from mesh.runtime.controller_actions import took_long
 from mesh.runtime.host import DECISION_S_MAX, Host
 from tests.core.cells import CellUnderTest, commands, deployment, request
@@ -175,19 +175,15 @@ def test_a_policy_s_pace_goes_with_its_requests() -> None:
     assert command.order.pace_share == 0.5
 
 
-@pytest.mark.parametrize("plan", ["move", "swap"])
-def test_what_no_engine_can_do_is_refused_with_what_is_missing(plan: str) -> None:
+def test_what_no_engine_can_do_is_refused_with_what_is_missing() -> None:
     def keep_up(cell: Any) -> Iterator[Any]:
         instance = next(iter(cell.instances()))
-        if plan == "swap":
-            yield Release(instance=instance, how=How.SWAP)
-        else:
-            yield Move(requests=tuple(cell.requests(instance)), to=instance, carry=Carry.KV)
+        yield Move(requests=tuple(cell.requests(instance)), to=instance, carry=Carry.KV)
 
     cell = Cell(Other(upkeep=keep_up))
     (fault,) = [a for a in cell.tell(LeaseCheckDue()) if isinstance(a, NotePolicyFault)]
     assert fault.kind is PolicyFaultKind.NO_CAPABILITY
-    assert ("swap" in fault.message) or ("KV blocks" in fault.message)
+    assert "KV blocks" in fault.message
 
 
 def test_idle_instances_go_by_upkeep_and_who_waits_can_be_refused_by_it() -> None:

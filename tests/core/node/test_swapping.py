@@ -80,6 +80,14 @@ def test_weights_come_when_a_request_does_and_it_computes_once_they_are_there() 
     assert [report.out for report in only(reports(actions), Heartbeat).instances] == [False]
 
 
+def test_the_cell_is_told_when_weights_begin_to_move_and_when_they_are_there() -> None:
+    node = swapping_node("i1")
+    beat = only(reports(node.submit("r1")), Heartbeat)
+    assert [(report.out, report.swapping) for report in beat.instances] == [(True, True)]
+    beat = only(reports(swapped(node, "i1", True)), Heartbeat)
+    assert [(report.out, report.swapping) for report in beat.instances] == [(False, False)]
+
+
 def test_who_is_due_last_makes_room_when_its_turn_is_over() -> None:
     node = swapping_node("i1", "i2")
     node.submit("r1", "i1", slo=LATER)

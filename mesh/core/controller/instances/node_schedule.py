@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.loading_lane import loads_end_s
+from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, loads_end_s
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -23,6 +23,8 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.swapping import SwapRule
+from mesh.request.pool import Held, Pool
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
     Newcomer,
@@ -64,10 +66,12 @@ def forecast_on(
     beside: Sequence[RequestEntry] = (),
     late: bool = False,
     moves: bool = False,
+    more_kv_bytes: int = 0,
 ) -> Forecast:
     """What becomes of a request on an instance, loaded or loading, with those that wait for its
     load and those beside it that have been promised it already; `late`: its first token may come
     after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
+    `more_kv_bytes`: what KV caches will take more, which the pool of weights lacks then.
     """
     if request.slo.best_effort and instance.is_loaded:
         return Forecast(verdict=Verdict.PASSES)
@@ -93,6 +97,8 @@ def forecast_on(
     run_queue.quicken(min([run_queue.tpot_s, *(other.pace_s for other in beside)]))
     coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
+    if schedule.pool is not None:
+        schedule.pool.free_bytes -= more_kv_bytes
     prompt = _prompt_on(instance, request)
     return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late)
 
@@ -109,11 +115,13 @@ def forecast_on_start(
     cached: int = 0,
     late: bool = False,
     moves: bool = False,
+    weights_bytes: int = 0,
+    more_kv_bytes: int = 0,
 ) -> Forecast:
     """What becomes of a request on a new instance of the node, whose load is over at `ready_s`. A
     full node says TPOT_EXCEEDED nearly always, so that its loads are not looked at before. `share`
     is the node's `decodes_share`; `cached` tokens of the request were left by an earlier instance.
-    `late` and `moves` as above.
+    `late`, `moves` and `more_kv_bytes` as above; `weights_bytes`: those of the instance.
     """
     if not profile.measured and not moves and node.is_idle():
         return _tried_out(node, profile, request, ready_s(), limits, late=late)
@@ -124,6 +132,10 @@ def forecast_on_start(
     at_s = ready_s()
     schedule, _ = _schedule(node, now_s, limits)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
+    if schedule.pool is not None:
+        schedule.pool.free_bytes -= more_kv_bytes
+        copy_s = node.copy_s(weights_bytes)
+        schedule.pool.held[queue.instance_id] = Held(weights_bytes=weights_bytes, copy_s=copy_s)
     prompt = _prompt(request, request.tokens - cached)
     return _forecast(schedule, queue, request, at_s, prompt=prompt, loads=True, late=late)
 
@@ -295,56 +307,6 @@ def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
     return _decode_s(instance, now_s) if _has_work(instance) else 0.0
 
 
-def time_left_s(node: NodeEntry, now_s: float, due_s: float, seconds: float) -> float:
-    """The least time that a deadline of the node leaves over, were so much more work due then:
-    prompts by their deadlines, beside decodes all along. What is late already does not count.
-    """
-    dues = [(due_s, seconds)]
-    for instance in node.instances.values():
-        for request in (instance.requests or instance.coming).values():
-            left = request.prefill_left if instance.requests else request.tokens
-            if left and request.due_s > now_s:
-                prefill_s = _times(instance, now_s).prefill_s(left, request.tokens - left)
-                dues.append((request.due_s, prefill_s))
-    share, work_s, least_s = decodes_share(node, now_s), 0.0, inf
-    for at_s, more_s in sorted(dues):
-        work_s += more_s
-        least_s = min(least_s, (at_s - now_s) * (1.0 - share) - work_s)
-    return least_s
-
-
-def link_left_s(
-    node: NodeEntry,
-    into: InstanceEntry | None,
-    now_s: float,
-    due_s: float,
-    copy_s: Callable[[InstanceEntry | None], float],
-) -> float:
-    """The least time that a deadline leaves over on the link of a node that swaps, were a request
-    due then on an instance, or on one that starts: weights that are out come by the deadlines of
-    their instances, one after the other. Deadlines that it does not delay, or that would not be
-    kept without it, do not count.
-    """
-    own_s = copy_s(into)
-    next_s = inf if into is None else _next_due_s(into)
-    due_s = min(due_s, next_s) if next_s > now_s else due_s
-    others = (i for i in node.instances.values() if i is not into and _has_work(i))
-    dues = sorted((_next_due_s(other), copy_s(other)) for other in others)
-    work_s = sum(more_s for at_s, more_s in dues if at_s <= due_s)
-    least_s = due_s - now_s - work_s - own_s
-    for at_s, more_s in dues:
-        if at_s > due_s and more_s:
-            work_s += more_s
-            if now_s + work_s <= at_s:
-                least_s = min(least_s, at_s - now_s - work_s - own_s)
-    return least_s
-
-
-def _next_due_s(instance: InstanceEntry) -> float:
-    work = instance.requests or instance.coming
-    return min((request.due_s for request in work.values()), default=inf)
-
-
 def round_s(node: NodeEntry, now_s: float) -> float:
     """Seconds of one decode of each instance that has requests, or will have some."""
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
@@ -414,6 +376,7 @@ def _schedule(
     after_loads: list[tuple[float, RunQueue, Prompt]] = []
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
+    pool = _pool(node, now_s) if node.swaps else None
     for instance in node.instances.values():
         work = _work(instance)
         if not work:
@@ -422,6 +385,9 @@ def _schedule(
         run_queues[instance.instance_id] = run_queue
         if instance.requests:
             _fill(run_queue, instance, started_s, joining, after_loads, now_s)
+            if pool is not None and pool.free_bytes < 0 and _grows(instance):
+                after_loads += [(now_s, run_queue, prompt) for prompt in run_queue.prompts]
+                run_queue.prompts = []
         else:
             ready_s = ends_s[instance.instance_id]
             after_loads += [(ready_s, run_queue, _prompt_on(instance, r)) for r in work]
@@ -437,8 +403,44 @@ def _schedule(
         slowdown=node.load_slowdown,
         slow_until_s=max(ends_s.values(), default=0.0),
         margin_s=limits.delivery_s_max,
+        pool=pool,
     )
     return schedule, run_queues
+
+
+def _grows(instance: InstanceEntry) -> bool:
+    """Whether its KV cache is to be larger than it is."""
+    return instance.promised_blocks > instance.kv_blocks
+
+
+def _pool(node: NodeEntry, now_s: float) -> Pool:
+    """The weights of the node, where it swaps, as it told last. A swap that should have ended is
+    expected to take a share of its time yet, as a load is.
+    """
+    assert isinstance(node.turns, SwapRule), "it swaps by its turn rule"
+    there = node.instances.values()
+    pool = Pool(
+        rule=node.turns,
+        held={
+            each.instance_id: Held(
+                weights_bytes=each.weights_bytes,
+                copy_s=node.copy_s(each.weights_bytes),
+                resident=each.resident,
+            )
+            for each in there
+        },
+        free_bytes=node.capacity_bytes
+        - node.station.promised.kv_bytes
+        - sum(each.weights_bytes for each in there if each.resident),
+        away_s=node.away_s,
+    )
+    for each in there:
+        if each.swap_began_s is not None:
+            pool.begin(each.instance_id, each.swap_began_s)
+            if pool.moved_s <= now_s:
+                pool.moved_s = now_s + OVERDUE_SHARE * (pool.moved_s - each.swap_began_s)
+            break
+    return pool
 
 
 def _run_queue(instance: InstanceEntry, pace_s: float, now_s: float) -> RunQueue:

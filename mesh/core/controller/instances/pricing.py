@@ -22,8 +22,6 @@ from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
     forecast_on_start,
-    link_left_s,
-    time_left_s,
 )
 from mesh.core.controller.instances.prefixes import cached_tokens, left_tokens
 from mesh.core.controller.state.context import EventContext
@@ -89,28 +87,6 @@ class Price:
         if self.seen is None:
             self.seen = self.validate()
         return self.seen.verdict
-
-    def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
-        if self.utilisation(plan) > 1.0:
-            return Verdict.TPOT_EXCEEDED
-        now_s, instance, request = self.ctx.now_s, self.instance, self.wanted_by
-        if instance is not None:
-            cached = cached_tokens(instance, request)
-        else:
-            cached = left_tokens(self.node, self._deployment, request)
-        times = self._times()
-        seconds = times.prefill_s(request.tokens - cached, cached)
-        seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
-        most_s = self.ctx.limits.delivery_s_max + slack_s
-        first_token_s = max(self.arrives_s(plan), now_s) + seconds + most_s
-        if first_token_s > request.due_s and not self.late:
-            return Verdict.FIRST_TOKEN_LATE
-        due_s = max(request.due_s, first_token_s)
-        left_s = time_left_s(self.node, now_s, due_s, seconds)
-        if self._copy_s(instance):
-            copied_s = link_left_s(self.node, instance, now_s, due_s, self._copy_s)
-            left_s = min(left_s, copied_s)
-        return Verdict.PASSES if left_s >= most_s else Verdict.DELAYS_RUNNING
 
     def utilisation(self, plan: Plan) -> float:
         self._check(plan)
@@ -179,6 +155,8 @@ class Price:
                 limits=limits,
                 late=late,
                 moves=self.moves,
+                weights_bytes=self.node.footprint_of(self._deployment).weights_bytes,
+                more_kv_bytes=self._more_kv_bytes(),
             )
         return forecast_on(
             instance,
@@ -188,6 +166,19 @@ class Price:
             beside=self.beside,
             late=late,
             moves=self.moves,
+            more_kv_bytes=self._more_kv_bytes(),
+        )
+
+    def _more_kv_bytes(self) -> int:
+        """What KV caches on its node will take more, in the room that was found."""
+        if self.room is None:
+            return 0
+        gone = sum(self.node.instances[name].kv_bytes for name in self.room.reclaim)
+        if self.instance is None:
+            block_bytes = self.node.footprint_of(self._deployment).kv_block_bytes
+            return self.room.kv_blocks * block_bytes - gone
+        return self.room.kv_blocks * self.instance.footprint.kv_block_bytes - (
+            self.instance.kv_bytes + gone
         )
 
     def look(self, waits: RequestEntry) -> None:

@@ -16,7 +16,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import PolicyFaultKind
-from mesh.policy.plans import Carry, How, Move, Plan, Release, Start
+from mesh.policy.plans import Carry, How, Move, Release, Start
 from mesh.policy.views import RequestView
 
 UPKEEP_MAX = 16
@@ -51,8 +51,6 @@ def release(ctx: EventContext, plan: Release) -> bool:
     elif plan.to is not None and (to is None or to.deployment != instance.deployment):
         message = f"{instance.instance_id} cannot go into {plan.to.instance_id}"
         not_in_books(ctx, plan, message)
-    elif plan.how is How.SWAP:
-        _cannot(ctx, plan, "a policy's turn rule swaps weights; `how=swap` is not carried out")
     elif instance.node.may_go(instance):
         parks = plan.how is How.PARK and ctx.limits.parked_s_max > 0.0
         if not parks:
@@ -89,7 +87,7 @@ def _move(ctx: EventContext, plan: Move) -> None:
     sources = [request.instance for request in asked if request.instance is not None]
     if plan.carry is Carry.KV and not all(can_carry(source, target) for source in sources):
         message = f"{target.node.node_id} cannot take KV blocks from each of their nodes"
-        _cannot(ctx, plan, message)
+        ctx.policy.fault(PolicyFaultKind.NO_CAPABILITY, type(plan).__name__, message)
     else:
         migration.begin_all(ctx, asked, target, plan.carry)
 
@@ -98,7 +96,3 @@ def _running(ctx: EventContext, view: RequestView) -> RequestEntry | None:
     request = ctx.cell.requests.get(view.request_id)
     runs = request is view and request is not None and request.state is RequestState.RUNNING
     return request if runs else None
-
-
-def _cannot(ctx: EventContext, plan: Plan, message: str) -> None:
-    ctx.policy.fault(PolicyFaultKind.NO_CAPABILITY, type(plan).__name__, message)

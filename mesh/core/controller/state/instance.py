@@ -92,6 +92,8 @@ class InstanceEntry:
     """
     out: bool = False
     """Whether its weights are off the device, as its node told last."""
+    swap_began_s: float | None = None
+    """When its weights were told to be on their way; `None` where they are not."""
     has_served: bool = False
     """A token has come from it."""
     idle_since_s: float = 0.0
@@ -337,6 +339,10 @@ class InstanceEntry:
         """
         self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        if not said.swapping:
+            self.swap_began_s = None
+        elif self.swap_began_s is None or self.out != said.out:
+            self.swap_began_s = now_s
         self.stalls, self.out = said.stalls, said.out
         self.off_p50, self.off_p95 = said.off_p50, said.off_p95
 

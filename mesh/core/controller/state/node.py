@@ -136,6 +136,11 @@ class NodeEntry:
         return self.swap_times.planned_s(LoadTier.HOST, weights_bytes)
 
     @property
+    def away_s(self) -> float:
+        """Seconds in which a swap takes weights off the device: as one that moves nothing."""
+        return self._host_rate.fixed_s
+
+    @property
     def _host_rate(self) -> LoadRate:
         return dict(self.hello.load_rates).get(LoadTier.HOST, PRIORS[LoadTier.HOST])
 

@@ -10,9 +10,8 @@ from mesh.domain.events import LeaseCheckDue
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import NodeHello, RequestReturned, SubmitRequest, UnloadInstance
-from mesh.domain.reasons import FinishReason, Verdict
+from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from mesh.policy import interface
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import Move, Plan, Release
 from mesh.policy.views import CellView
@@ -29,13 +28,6 @@ class Releasing:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         yield from (Release(instance=i) for i in cell.instances() if i.instance_id == "i1")
-
-
-class Demanding(Releasing):
-    """The same by what is demanded of the node, without a look into the future."""
-
-    def passes(self, plan: Plan, tests: interface.Tests) -> Verdict:
-        return tests.demand(plan)
 
 
 B1, B2 = InstanceId("b1"), InstanceId("b2")
@@ -115,9 +107,8 @@ def test_what_moves_to_a_node_already_counts_with_all_that_would(most: int, move
         (ONE_PLACE, None, Releasing()),
         (SIXTEEN_BLOCKS, None, Releasing()),
         (TARGET, QUICK, Releasing()),
-        (TARGET, QUICK, Demanding()),
     ],
-    ids=["places", "memory", "time", "demand"],
+    ids=["places", "memory", "time"],
 )
 def test_where_not_all_of_an_instance_have_a_place_none_moves_and_no_move_counts(
     to: NodeHello, slo: Slo | None, policy: Releasing

@@ -1,0 +1,116 @@
+"""The weights of a node that swaps, rolled forward beside its turns by the rule that it follows.
+
+Weights that are on their way cannot compute, and one swap follows another. Before: the schedule of
+a validation, which owns it. After: `mesh.request.shadow`, which asks who can compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from mesh.domain.ids import InstanceId
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.swapping import SwapRule, Weights
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Held:
+    """The weights of one instance of the node."""
+
+    weights_bytes: int
+    copy_s: float
+    """Seconds in which they come to the device."""
+    resident: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pool:
+    """A validation changes it."""
+
+    rule: SwapRule
+    held: dict[InstanceId, Held]
+    free_bytes: int
+    """What there is beside the weights on the device and on their way to it."""
+    away_s: float = 0.0
+    """Seconds in which weights leave the device."""
+    moving: InstanceId | None = None
+    """The instance whose weights are on their way."""
+    moved_s: float = inf
+    """When they are there; infinite where none are on their way."""
+
+    def computes(self, queue: RunQueue) -> bool:
+        """Whether the weights of its instance are on the device, and stay there."""
+        name = queue.instance_id
+        return self.held[name].resident and name != self.moving
+
+    def roll(
+        self, queues: Sequence[RunQueue], now_s: float, stepping: RunQueue | None = None
+    ) -> None:
+        """Carry out the swaps that end until then, each followed by the next one at once, while one
+        run queue may be `stepping`.
+        """
+        while self.moving is not None and self.moved_s <= now_s:
+            at_s = self.moved_s
+            self._end()
+            self.decide(queues, at_s, stepping)
+
+    def decide(
+        self, queues: Sequence[RunQueue], now_s: float, stepping: RunQueue | None = None
+    ) -> None:
+        """Begin the swap that the rule wants now, if none is under way."""
+        if self.moving is not None:
+            return
+        dues_s = {queue.instance_id: queue.first_due_s for queue in queues}
+        busy = None if stepping is None else stepping.instance_id
+        found = self.rule.swap(
+            [
+                Weights(
+                    instance_id=name,
+                    weights_bytes=held.weights_bytes,
+                    resident=held.resident,
+                    due_s=dues_s.get(name, inf),
+                    may_go=name != busy,
+                )
+                for name, held in self.held.items()
+            ],
+            self.free_bytes,
+        )
+        if found is not None:
+            self.begin(found.instance_id, now_s)
+
+    def begin(self, name: InstanceId, now_s: float) -> None:
+        """Its weights begin to leave the device, or to come to it."""
+        held = self.held[name]
+        self.moving = name
+        self.moved_s = now_s + (self.away_s if held.resident else held.copy_s)
+        if not held.resident:
+            self.free_bytes -= held.weights_bytes
+
+    def _end(self) -> None:
+        assert self.moving is not None, "a swap that ends has begun"
+        held = self.held[self.moving]
+        held.resident = not held.resident
+        if not held.resident:
+            self.free_bytes += held.weights_bytes
+        self.moving, self.moved_s = None, inf
+
+    def arrivals_s(self, queues: Sequence[RunQueue], now_s: float) -> dict[InstanceId, float]:
+        """When the weights that are out would be there, if they came by their deadlines, one after
+        the other; those on the device are there.
+        """
+        at_s = max(now_s, self.moved_s) if self.moving is not None else now_s
+        arrivals_s: dict[InstanceId, float] = {}
+        for queue in sorted(queues, key=lambda queue: (queue.first_due_s, queue.instance_id)):
+            name, held = queue.instance_id, self.held[queue.instance_id]
+            if name == self.moving and not held.resident:
+                arrivals_s[name] = self.moved_s
+            elif held.resident and name != self.moving:
+                arrivals_s[name] = now_s
+            else:
+                at_s += held.copy_s
+                arrivals_s[name] = at_s
+        return arrivals_s
+
+    def cycle_s(self, queues: Sequence[RunQueue]) -> float:
+        """Seconds in which the weights of all of these come once, each in the place of another."""
+        return sum(self.held[queue.instance_id].copy_s + self.away_s for queue in queues)
