@@ -16,8 +16,9 @@ from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
+from mesh.policy.rules.rounds import WorkingWeights
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.swapping import SwapRule, Weights
+from mesh.policy.rules.swapping import SwapRule
 
 FAILURES_MAX = 3
 """Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
@@ -44,19 +45,22 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
 
 def _weights(
     ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, margin_s: float
-) -> Weights:
+) -> WorkingWeights:
     assert instance.footprint is not None, "it is loaded"
     care = node.rule.overestimate
     run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance
-    return Weights(
+    if run_queue is not None:
+        node.place(run_queue, ctx.now_s)
+    return WorkingWeights(
         instance_id=instance.instance_id,
         weights_bytes=instance.footprint.weights_bytes,
         resident=not instance.out,
         due_s=ctx.now_s if measured else _due_s(run_queue),
         may_go=node.stepping != instance.instance_id,
+        queue=run_queue,
     )
 
 
@@ -81,6 +85,7 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished) -> Non
         beat = node.heartbeat(ctx.now_s)
         if event.resident and not event.error:
             swapped_s = ctx.now_s - node.swap_started_s
+            node.note_copied(instance.weights_bytes, swapped_s)
             beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
         ctx.report(beat)
 

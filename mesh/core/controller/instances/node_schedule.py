@@ -292,6 +292,22 @@ def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
     return _decode_s(instance, now_s) if _has_work(instance) else 0.0
 
 
+def node_prompts_s(node: NodeEntry, now_s: float) -> float:
+    """Seconds in which a node computes its prompts, those of requests that wait for loads included,
+    and brings the weights of their instances that are out.
+    """
+    total_s = 0.0
+    for instance in node.instances.values():
+        work = (instance.requests or instance.coming).values()
+        lefts = [(r, r.prefill_left if instance.requests else r.tokens) for r in work]
+        prompts = [(request, left) for request, left in lefts if left]
+        if prompts and node.swaps and not instance.resident:
+            total_s += node.copy_s(instance.footprint.weights_bytes)
+        for request, left in prompts:
+            total_s += _times(instance, now_s).prefill_s(left, request.tokens - left)
+    return total_s
+
+
 def time_left_s(node: NodeEntry, now_s: float, due_s: float, seconds: float) -> float:
     """The least time that a deadline of the node leaves over, were so much more work due then:
     prompts by their deadlines, beside decodes all along. What is late already does not count.
