@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Pace, Slo
-from mesh.policy.default_answers import DefaultAnswers
-from mesh.policy.plans import Join, Move, Plan, Start
+from mesh.policy.default_answers import DefaultAnswers, releases
+from mesh.policy.plans import Join, Move, Plan, Release, Start
 from mesh.policy.rules.rounds import ROUNDS
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, RequestView
@@ -70,6 +70,17 @@ class Aegaeon(DefaultAnswers):
     def _group(self, instance: InstanceView, cell: CellView) -> int:
         """Prompts that an instance has still to compute."""
         return sum(request.prefill_left > 0 for request in cell.requests(instance))
+
+    # Idle instances give way. What one frees of a pool of weights depends on who stays, so that one
+    # which is enough by itself may not be the one that is idle longest.
+
+    def relieve(
+        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
+    ) -> Iterator[tuple[Release, ...]]:
+        idle = cell.idle(place)
+        for alone in idle:
+            yield (Release(instance=alone),)
+        yield releases(idle)
 
     # §4.3, algorithm 2: with its first token a request goes into a batch of its model that has
     # room, else to the node that has the fewest batches.

@@ -13,10 +13,9 @@ from math import inf
 
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import DeviceKind
-from mesh.policy.default_answers import DefaultAnswers, releases
+from mesh.policy.default_answers import DefaultAnswers
 from mesh.policy.interface import Rank
 from mesh.policy.plans import How, Join, Label, Plan, Release, Start
-from mesh.policy.room import enough
 from mesh.policy.rules.arbitration import ARBITRATION
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
@@ -37,6 +36,7 @@ class Prism(DefaultAnswers):
     promises: bool = False
     refuses_late: bool = False
     prefetches: bool = False
+    upkeep_s: float = 0.25
 
     # §6.1: a model that is called again starts where the pressure is least. How many instances a
     # model has is not Prism's question: here it has one.
@@ -71,15 +71,26 @@ class Prism(DefaultAnswers):
     def relieve(
         self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
     ) -> Iterator[tuple[Release, ...]]:
+        return iter(())
+
+    def _evicted(self, cell: CellView) -> Iterator[Plan]:
+        """The instance that has been idle for the longest, if that is long enough and a model waits
+        that lacks memory: it has no instance, or one that is loaded.
+        """
+        lacking = any(
+            made.queued and all(instance.takes_now for instance in made.instances.values())
+            for made in cell.deployments()
+        )
         last_s = cell.now_s - self.idle_s_min
-        idle = [instance for instance in cell.idle(place) if instance.idle_since_s <= last_s]
-        idle.sort(key=lambda instance: (instance.idle_since_s, instance.instance_id))
-        yield releases(enough(idle, missing_bytes))
+        found = [i for i in cell.instances() if i.may_go and i.idle_since_s <= last_s]
+        if lacking and found:
+            yield Release(instance=min(found, key=lambda i: (i.idle_since_s, i.instance_id)))
 
     # §6.1, algorithm 1: the models with the most demand first, each goes where the pressure is
     # least with those before it. It moves once another instance of it is loaded there.
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        yield from self._evicted(cell)
         serving = [i for i in cell.instances() if i.device in self.devices and i.batch]
         if any(i.label == TARGET for i in cell.instances()):
             yield from _finish(cell)

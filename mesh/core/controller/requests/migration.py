@@ -244,11 +244,11 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     request, target = migration.request, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
     migration.copy.note_due(request.due_s)
-    if migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
-        if migration.at_once:
-            _let_go(ctx, migration, target)
-            _hand_over(ctx, migration, target)
-        elif not (request.drawn_apart or target.node.rule.turn_s_max):
+    if migration.at_once:
+        _let_go(ctx, migration, target)
+        _hand_over(ctx, migration, target)
+    elif migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
+        if not (request.drawn_apart or target.node.rule.turn_s_max):
             _let_go(ctx, migration, target)
         elif _hands_over_another(ctx, target):
             return
