@@ -107,7 +107,7 @@ class NodeCore:
         if node.stepping is not None:
             return
         margin_s = self._limits.deadline_margin_s_max
-        care, whole = node.rule.overestimate, getattr(node.turns, "whole", False)
+        care, whole = node.rule.overestimate, node.shows_all
         run_queues = [
             run_queue
             for instance in node.instances.values()

@@ -162,6 +162,11 @@ class LocalNode:
         """Weights have come to the device."""
         self.copy_bytes_per_s = weights_bytes / seconds if seconds > 0.0 else inf
 
+    @property
+    def shows_all(self) -> bool:
+        """Whether its turn rule is shown instances without weights on the device, too."""
+        return getattr(self.turns, "whole", False)
+
     def place(self, queue: RunQueue, now_s: float) -> None:
         """Set what a rule that is `whole` knows of an instance beside its work."""
         instance = self.instances[queue.instance_id]

@@ -52,7 +52,7 @@ def _weights(
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance
-    if run_queue is not None:
+    if run_queue is not None and node.shows_all:
         node.place(run_queue, ctx.now_s)
     return WorkingWeights(
         instance_id=instance.instance_id,
