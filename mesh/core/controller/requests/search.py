@@ -90,9 +90,6 @@ class Search(Offer):
         """
         asked = self.ctx.policy.places(self.request, self) if plans is None else plans
         found = self._first_of(asked)
-        if found is not None and found.instance is not None and self.starts_asked and self.request:
-            # It joins before the nodes were tried that it could have started on.
-            self.ctx.cell.refusals.note_not_all_tried(self.entry.spec.name, self.request)
         if found is not None or self.among is None or self._is_refused():
             return found
         self._prepare()
