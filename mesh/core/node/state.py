@@ -171,10 +171,13 @@ class LocalNode:
         """Set what a rule that is `whole` knows of an instance beside its work."""
         instance = self.instances[queue.instance_id]
         assert instance.footprint is not None, "it is loaded"
-        queue.out = not self.computes(instance)
-        queue.copy_s = instance.footprint.weights_bytes / self.copy_bytes_per_s
-        queue.turns = self.turns_in_row if self.turn_of == queue.instance_id else 0
-        queue.turns_s = now_s - self.row_began_s if queue.turns else 0.0
+        turns = self.turns_in_row if self.turn_of == queue.instance_id else 0
+        queue.place(
+            out=not self.computes(instance),
+            copy_s=instance.footprint.weights_bytes / self.copy_bytes_per_s,
+            turns=turns,
+            turns_s=now_s - self.row_began_s if turns else 0.0,
+        )
 
     def computes(self, instance: LocalInstance) -> bool:
         """Whether its weights are on the device, and stay there."""

@@ -132,6 +132,10 @@ class RunQueue(PaceClass):
         """Its classes, of which it is the only one where it has a single pace."""
         return self.classes or (self,)
 
+    def place(self, *, out: bool, copy_s: float, turns: int, turns_s: float) -> None:
+        """Set what rules that are `whole` know of its place on the node."""
+        self.out, self.copy_s, self.turns, self.turns_s = out, copy_s, turns, turns_s
+
     def predict(self, lookahead_tokens: int = 0) -> None:
         """Set `decode_s`, for contexts longer by `lookahead_tokens`; after a change of batch."""
         self._lookahead_tokens = lookahead_tokens
