@@ -50,6 +50,8 @@ def request_fields(made: Summary) -> list[tuple[str, str]]:
         ("SLO met, every token", _share(made.met, made.requests)),
         ("SLO met, by the clock", _share(made.met_without_grace, made.requests)),
         ("SLO met, TTFT and mean TPOT", _share(made.met_in_the_mean, made.requests)),
+        ("first token in time", _share(made.ttft_met, made.requests)),
+        ("tokens in time", f"{100 * (made.tokens_in_time_share or 0.0):.1f} %"),
         ("TTFT p50", _seconds(made.ttft_s_p50)),
         ("TTFT p95", _seconds(made.ttft_s_p95)),
         ("TPOT mean", _seconds(made.tpot_s_mean)),

@@ -71,6 +71,19 @@ class Outcome:
         return max(late, default=0.0)
 
     @property
+    def ttft_met(self) -> bool:
+        """Its first token was in time by the SLO alone."""
+        return self.ttft_s is not None and self.ttft_s <= self.slo.ttft_limit_s(self.input_tokens)
+
+    @property
+    def tokens_in_time_share(self) -> float:
+        """The share of its tokens that came when the SLO wants them (Aegaeon §2.1); 0 where it did
+        not get all of them.
+        """
+        in_time = sum(at_s <= self.due_s(n) for n, at_s in enumerate(self.tokens_s))
+        return in_time / len(self.tokens_s) if self.finished and self.tokens_s else 0.0
+
+    @property
     def late_over_told(self) -> float | None:
         """The lateness of its first token over what its caller was told: 1 is as told, 0 or less is
         in time after all. `None` without a token, or where nothing was told.

@@ -21,6 +21,9 @@ class Summary:
     met: int
     met_without_grace: int
     met_in_the_mean: int
+    ttft_met: int
+    tokens_in_time_share: float | None
+    """In the mean over the requests; `None` where there are none."""
     refused: tuple[tuple[str, int], ...]
     """All that did not finish, by reason; those that had tokens already, that were cancelled or
     that failed are among them.
@@ -41,6 +44,8 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         met=sum(o.met for o in outcomes),
         met_without_grace=sum(o.met_without_grace for o in outcomes),
         met_in_the_mean=sum(o.met_in_the_mean for o in outcomes),
+        ttft_met=sum(o.ttft_met for o in outcomes),
+        tokens_in_time_share=fmean(o.tokens_in_time_share for o in outcomes) if outcomes else None,
         refused=tuple(sorted(reasons.items())),
         output_tokens=sum(len(o.tokens_s) for o in outcomes),
         ttft_s_p50=ttft.at(50),

@@ -85,6 +85,10 @@ class Move:
     to: InstanceView
     carry: Carry | None = None
     """`None`: whichever is quicker."""
+    at_once: bool = False
+    """They go on there as soon as their tokens are computed or their KV blocks have come, however
+    long the target takes to its next turn; else where their clients hardly notice.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

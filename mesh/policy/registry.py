@@ -1,10 +1,12 @@
 """All policies by name."""
 
 from mesh.domain.errors import InvalidInput
+from mesh.policy.aegaeon import AEGAEON
 from mesh.policy.fcfs import FCFS
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
 from mesh.policy.mesh import MESH, MESH_ABLATIONS
+from mesh.policy.prism import PRISM
 from mesh.policy.sllm import SLLM, SLLM_CPU, SLLM_CPU_SHARE
 
 _ALL: tuple[Policy, ...] = (
@@ -16,6 +18,8 @@ _ALL: tuple[Policy, ...] = (
     SLLM_CPU,
     SLLM_CPU_SHARE,
     FCFS,
+    AEGAEON,
+    PRISM,
 )
 _POLICIES = {made.name: made for made in _ALL}
 DEFAULT_POLICY = LLM_MESH.name

@@ -36,6 +36,16 @@ class RequestView(Protocol):
         """How many tokens its prompt and its output so far have."""
         ...
 
+    @property
+    def prefill_left(self) -> int:
+        """Tokens that its node has still to compute before its next one; 0 while it waits."""
+        ...
+
+    @property
+    def moves_now(self) -> bool:
+        """Whether it is on its way to another instance, or computed ahead there."""
+        ...
+
 
 class NodeView(Protocol):
     """A node, with two books of its memory: what it has, and what is not promised yet."""
@@ -62,6 +72,11 @@ class NodeView(Protocol):
     @property
     def swaps(self) -> bool:
         """Whether it swaps weights by its turn rule: instances take little but their KV caches."""
+        ...
+
+    @property
+    def moves_kv(self) -> bool:
+        """Whether requests that run go on from it to others, and come, with their KV blocks."""
         ...
 
     @property
@@ -273,6 +288,12 @@ class CellView(Protocol):
 
     def utilisation(self, node: NodeView) -> float:
         """The share of the node's time that its decodes take at the planned pace."""
+        ...
+
+    def prompts_s(self, node: NodeView) -> float:
+        """Seconds in which a node computes the prompts that it has, and brings the weights of their
+        instances that are out.
+        """
         ...
 
     def link_ends_s(self, node: NodeView) -> float:

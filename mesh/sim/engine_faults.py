@@ -7,7 +7,8 @@ which does the work.
 """
 
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mesh.domain.errors import EngineError, OutOfMemory
@@ -64,6 +65,9 @@ class EngineFaults:
         self.strike(kind, 1.0 if factor else 0.0)
 
 
+_LEAVING = "leaving"
+
+
 class FaultyEngine(CostEngine):
     """A cost-model engine that fails, and takes its time, as its node's faults say."""
 
@@ -101,11 +105,8 @@ class FaultyEngine(CostEngine):
             engine_faults.loads_failing -= 1
             self._spend(self._costs.load_s)
             raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
-        try:
+        with self._beside_leaving():
             return super().load(order, progress)
-        except OutOfMemory as error:
-            engine_faults.overbooked.append(error.message)
-            raise
 
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
         engine_faults = self._engine_faults
@@ -113,12 +114,23 @@ class FaultyEngine(CostEngine):
             engine_faults.loads_failing -= 1
             raise EngineError(f"instance {instance_id} is not swapped: the node is in trouble")
         before_bytes = self.held_bytes()
-        try:
+        with self._beside_leaving():
             super().swap(instance_id, resident)
-        except OutOfMemory as error:
-            engine_faults.overbooked.append(error.message)
-            raise
         self._leave(before_bytes - self.held_bytes(), self._costs.swap_s)
+
+    @contextmanager
+    def _beside_leaving(self) -> Iterator[None]:
+        """What is leaving takes memory beside what comes: cached blocks go for it. Memory that is
+        missing all the same was promised twice.
+        """
+        self._budget.begin_load(_LEAVING, self._leaving_bytes)
+        try:
+            yield
+        except OutOfMemory as error:
+            self._engine_faults.overbooked.append(error.message)
+            raise
+        finally:
+            self._budget.end_load(_LEAVING)
 
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.get(instance_id)

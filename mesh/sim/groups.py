@@ -126,7 +126,7 @@ def node_plans(
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
                 shares_weights=group.shares_weights,
-                computes_ahead=hardware.device is DeviceKind.CPU,
+                computes_ahead=hardware.device is DeviceKind.CPU or group.kv_link_bytes_per_s > 0.0,
                 prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=tuple((tier, r) for tier, r in rates.items() if r is not None),
                 swaps=swaps,

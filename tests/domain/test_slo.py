@@ -124,6 +124,11 @@ def test_a_summary_counts_each_once() -> None:
     assert made.refused == (("first_token_late", 1),)
     assert made.ttft_s_p50 == pytest.approx(0.5)
     assert summarize([]).ttft_s_p95 is None
+    # TTFT is 1 s and TPOT 0.1 s: the second token is late, and what is cut off counts nothing.
+    late = replace(GOOD, tokens_s=(10.5, 12.0))
+    cut = replace(GOOD, tokens_s=(10.5,), end=RefusalReason.NODE_LOST)
+    shares = summarize([early, late, cut, refused])
+    assert (shares.ttft_met, shares.tokens_in_time_share) == (3, 1.5 / 4)
 
 
 def after(*answers: int) -> OutputHistory:

@@ -27,6 +27,7 @@ class Node:
     prefetch_bytes: int = 0
     running: int = 0
     swaps: bool = False
+    moves_kv: bool = False
 
 
 def partition(

@@ -107,17 +107,19 @@ class NodeCore:
         if node.stepping is not None:
             return
         margin_s = self._limits.deadline_margin_s_max
-        care = node.rule.overestimate
+        care, whole = node.rule.overestimate, node.shows_all
         run_queues = [
             run_queue
             for instance in node.instances.values()
             if instance.requests
-            and node.computes(instance)
+            and (whole or node.computes(instance))
             and (run_queue := instance.run_queue(ctx.now_s, margin_s, node.slowdown, care))
             is not None
         ]
         most = min(self._limits.prefill_tokens_max, node.rule.chunk_tokens_max)
         turn_s_max = node.rule.turn_s_max
+        for run_queue in run_queues if whole else ():
+            node.place(run_queue, ctx.now_s)
         grant = next_turn(
             node.turns, run_queues, ctx.now_s, prefill_tokens_max=most, turn_s_max=turn_s_max
         )

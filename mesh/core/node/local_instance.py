@@ -351,6 +351,7 @@ class LocalInstance:
                     due_s=due_s,
                     slack_s=slack_s,
                     tpot_s=request.pace_s,
+                    first=not request.output_tokens,
                 )
                 run_queue.prompts.append(prompt)
             else:

@@ -15,6 +15,7 @@ from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import ProfileSource
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.policy.rules.headroom import HEADROOM
+from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.turns import Grant, TurnRule, note_turn
 
 LOAD_SLOWDOWN = 2.0
@@ -117,6 +118,13 @@ class LocalNode:
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
     swap_started_s: float = 0.0
+    copy_bytes_per_s: float = inf
+    """What the last swap that brought weights carried."""
+    turn_of: InstanceId | None = None
+    """The instance that had the last turn."""
+    turns_in_row: int = 0
+    """How many it has had since another one had one."""
+    row_began_s: float = 0.0
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -186,6 +194,27 @@ class LocalNode:
             instance.note_swapped(failed=failed)
         return instance
 
+    def note_copied(self, weights_bytes: int, seconds: float) -> None:
+        """Weights have come to the device."""
+        self.copy_bytes_per_s = weights_bytes / seconds if seconds > 0.0 else inf
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether its turn rule is shown instances without weights on the device, too."""
+        return getattr(self.turns, "whole", False)
+
+    def place(self, queue: RunQueue, now_s: float) -> None:
+        """Set what a rule that is `whole` knows of an instance beside its work."""
+        instance = self.instances[queue.instance_id]
+        assert instance.footprint is not None, "it is loaded"
+        turns = self.turns_in_row if self.turn_of == queue.instance_id else 0
+        queue.place(
+            out=not self.computes(instance),
+            copy_s=instance.footprint.weights_bytes / self.copy_bytes_per_s,
+            turns=turns,
+            turns_s=now_s - self.row_began_s if turns else 0.0,
+        )
+
     def computes(self, instance: LocalInstance) -> bool:
         """Whether its weights are on the device, and stay there."""
         return not instance.out and self.swapping != instance.instance_id
@@ -236,6 +265,9 @@ class LocalNode:
         for run_queue in (*grant.passed, grant.queue):
             self.instances[run_queue.instance_id].note_turn(run_queue.passed)
         self.stepping = grant.queue.instance_id
+        if self.stepping != self.turn_of:
+            self.turn_of, self.turns_in_row, self.row_began_s = self.stepping, 0, now_s
+        self.turns_in_row += 1
         self.instances[self.stepping].begin_turn()
         self.steps_started += 1
         self.step_started_s, self.step_beside_load = now_s, self.loading()

@@ -16,7 +16,8 @@ from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
-from mesh.policy.rules.swapping import SwapRule, Weights
+from mesh.policy.rules.rounds import WorkingWeights
+from mesh.policy.rules.swapping import SwapRule
 
 FAILURES_MAX = 3
 """Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
@@ -53,7 +54,7 @@ def _begins(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
 
 def _weights(
     ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, margin_s: float
-) -> Weights:
+) -> WorkingWeights:
     assert instance.footprint is not None, "it is loaded"
     care = node.rule.overestimate
     run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
@@ -61,12 +62,15 @@ def _weights(
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance
-    return Weights(
+    if run_queue is not None and node.shows_all:
+        node.place(run_queue, ctx.now_s)
+    return WorkingWeights(
         instance_id=instance.instance_id,
         weights_bytes=instance.footprint.weights_bytes,
         resident=not instance.out,
         due_s=ctx.now_s if measured else due_s,
         may_go=node.stepping != instance.instance_id,
+        queue=run_queue,
     )
 
 
@@ -86,6 +90,7 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin
         _begins(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
         if event.resident and not event.error:
+            node.note_copied(instance.weights_bytes, swapped_s)
             beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
         ctx.report(beat)
 

@@ -6,13 +6,15 @@ from typing import Any
 from mesh.domain.errors import InvalidInput
 from mesh.domain.node_rule import RuleName
 from mesh.policy.rules.alternate import Alternate
+from mesh.policy.rules.arbitration import Arbitration
 from mesh.policy.rules.first_come import FirstCome
 from mesh.policy.rules.headroom import Headroom
+from mesh.policy.rules.rounds import Rounds
 from mesh.policy.rules.swapping import Swapping
 from mesh.policy.rules.turns import TurnRule, name_of
 
 BUILT_IN: dict[str, Callable[..., TurnRule]] = {
-    rule.name: rule for rule in (Headroom, FirstCome, Alternate, Swapping)
+    rule.name: rule for rule in (Headroom, FirstCome, Alternate, Swapping, Rounds, Arbitration)
 }
 
 

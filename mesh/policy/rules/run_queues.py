@@ -34,6 +34,8 @@ class Prompt:
     """See `mesh.domain.slo.next_due_s`."""
     tpot_s: float = 0.0
     """The pace of its tokens; 0: that of its run queue."""
+    first: bool = True
+    """Whether its next token is its first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,6 +111,16 @@ class RunQueue(PaceClass):
     """In the order in which the engine computes them: that of submission."""
     passed: int = 0
     """Turns in a row that went to a run queue of more headroom."""
+    out: bool = False
+    """Whether its weights are off the device. Only rules that are `whole` see such run queues; the
+    three numbers below are set for these rules alone.
+    """
+    copy_s: float = 0.0
+    """The seconds in which its weights come, at the rate of the node's last swap."""
+    turns: int = 0
+    """The turns that it has had since another one had the last; 0 where another one had it."""
+    turns_s: float = 0.0
+    """The seconds since the first of them began."""
     decode_s: float = field(default=0.0, init=False)
     """The time of a decode of the batch as it is; `predict` sets it."""
     _profiled_s: float = field(default=0.0, init=False)
@@ -119,6 +131,10 @@ class RunQueue(PaceClass):
     def parts(self) -> Sequence[PaceClass]:
         """Its classes, of which it is the only one where it has a single pace."""
         return self.classes or (self,)
+
+    def place(self, *, out: bool, copy_s: float, turns: int, turns_s: float) -> None:
+        """Set what rules that are `whole` know of its place on the node."""
+        self.out, self.copy_s, self.turns, self.turns_s = out, copy_s, turns, turns_s
 
     def predict(self, lookahead_tokens: int = 0) -> None:
         """Set `decode_s`, for contexts longer by `lookahead_tokens`; after a change of batch."""

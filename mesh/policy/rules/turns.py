@@ -57,7 +57,9 @@ class TurnRule(Protocol):
         prefill_tokens_max: int,
         turn_s_max: float,
     ) -> Grant:
-        """Who is next of run queues that all have work, one at least. Ties go to the lesser id.
+        """Who is next of run queues that all have work, one at least. Ties go to the lesser id. A
+        rule that has `whole = True` is shown those without weights on the device, too
+        (`RunQueue.out`), of which none can be next.
 
         An iteration has `prefill_tokens_max` prompt tokens at most; several decodes together take
         no longer than `turn_s_max`.
@@ -75,7 +77,7 @@ def next_turn(
 ) -> Grant | None:
     """Who is next, by the rule; None when no run queue has work."""
     working = [queue for queue in queues if queue.batch or queue.prompts]
-    if not working:
+    if all(queue.out for queue in working):
         return None
     return rule.turn(working, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max)
 

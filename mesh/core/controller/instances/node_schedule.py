@@ -307,6 +307,22 @@ def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
     return _decode_s(instance, now_s) if _has_work(instance) else 0.0
 
 
+def node_prompts_s(node: NodeEntry, now_s: float) -> float:
+    """Seconds in which a node computes its prompts, those of requests that wait for loads included,
+    and brings the weights of their instances that are out.
+    """
+    total_s = 0.0
+    for instance in node.instances.values():
+        work = (instance.requests or instance.coming).values()
+        lefts = [(r, r.prefill_left if instance.requests else r.tokens) for r in work]
+        prompts = [(request, left) for request, left in lefts if left]
+        if prompts and node.swaps and not instance.resident:
+            total_s += node.copy_s(instance.footprint.weights_bytes)
+        for request, left in prompts:
+            total_s += _times(instance, now_s).prefill_s(left, request.tokens - left)
+    return total_s
+
+
 def round_s(node: NodeEntry, now_s: float) -> float:
     """Seconds of one decode of each instance that has requests, or will have some."""
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
-from mesh.core.controller.instances.node_schedule import batch_decode_s, decodes_share
+from mesh.core.controller.instances.node_schedule import (
+    batch_decode_s,
+    decodes_share,
+    node_prompts_s,
+)
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -110,6 +114,9 @@ class OpenOptions:
 
     def utilisation(self, node: NodeView) -> float:
         return self.ctx.share_of(self._node(node), decodes_share)
+
+    def prompts_s(self, node: NodeView) -> float:
+        return node_prompts_s(self._node(node), self.ctx.now_s)
 
     def link_ends_s(self, node: NodeView) -> float:
         entry = self._node(node)

@@ -82,10 +82,14 @@ def begin_all(
     requests: Sequence[RequestEntry],
     target: InstanceEntry,
     carry: Carry | None = None,
+    *,
+    at_once: bool = False,
 ) -> bool:
     """Have requests move to an instance; those that find room and time there begin to."""
     begun = [
-        _begin(ctx, request, target, carry) for request in requests if request.migration is None
+        _begin(ctx, request, target, carry, at_once=at_once)
+        for request in requests
+        if request.migration is None
     ]
     if any(begun):
         move_soon(ctx)
@@ -118,12 +122,14 @@ def _begin(
     request: RequestEntry,
     to: InstanceEntry | None = None,
     carry: Carry | None = None,
+    *,
+    at_once: bool = False,
 ) -> bool:
     """Have the first instance that can take it, or that alone which is given, compute a request
     ahead.
     """
     move = _look(ctx, request, to, carry=carry)
-    return move is not None and _begin_at(ctx, move)
+    return move is not None and _begin_at(ctx, move, at_once=at_once)
 
 
 def _look(
@@ -170,7 +176,7 @@ def _open(
             yield instance
 
 
-def _begin_at(ctx: EventContext, move: Price) -> bool:
+def _begin_at(ctx: EventContext, move: Price, *, at_once: bool = False) -> bool:
     """Have it compute the request ahead. False, and it is looked for again, where two moves counted
     on unloading idle instances of the same deployment, of which its minimum keeps one.
     """
@@ -184,7 +190,8 @@ def _begin_at(ctx: EventContext, move: Price) -> bool:
     compute_ahead(ctx, move.entry, copy, instance, room, source, request.attempt)
     request.note_move()
     state = MigrationState.COMPUTING if source is None else MigrationState.FETCHING
-    ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s, state=state))
+    began = Migration(request=request, copy=copy, begun_s=ctx.now_s, state=state, at_once=at_once)
+    ctx.cell.add_migration(began)
     return True
 
 
@@ -212,13 +219,17 @@ def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
 
 
 def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:
-    """The target has computed all that it was sent; the next token of the source decides."""
+    """The target has computed all that it was sent; the next token of the source decides, unless it
+    goes on at once.
+    """
     migration = ctx.cell.migrations.get(said.request_id)
     if migration is None or migration.copy.attempt != said.attempt:
         return
     if migration.state is MigrationState.COMPUTING:
         migration.copy.note_prefill_left(0)
         migration.advance(MigrationState.CAUGHT_UP)
+        if migration.at_once:
+            tokens_came(ctx, migration)
 
 
 def tokens_came(ctx: EventContext, migration: Migration) -> None:
@@ -233,7 +244,10 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     request, target = migration.request, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
     migration.copy.note_due(request.due_s)
-    if migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
+    if migration.at_once:
+        _let_go(ctx, migration, target)
+        _hand_over(ctx, migration, target)
+    elif migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
         if not (request.drawn_apart or target.node.rule.turn_s_max):
             _let_go(ctx, migration, target)
         elif _hands_over_another(ctx, target):

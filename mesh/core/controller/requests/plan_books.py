@@ -89,7 +89,7 @@ def _move(ctx: EventContext, plan: Move) -> None:
         message = f"{target.node.node_id} cannot take KV blocks from each of their nodes"
         ctx.policy.fault(PolicyFaultKind.NO_CAPABILITY, type(plan).__name__, message)
     else:
-        migration.begin_all(ctx, asked, target, plan.carry)
+        migration.begin_all(ctx, asked, target, plan.carry, at_once=plan.at_once)
 
 
 def _running(ctx: EventContext, view: RequestView) -> RequestEntry | None:

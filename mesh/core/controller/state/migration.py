@@ -17,6 +17,8 @@ class Migration:
     copy: RequestEntry
     begun_s: float
     state: MigrationState = MigrationState.COMPUTING
+    at_once: bool = False
+    """Whether the target goes on as soon as it has computed what it was sent."""
     rounds: int = 1
     """Times that the target was sent tokens to compute."""
 

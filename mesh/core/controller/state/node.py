@@ -127,6 +127,11 @@ class NodeEntry:
         """Whether it swaps weights by its turn rule."""
         return self.station.pools
 
+    @property
+    def moves_kv(self) -> bool:
+        """Whether requests that run move to it and from it with their KV blocks."""
+        return bool(self.hello.kv_address) and self.hello.computes_ahead
+
     def copy_s(self, weights_bytes: int) -> float:
         """Seconds in which a swap brings weights to the device: as its last swaps did; until there
         was one, as it states for loads from the host's memory.

@@ -167,6 +167,11 @@ class RequestEntry:
         self.prefill_left = 0
 
     @property
+    def moves_now(self) -> bool:
+        """Whether it is on its way to another instance, or computed ahead there."""
+        return self.migration is not None
+
+    @property
     def is_copy(self) -> bool:
         """Whether it is computed ahead for the request of its id, which runs elsewhere."""
         return self.migration is not None and self.migration.copy is self
