@@ -48,7 +48,7 @@ async def answered(http: Edge, **body: Any) -> dict[str, Any]:
 
 async def test_the_template_is_given_the_items(http: Edge) -> None:
     node = await calling(http, "It rains.")
-    call = {
+    call: dict[str, Any] = {
         "type": "function_call",
         "id": "fc_1",
         "call_id": "call_1",
