@@ -183,7 +183,8 @@ CONFIG: Mapping[str, Kind] = {
     "final_logit_softcapping": Real(0.0), "attn_logit_softcapping": Real(0.0),
     "rope_scaling": _ROPE, "rope_parameters": _ROPE,
     "tie_word_embeddings": Flag(), "attention_bias": Flag(), "mlp_bias": Flag(),
-    "qkv_bias": Flag(), "use_sliding_window": Flag(), "norm_topk_prob": Flag(),
+    "qkv_bias": Flag(), "is_decoder": Flag(), "use_sliding_window": Flag(),
+    "norm_topk_prob": Flag(),
     POOLING: Text(), NORMALISED: Flag(), ONLY_TASK: Text(), CONTEXT: _CONTEXT, PREFIX: Text(),
     "bos_token_id": _TOKEN_IDS, "eos_token_id": _TOKEN_IDS, "pad_token_id": _TOKEN_IDS,
 }  # fmt: skip

@@ -71,6 +71,12 @@ def encoder_shape(config: Mapping[str, Any], name: str) -> Shape:
                 f"{name}: {config['model_type']} with {key} = {value!r} is not supported",
                 hint=f"supported: {', '.join(known)}",
             )
+    if config.get("is_decoder"):
+        raise UnsupportedModel(
+            f"{name}: {config['model_type']} with is_decoder = true is not supported: its tokens "
+            "do not attend to later ones",
+            hint="use a variant of the model without it",
+        )
     number_in({"layer_norm_eps": 1e-12, **config}, "layer_norm_eps", name)
     hidden, heads = (
         size_in(config, "hidden_size", name),

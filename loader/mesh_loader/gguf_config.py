@@ -5,6 +5,7 @@ leave out. gguf_file has read the metadata; gguf_tensors then checks the tensors
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
 from mesh_loader.architectures import GGUF_ARCHITECTURES
-from mesh_loader.config_keys import POOLING, TEXT_CHARS_MAX, check_config
+from mesh_loader.config_keys import POOLING, TEXT_CHARS_MAX, check_config, shown
 from mesh_loader.encoders import Pooling
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
@@ -25,6 +26,18 @@ GEMMA3_27B_LAYERS = 62
 _POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
 """llama.cpp's numbers of them."""
 GEMMA3_WINDOW_PATTERN = 6
+_UNCOMPUTED: Mapping[str, tuple[float, ...]] = {
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0.0, 1.0)),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0.0,)),
+    "attn_logit_softcapping": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Numbers by which some architectures of llama.cpp compute otherwise than mesh does, after the name
+of the architecture, and the values of each that change nothing.
+"""
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -40,6 +53,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             f"{name}: architecture {architecture[:TEXT_CHARS_MAX]} is not supported in GGUF",
             hint=f"mesh imports {', '.join(GGUF_ARCHITECTURES)} from GGUF",
         )
+    kind = file.text("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(
+            f"{name} is no model: its general.type is {shown(kind)}",
+            hint="name the model's own file; an adapter is merged into its base first",
+        )
     if file.integer("split.count", 1) > 1:
         raise UnsupportedModel(
             f"{name} is one part of {file.integer('split.count')}",
@@ -47,6 +66,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         )
     if file.integer(f"{architecture}.expert_count", 0) > 0:
         raise UnsupportedModel(f"{name}: mixtures of experts are not supported")
+    _refuse_uncomputed(file, architecture)
     heads = file.integer(f"{architecture}.attention.head_count")
     hidden_size = file.integer(f"{architecture}.embedding_length")
     if heads < 1 or hidden_size < 1:
@@ -78,6 +98,17 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **_of_embeddings(file, architecture),
         **_of_family(file, architecture, heads, hidden_size, head_size),
     }
+
+
+def _refuse_uncomputed(file: GgufFile, architecture: str) -> None:
+    """Raises UnsupportedModel for a number by which mesh would have to compute otherwise."""
+    capped = {} if architecture == "gemma3" else {"final_logit_softcapping": (0.0,)}
+    for name, neutral in {**_UNCOMPUTED, **capped}.items():
+        key = f"{architecture}.{name}"
+        if (value := file.number(key, neutral[0])) not in neutral:
+            raise UnsupportedModel(
+                f"{file.path.name}: {key} = {value:g} is not supported, only {neutral[-1]:g}"
+            )
 
 
 def _of_embeddings(file: GgufFile, architecture: str) -> dict[str, Any]:
@@ -162,11 +193,6 @@ def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str
     old_factor = file.number(f"{architecture}.rope.scale_linear", 0.0)
     factor = file.number(f"{scaling}.factor", old_factor) or 1.0
     kind = file.text(f"{scaling}.type", "linear")
-    attention = file.number(f"{scaling}.attn_factor", 1.0)
-    if attention != 1.0:
-        raise UnsupportedModel(
-            f"{file.path.name}: {scaling}.attn_factor = {attention:g} is not supported, only 1"
-        )
     if "rope_freqs.weight" in file.tensors:
         factors = _llama3_scaling(file, architecture, head_size)
         if factors is not None and kind != "none" and factor != 1.0:
@@ -188,6 +214,11 @@ def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str
             "original_max_position_embeddings": file.integer(
                 f"{scaling}.original_context_length", context
             ),
+            **{
+                beta: file.number(f"{scaling}.yarn_{beta}")
+                for beta in ("beta_fast", "beta_slow")
+                if f"{scaling}.yarn_{beta}" in file.metadata
+            },
         }
     raise UnsupportedModel(f"{file.path.name}: rotary scaling {kind} is not supported")
 

@@ -15,7 +15,7 @@ from mesh_loader.model_files import FOLDER_FILES_MAX
 
 LEVELS_MAX = 3
 """A model's folder is looked through this deep. Models have their files at the first two levels."""
-_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def require_contained(folder: Path) -> None:
@@ -44,7 +44,7 @@ def _allowed(folder: Path) -> tuple[Path, ...]:
     """Where links of a real folder may lead: there and, from a snapshot of the Hugging Face cache,
     into the blobs of the repository (models--ORG--NAME/{snapshots/COMMIT,blobs})."""
     repository = folder.parent.parent
-    if folder.parent.name == _SNAPSHOTS and repository.name.startswith("models--"):
+    if folder.parent.name == SNAPSHOTS and repository.name.startswith("models--"):
         blobs = repository / _BLOBS
         # If `blobs` itself is a link, it would lead wherever whoever made it liked.
         return (folder, blobs) if not blobs.is_symlink() else (folder,)

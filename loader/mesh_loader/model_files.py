@@ -25,6 +25,14 @@ TEMPLATES = "additional_chat_templates"
 MODULE_CONFIGS = "[0-9]_*/config.json"
 """The configurations of what sentence-transformers puts after a model."""
 FOLDER_FILES_MAX = 4096
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+SMALL_BYTES_MAX = 256 << 20
+"""The longest file that holds no weights; the largest in use take some 35 MB."""
+SPARSE_BYTES_LEAST = 1 << 30
+SPARSE_SHARE_MAX = 15 / 16
+"""A longer file of which more is holes is refused: reading its zeros would take hours."""
+HOLES_MAX = 4096
+"""So many are counted."""
 LAYOUT_VERSION = 3
 """Part of every model id: raised when an importer comes to write other files from the same source,
 so that models imported earlier are imported anew."""
@@ -107,15 +115,46 @@ def files_of(path: Path) -> list[Path]:
 
 
 def check_fetched(path: Path) -> None:
-    """Raises TornModel for files in whose place Git has left pointers, and what `files_of` does."""
+    """Raises TornModel for files in whose place Git has left pointers, for files that are too long
+    or hardly hold anything, and what `files_of` does.
+    """
     for file in files_of(path):
         with opened(file) as content:
             pointer = content.read(len(_POINTER)) == _POINTER
+            _check_length(content, file)
         if pointer:
             raise TornModel(
                 f"{file.name} is a pointer of Git LFS, in the place of the file itself",
                 hint=f"run git lfs pull in {file.parent}",
             )
+
+
+def _check_length(content: BinaryIO, file: Path) -> None:
+    """Raises TornModel. All files of a folder are hashed, whether a model needs them or not."""
+    size_bytes = os.fstat(content.fileno()).st_size
+    if file.suffix in SMALL_SUFFIXES and size_bytes > SMALL_BYTES_MAX:
+        raise TornModel(
+            f"{file.name} holds {size_bytes} bytes; such a file may have {SMALL_BYTES_MAX}"
+        )
+    if size_bytes < SPARSE_BYTES_LEAST:
+        return
+    holes_bytes = end = 0
+    for _ in range(HOLES_MAX):
+        begin = os.lseek(content.fileno(), end, os.SEEK_HOLE)
+        if begin == size_bytes:
+            break
+        try:
+            end = os.lseek(content.fileno(), begin, os.SEEK_DATA)
+        except OSError:  # a hole reaches the end
+            end = size_bytes
+        holes_bytes += end - begin
+        if end == size_bytes:
+            break
+    if holes_bytes > SPARSE_SHARE_MAX * size_bytes:
+        raise TornModel(
+            f"{file.name} is {size_bytes} bytes long, of which {holes_bytes} were never written",
+            hint="fetch the file again, or take it out of the folder",
+        )
 
 
 def stamps_of(path: Path) -> tuple[FileStamp, ...]:

@@ -15,6 +15,7 @@ from mesh_loader.config_keys import shown
 from mesh_loader.gguf_names import begins_with_magic
 from mesh_loader.hf_import import has_whole_weights, plan_hf
 from mesh_loader.ir_import import plan_ir
+from mesh_loader.links import SNAPSHOTS
 from mesh_loader.model_files import check_fetched
 from mesh_loader.model_info import read_json
 from mesh_loader.sources import IR_XML
@@ -82,8 +83,9 @@ def _adapter(path: Path) -> UnsupportedModel:
 
 def _hint_of_cache(path: Path) -> str:
     """Which folder is meant, where this is one of a Hugging Face cache."""
-    if (path / "snapshots").is_dir():
-        snapshots = sorted((path / "snapshots").iterdir())
+    folder = path if path.name == SNAPSHOTS else path / SNAPSHOTS
+    if folder.is_dir():
+        snapshots = sorted(one for one in folder.iterdir() if one.is_dir())
         whole = [one for one in snapshots if (one / "config.json").is_file()] or snapshots
         return f"a Hugging Face cache: name a snapshot, as file://{whole[-1]}" if whole else ""
     names = sorted(one.name for one in path.glob("models--*--*"))

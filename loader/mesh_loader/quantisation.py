@@ -30,6 +30,8 @@ def quantisation_of(folder: Path, config: Mapping[str, Any]) -> str:
     given = config.get("quantization_config") or config.get("compression_config")
     if given is None and (folder / MODELOPT_CONFIG).is_file():
         return "modelopt"
+    if given is None and isinstance(config.get("quantization"), Mapping):
+        return "mlx"
     if given is None:
         return ""
     method = given.get("quant_method") if isinstance(given, Mapping) else None

@@ -15,7 +15,12 @@ from tokenizers import Tokenizer
 
 from mesh.domain.errors import MeshError, TornModel, UnsupportedModel
 from mesh_loader.model_files import TEMPLATES
-from mesh_loader.model_info import TOKENIZER_BYTES_MAX, read_bounded, read_json
+from mesh_loader.model_info import (
+    TEMPLATE_BYTES_MAX,
+    TOKENIZER_BYTES_MAX,
+    read_bounded,
+    read_json,
+)
 from mesh_loader.safetensors_file import write_json, write_synced
 
 ADDED_TOKEN_ID_MAX = (1 << 31) - 1
@@ -75,10 +80,10 @@ def _optional(path: Path) -> dict[str, Any]:
 def _named_templates(path: Path) -> dict[str, str]:
     try:
         return {
-            file.stem: file.read_text(encoding="utf-8")
+            file.stem: read_bounded(file, TEMPLATE_BYTES_MAX).decode("utf-8")
             for file in sorted((path / TEMPLATES).glob("*.jinja"))
         }
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise TornModel(f"{path.name}/{TEMPLATES} cannot be read: {error}") from error
 
 

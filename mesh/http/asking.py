@@ -43,6 +43,9 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "priority": (0,),
+    "include_reasoning": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
     "documents": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
@@ -143,7 +146,7 @@ def _grammar(body: Body) -> Grammar | None:
         if said.regex is not None:
             return Grammar(kind=GrammarKind.REGEX, text=said.regex)
         if said.choice is not None:
-            return choice_grammar(said.choice)
+            return choice_grammar(said.choice, "structured_outputs.choice")
         return Grammar(kind=GrammarKind.LARK, text=said.grammar or "")
     if wanted is None or wanted.type == "text":
         return None

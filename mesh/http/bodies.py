@@ -173,6 +173,10 @@ class Body(Strict):
     spaces_between_special_tokens: Any = None
     include_stop_str_in_output: Any = None
     priority: Any = None
+    include_reasoning: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_ids: Any = None
+    request_id: Any = Field(default=None, description="Ignored: each call is given its own.")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = Field(
@@ -311,6 +315,8 @@ def _path(steps: Sequence[int | str], data: Any) -> str:
     path = ""
     for number, step in enumerate(steps):
         last = number == len(steps) - 1
+        if isinstance(data, dict) and step == data.get("type") and not last:
+            continue  # Anthropic's blocks have a member by the name of their type.
         if isinstance(step, int) and isinstance(data, list):
             path, data = f"{path}[{step}]", data[step] if step < len(data) else None
         elif isinstance(data, dict) and (step in data or last):

@@ -39,7 +39,8 @@ from mesh.http.tools import (
 
 
 class TextBlock(TextPart):
-    citations: Any = Field(default=None, description="Ignored.")
+    citations: Any = Field(default=None, description="Ignored, as is the next one.")
+    parsed_output: Any = None
 
 
 class ThinkingBlock(Strict):

@@ -53,7 +53,7 @@ _SAME = (
 
 
 class Options(Strict):
-    num_predict: int | None = Field(default=None, description="Below 0: what the context leaves.")
+    num_predict: int | None = Field(default=None, description="Below 1: what the context leaves.")
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -70,8 +70,20 @@ class Options(Strict):
     num_thread: Any = None
     use_mmap: Any = None
     use_mlock: Any = None
+    main_gpu: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    logits_all: Any = None
+    vocab_only: Any = None
+    numa: Any = None
+    draft_num_predict: Any = None
     repeat_last_n: Any = None
     penalize_newline: Any = None
+    mirostat: Literal[0] | None = Field(default=None, description="Neither it nor the next two.")
+    tfs_z: Literal[1] | None = None
+    typical_p: Literal[1] | None = None
+    mirostat_tau: Any = Field(default=None, description="Ignored, as is the next one.")
+    mirostat_eta: Any = None
 
 
 def _format_shape(value: Any) -> str:
@@ -115,8 +127,9 @@ class OllamaMessage(Strict):
     thinking: str | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
+    name: str | None = Field(default=None, description="The same by an older name.")
     tool_call_id: str | None = None
-    images: None = None
+    images: Annotated[list[str], Field(max_length=0)] | None = None
 
 
 class OllamaChatBody(OllamaBody):
@@ -178,7 +191,7 @@ def _common(body: OllamaBody) -> dict[str, Any]:
     return {
         "model": body.model.removesuffix(TAG),
         "stream": body.stream is not False,
-        "max_tokens": None if wanted is None or wanted < 0 else wanted,
+        "max_tokens": None if wanted is None or wanted < 1 else wanted,
         "repetition_penalty": given.repeat_penalty,
         "response_format": form,
         **{name: getattr(given, name) for name in _SAME},
@@ -201,7 +214,7 @@ def _message(number: int, message: OllamaMessage) -> Message:
         reasoning_content=message.thinking,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,
-        name=message.tool_name,
+        name=message.tool_name or message.name,
     )
 
 

@@ -6,8 +6,8 @@ LiteLLM tells a prompt that is too long by the message.
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mesh.domain.errors import InvalidInput, MeshError, Refused
@@ -96,17 +96,46 @@ def _in_ollama(failure: Failure) -> Told:
 class Dialect:
     """How a protocol tells of errors, and the headers in which it tells a request's id."""
 
-    refusal: Callable[[Failure], Told]
-    id_headers: tuple[bytes, ...]
+    in_words: Callable[[Failure], Told]
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the protocol calls members that OpenAI's chats call otherwise."""
+
+    def refusal(self, failure: Failure) -> Told:
+        error = failure.error
+        own = self.names.get(error.field) if isinstance(error, InvalidInput) else None
+        if own is not None and isinstance(error, InvalidInput):
+            message = error.message
+            if message.startswith(f"{error.field} "):
+                message = own + message.removeprefix(error.field)
+            failure = replace(failure, error=InvalidInput(message, hint=error.hint, field=own))
+        return self.in_words(failure)
 
 
-_OPENAI = Dialect(in_openai, (b"x-request-id",))
-_OLLAMA = Dialect(_in_ollama, (b"x-request-id",))
+_OPENAI = Dialect(in_openai)
+_RESPONSES = Dialect(
+    in_openai,
+    names={
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "chat_template_kwargs": "reasoning",
+    },
+)
+_DETOKENIZE = Dialect(in_openai, names={"prompt": "tokens"})
+_OLLAMA = Dialect(
+    _in_ollama,
+    names={"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"},
+)
 _ANTHROPIC = Dialect(_in_anthropic, (b"x-request-id", b"request-id"))
 
 
 def dialect_of(path: str) -> Dialect:
     """Anthropic's and Ollama's for their own paths, OpenAI's for all others."""
+    if path.startswith("/v1/responses"):
+        return _RESPONSES
+    if path == "/detokenize":
+        return _DETOKENIZE
     if path.startswith("/api/") and not path.startswith("/api/v1/"):
         return _OLLAMA
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI

@@ -59,6 +59,7 @@ class SaidText(Strict):
     text: str
     annotations: Any = Field(default=None, description="Ignored, as are the next ones.")
     logprobs: Any = None
+    parsed: Any = None
     prompt_cache_breakpoint: Any = None
 
 
@@ -94,6 +95,7 @@ Content = Annotated[
 class Item(Strict):
     id: str | None = Field(default=None, description="Ignored, as are the next ones.")
     status: Any = None
+    created_by: Any = None
 
 
 class MessageItem(Item):
@@ -108,6 +110,7 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
     caller: Any = None
     namespace: None = None
 

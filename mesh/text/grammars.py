@@ -57,12 +57,12 @@ def json_grammar(schema: Any, *, strict: bool = True) -> Grammar:
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=text)
 
 
-def choice_grammar(choices: Sequence[str]) -> Grammar:
-    """One of these texts. Raises InvalidInput for none, or too many."""
+def choice_grammar(choices: Sequence[str], member: str = "grammar") -> Grammar:
+    """One of these texts. Raises InvalidInput, which names the member, for none, or too many."""
     if not 1 <= len(choices) <= CHOICES_MAX or not all(choices):
         raise InvalidInput(
             f"{len(choices)} choices; there must be 1 to {CHOICES_MAX}, none of them empty",
-            field="grammar",
+            field=member,
         )
     one_of = " | ".join(json.dumps(choice) for choice in choices)
     return Grammar(kind=GrammarKind.LARK, text=f"start: {one_of}")

@@ -214,6 +214,10 @@ async def test_what_asks_for_nothing_is_taken(http: Edge) -> None:
         "min_tokens": 0,
         "chat_template": None,
         "skip_special_tokens": True,
+        "include_reasoning": True,
+        "return_token_ids": False,
+        "return_tokens_as_token_ids": False,
+        "request_id": "mine",
         "stop_token_ids": [],
         "nobody_knows_it": None,
     }

@@ -48,7 +48,7 @@ async def answered(http: Edge, **body: Any) -> dict[str, Any]:
 
 async def test_the_template_is_given_the_items(http: Edge) -> None:
     node = await calling(http, "It rains.")
-    call = {
+    call: dict[str, Any] = {
         "type": "function_call",
         "id": "fc_1",
         "call_id": "call_1",
@@ -56,7 +56,8 @@ async def test_the_template_is_given_the_items(http: Edge) -> None:
         "arguments": '{"city": "Bern"}',
         "status": "completed",
     }
-    said = {"type": "output_text", "text": "I look.", "annotations": []}
+    call |= {"parsed_arguments": {"city": "Bern"}, "created_by": "x"}
+    said = {"type": "output_text", "text": "I look.", "annotations": [], "parsed": {"a": 1}}
     await answered(
         http,
         instructions="Be brief.",
@@ -169,11 +170,16 @@ async def test_an_answer_is_continued_found_and_forgotten(http: Edge) -> None:
 WEB = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 
 
+ENDLESS = {"type": "json_schema", "name": "e", "schema": {"$ref": "#"}}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "named"),
     [
         ({"input": None}, "input", "input"),
-        ({"input": []}, "messages", "messages"),
+        ({"input": []}, "input", "messages"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
+        ({"text": {"format": ENDLESS}}, "text.format", "can ever end"),
         ({"input": [WEB]}, "input[0]", "function_call_output"),
         ({"input": [{"id": "msg_r0-1_0"}]}, "input", "not found"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "input_image"),

@@ -371,7 +371,9 @@ def test_a_hugging_face_cache_is_answered_with_the_snapshot_to_name(
     snapshot.parent.mkdir(parents=True)
     (repository / "snapshots" / ("b" * 40)).mkdir()  # of a fetch that was broken off
     folder.rename(snapshot)
-    assert f"file://{snapshot}" in refusal(store, repository).hint
+    (repository / "snapshots" / "notes.txt").touch()
+    for named in (repository, repository / "snapshots"):
+        assert f"file://{snapshot}" in refusal(store, named).hint
     assert "hf://org/tiny" in refusal(store, tmp_path / "hub").hint
 
 
@@ -386,6 +388,22 @@ def test_a_tokenizer_as_large_as_those_in_use_is_taken(store: ModelStore, folder
 def test_files_beyond_any_such_file_are_refused(store: ModelStore, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("x" * ((1 << 20) + 1))
     assert "chat_template.jinja holds 1048577 bytes" in refusal(store, folder).message
+    (folder / "chat_template.jinja").unlink()
+    template = folder / "additional_chat_templates" / "rag.jinja"
+    template.parent.mkdir()
+    template.write_text("x" * ((1 << 20) + 1))
+    assert "rag.jinja holds 1048577 bytes" in refusal_beside(store, folder).message
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "other.bin", "unused.json"])
+def test_a_file_of_a_terabyte_of_nothing_is_refused_before_it_is_hashed(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    """Hashing it would take hours, in which a node imports nothing else."""
+    with (folder / name).open("wb") as file:
+        file.write(b"x")
+        file.truncate(1 << 40)
+    assert f"{name} " in refusal(store, folder).message
 
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

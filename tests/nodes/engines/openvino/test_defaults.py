@@ -143,6 +143,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope__scaling__type": "linear"}, None),
         ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None),
         ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, YARN),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__yarn_beta_fast": 64.0,
+                "rope__scaling__yarn_ext_factor": 1.0,
+            },
+            {**YARN, "beta_fast": 64.0},
+        ),
     ],
 )
 def test_a_gguf_file_is_scaled_as_llama_cpp_scales_it(

@@ -212,6 +212,8 @@ def test_pooling_is_part_of_what_a_model_is(tmp_path: Path) -> None:
     [
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "tanh"}, "hidden_act"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"is_decoder": "false"}, "is_decoder"),
         ({"num_attention_heads": 7}, "7 heads"),
     ],
 )
