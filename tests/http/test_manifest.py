@@ -8,9 +8,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.cli.manifest import read_file, read_manifests
+from mesh.http.manifest import read_file, read_manifests
 from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
-from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
+from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision

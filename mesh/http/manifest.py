@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mesh.cli.manifest_problem import explain
-from mesh.cli.yaml_documents import Document, read_documents
+from mesh.http.manifest_problem import explain
+from mesh.http.yaml_documents import Document, read_documents
 from mesh.domain.checks import (
     CONTEXT_TOKENS_MAX,
     KEEP_ALIVE_S_MAX,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from mesh.cli.yaml_documents import Document, path_text
+from mesh.http.yaml_documents import Document, path_text
 from mesh.domain.errors import InvalidInput
 
 _KINDS = {
