@@ -294,7 +294,16 @@ class Controller:
             traces=next(iter(traces), None),
             starting=self._links.starting,
         )
-        self._operating = Operating(operations, self._gateway.snapshot)
+        self._operating = Operating(
+            operations=operations,
+            snapshot=self._gateway.snapshot,
+            whole=lambda: self._core.snapshot(clock.now_s()),
+            clock=clock,
+            limits=access.limits,
+            deployed=self._amiss,
+            starting=self._links.starting,
+            sources=config.sources,
+        )
         book = CallBook(self._spec)
         self._reading = Reading(
             book=book,
@@ -315,10 +324,7 @@ class Controller:
             usage=usage.since,
             report=self._reading.report,
             state_path=str(registry.path.parent),
-            limits=access.limits,
-            deployed=self._amiss,
             starting=self._links.starting,
-            sources=config.sources,
         )
         self._viewed = Viewed(
             cell=self._core,

@@ -8,15 +8,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.http.manifest import read_file, read_manifests
 from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
-from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import ToolFormat
+from mesh.http.manifest import read_file, read_manifests
+from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
