@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from mesh.controller.lookup import find_deployment
 from mesh.controller.operations import Operations
+from mesh.controller.replaying import Replaying
 from mesh.controller.snapshots import with_starting
 from mesh.controller.tenants import check_deployments
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import AlreadyExists, InvalidInput
+from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound
 from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
@@ -31,7 +32,7 @@ from mesh.domain.ids import DeploymentName, NodeId, OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
-from mesh.domain.views import CellSnapshot
+from mesh.domain.views import CellSnapshot, Prospect
 from mesh.runtime.clock import Now
 from mesh.wire.access import caller
 
@@ -61,6 +62,8 @@ class Operating:
         deployed: Callable[[DeploymentName], Awaitable[str]],
         starting: Callable[[], Sequence[NodeStarting]],
         sources: SourceRules,
+        replaying: Replaying,
+        prospect: Callable[[DeploymentSpec], Prospect | None],
     ) -> None:
         self._operations = operations
         self._snapshot = snapshot
@@ -70,6 +73,24 @@ class Operating:
         self._deployed = deployed
         self._starting = starting
         self._sources = sources
+        self._replaying = replaying
+        self._prospect = prospect
+
+    def prospect(self, spec: DeploymentSpec) -> Prospect:
+        """What would become of the deployment, were it deployed so. Raises NotFound."""
+        check_spec(spec)
+        found = self._prospect(spec)
+        if found is None:
+            raise NotFound(
+                f"how large {spec.source} is in that precision is not known yet",
+                hint="deploy it with replicas_min: 0: it is imported, and nothing is loaded",
+            )
+        return found
+
+    async def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies:
+        """Ask it again for a minute of its own calls, or of another deployment's."""
+        message = await self._replaying.replay(name, name if of is None else of)
+        yield ReplyDone(operation_id=OperationId(""), message=message)
 
     async def deploy(self, given: DeploymentSpec) -> Replies:
         """Raises InvalidInput, Forbidden for a source that the caller may not deploy from,

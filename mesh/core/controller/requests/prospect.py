@@ -7,7 +7,6 @@ Before: the core's `prospect`. After: the page and its API.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import count
 
 from mesh.compute.times import Times
