@@ -79,7 +79,7 @@ class Reading:
         self._cancel(found.request_id)
 
     def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]:
-        """Of all deployments, or of one. Raises NotFound."""
+        """What all deployments say, or one. Raises NotFound."""
         seen = self._seen(asks)
         found = seen.deployments if name is None else (find_deployment(name, seen),)
         return [one.spec for one in found]

@@ -283,10 +283,10 @@ class NodeProspect:
     measured: bool
     """Whether its iteration times were measured; otherwise they are an estimate."""
     cold: Verdict
-    """Of a call that comes now, and has it loaded."""
+    """What becomes of a call that comes now, and has it loaded."""
     cold_ttft_s: float
     warm: Verdict
-    """Of a call that comes now, were it loaded."""
+    """What would become of a call that comes now, were it loaded."""
     warm_ttft_s: float
     batch: int
     """How many would be decoded at once, if it were called as often as so far."""

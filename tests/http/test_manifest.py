@@ -15,7 +15,7 @@ from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import ToolFormat
-from mesh.http.manifest import read_file, read_manifests
+from mesh.http.manifest import read_file, read_manifests, written
 from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
@@ -242,3 +242,9 @@ def test_every_family_has_a_manifest_that_can_be_meant() -> None:
     assert [spec.name for spec in specs] == [path.stem for path in paths]
     table = (root / "docs" / "model-store.md").read_text(encoding="utf-8")
     assert {path.name for path in paths if f"families/{path.name})" not in table} == set()
+
+
+def test_what_is_written_is_read_as_the_same() -> None:
+    specs = [*read(FULL), *read(HEAD)]
+    assert read(written(specs)) == specs
+    assert "tensor_parallel" not in written(read(HEAD))
