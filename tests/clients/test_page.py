@@ -49,7 +49,7 @@ from tests.cli.running import MESH
 from tests.e2e.live_cell import free_port
 from tests.sim.scenarios import SMALL, scenario
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(300)
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="make test-page has it")
 Axe: Any = pytest.importorskip("axe_playwright_python.sync_playwright").Axe
 CHROMIUM = shutil.which("chromium")
