@@ -151,7 +151,6 @@ class ControllerCore:
         )
 
     def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
-        self.cell.refusals.event_begins()
         ctx = self._context(now_s)
         self._dispatch(ctx, event)
         _settle(ctx)

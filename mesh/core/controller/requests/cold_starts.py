@@ -78,7 +78,6 @@ def _look(
         request=request,
         late=late,
         among=nodes if may_start else None,
-        remembers=True,
     )
     price = search.first()
     if price is not None:
@@ -123,7 +122,6 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
             request=entry.queue[0],
             joins=(),
             among=ctx.cell.nodes.values,
-            remembers=True,
         )
         price = search.first()
         if price is not None:
