@@ -79,11 +79,11 @@ LOADS = 5
 FRAMES_S = 5.0
 VIEWS = {"cell": ".card", "deployments": "tbody tr", "requests": ".timeline", "charts": "canvas"}
 FIRST_CARD = """
-  new MutationObserver((_, seen) => {
+  window.firstCardMs = new Promise(resolve => new MutationObserver((_, seen) => {
     if (!document.querySelector(".card")) return;
     seen.disconnect();
-    requestAnimationFrame(() => { window.firstCardMs = performance.now(); });
-  }).observe(document, { childList: true, subtree: true });
+    requestAnimationFrame(() => resolve(performance.now()));
+  }).observe(document, { childList: true, subtree: true }));
 """
 FRAMES = """seconds => new Promise(resolve => {
   const frames = [];
@@ -227,7 +227,6 @@ def browse(url: str, minutes: float) -> Mapping[str, float]:
             page = browser.new_page()
             page.add_init_script(FIRST_CARD)
             page.goto(url)
-            page.wait_for_function("window.firstCardMs")
             paints.append(page.evaluate("window.firstCardMs"))
             page.close()
         page = browser.new_page(viewport={"width": 1280, "height": 900})

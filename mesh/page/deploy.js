@@ -66,7 +66,7 @@ export function Deploy({ asked }) {
 function Prospect({ name, told }) {
   const good = told.nodes.filter((node) => node.keeps_slo && node.fit !== "never").length;
   return html`<h2><${Text}>${name}<//></h2>
-    <p>${good} of ${told.nodes.length} nodes would keep its SLO, were it called as <${Text}>${told.like}<//> is:
+    <p>${good} of ${told.nodes.length} nodes would keep its SLO, were it called as <${Text}>${told.like}<//> is:${" "}
       ${fixed(60 * told.calls_per_s, 1)} calls a minute, ${count(told.prompt_tokens)} prompt and ${count(told.output_tokens)} output tokens.</p>
     ${told.nodes.length ? html`<${Table} label=${`Prospects of ${name}`} columns=${COLUMNS} rows=${told.nodes} keyOf=${(node) => node.node_id} />`
       : html`<${Notice} bad>No node takes such a deployment.<//>`}`;

@@ -10,7 +10,7 @@ import { clock, count, limit, millis, percent, phase, refusals, seconds } from "
 
 export function Deployment({ live, name }) {
   const one = live.state.deployments[name];
-  if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.
+  if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.${" "}
     <a href=${address("deployments")}>All deployments</a><//>`;
   const { recent, spec } = one;
   const instances = Object.values(live.state.instances).filter((i) => i.deployment === name);

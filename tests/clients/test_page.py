@@ -33,7 +33,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.recent import CellGauges
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.views import CellLine
 from mesh.report.calls import CallEnd
 from mesh.report.cell_page import page as page_of
@@ -66,6 +66,7 @@ WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
 MARKUP = "<img src=x onerror=alert(1)> \u202egnp\x1b[31m"
+HOPELESS = Slo(ttft_s=0.5, tpot_s=1e-5, cold_start=ColdStart.REFUSE)
 VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
@@ -296,7 +297,7 @@ def test_a_deployment_is_copied_asked_about_deployed_and_replayed(page: Any, cel
     page.locator("svg.times polyline").first.wait_for()
     page.get_by_role("link", name="Copy it").click()
     manifest = page.get_by_label("Manifests")
-    page.wait_for_function("document.querySelector('.manifest').value.includes('chat-copy')")
+    playwright.expect(manifest).to_have_value(re.compile("chat-copy"))
     page.get_by_role("button", name="will it fit").click()
     told = page.get_by_role("region", name="Prospects of chat-copy")
     told.get_by_text(re.compile("fits (now|once idle instances go)")).wait_for()
@@ -320,8 +321,7 @@ def test_a_deployment_is_copied_asked_about_deployed_and_replayed(page: Any, cel
     with MeshClient(cell.address) as client:
         client.delete(DeploymentName("chat-copy"))
     page.get_by_label("load a file of manifests").set_input_files(saved)
-    page.wait_for_function("document.querySelector('.manifest').value.includes('chat-too')")
-    manifest.evaluate("it => { it.scrollTop = 0; }")
+    playwright.expect(manifest).to_have_value(re.compile("chat-too"))
     page.get_by_role("button", name="deploy", exact=True).click()
     page.get_by_role("region", name="What became of chat-copy").wait_for()
     with MeshClient(cell.address) as client:
@@ -338,7 +338,7 @@ def asked(max_tokens: int, name: str = "chat") -> Invocation:
 
 
 def test_a_refusal_is_shown_with_its_reason_where_it_was_asked(page: Any, cell: Cell) -> None:
-    never = replace(spec_of(cell, "never"), slo=Slo(ttft_s=30.0, tpot_s=1e-5))
+    never = replace(spec_of(cell, "never"), slo=HOPELESS)
     with MeshClient(cell.address) as client:
         client.deploy(never)
         show(page, "#/try?a=never")
@@ -363,7 +363,7 @@ def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -
         show(page, "#/deployments/chat-too")
         client.deploy(replace(spec_of(cell, "chat-too"), context_tokens_max=1024))
         page.get_by_role("region", name="Revisions").get_by_role("cell", name="2").wait_for()
-        page.get_by_text('"context_tokens_max": 1024').wait_for()
+        page.get_by_text('"context_tokens_max": 1024').wait_for(timeout=1e3 * READY_S_MAX)
 
 
 def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Cell) -> None:
@@ -373,6 +373,7 @@ def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Ce
         page.wait_for_timeout(1_500)
         status = client.status()
         (node,) = client.nodes()
+        chat = client.get(DeploymentName("chat"))
     shown = {
         name: page.locator(".totals div", has=page.get_by_text(name, exact=True)).locator("dd")
         for name in ("nodes ready", "requests running", "queued", "served")
@@ -386,11 +387,13 @@ def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Ce
     }
     metrics = page.request.get(f"{cell.url}metrics").text()
 
-    def counted(name: str) -> float:
-        lines = (line for line in metrics.splitlines() if line.startswith(name))
+    def counted(*parts: str) -> float:
+        mine = (*parts, '"chat"')
+        lines = (line for line in metrics.splitlines() if all(part in line for part in mine))
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    assert counted("mesh_requests_total{") == status.served + sum(n for _, n in status.refused)
+    ended = sum(counted("vllm:request_success_total{", f'"{why}"') for why in ("stop", "length"))
+    assert (ended, counted("mesh_requests_refused_total{")) == (chat.served, chat.refused)
     card = page.locator(f"#node-{node.node_id}").inner_text()
     assert f"promised {mib(node.promised_bytes)}, tracked {mib(node.tracked_bytes)}" in card
 
@@ -403,9 +406,8 @@ def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
     show(page, "#/charts")
     page.locator(".chart canvas").nth(7).wait_for()
     page.locator(".chart .u-over").first.hover()
-    page.wait_for_function(
-        "[...document.querySelectorAll('.chart .u-cursor-x')].every(one => one.style.transform)"
-    )
+    for cursor in page.locator(".chart .u-cursor-x").all():
+        playwright.expect(cursor).to_have_attribute("style", re.compile("transform"))
 
 
 def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
