@@ -56,7 +56,7 @@ export function Playground({ state, asked }) {
     setGiven((all) => ({ ...all, prompt: "" }));
   };
 
-  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.
+  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.${" "}
     <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`;
   return html`
     <h1>Playground</h1>
