@@ -27,7 +27,7 @@ export function Deployment({ live, name }) {
       <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
-    ${!session.journal && html`<p><a class="button" href=${address("try", "", { a: name })}>Try it</a>
+    ${!session.journal && html`<p class="actions"><a class="button" href=${address("try", "", { a: name })}>Try it</a>
       <a class="button" href=${address("deploy", "", { from: name })}>Copy it</a></p>
       <${Actions} key=${name} name=${name} scaling=${spec.scaling} all=${Object.keys(live.state.deployments).sort()} />`}
     <h2>Instances</h2>
