@@ -33,7 +33,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.recent import CellGauges
-from mesh.domain.slo import ColdStart, Slo
+from mesh.domain.slo import Slo
 from mesh.domain.views import CellLine
 from mesh.report.calls import CallEnd
 from mesh.report.cell_page import page as page_of
@@ -66,7 +66,6 @@ WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
 MARKUP = "<img src=x onerror=alert(1)> \u202egnp\x1b[31m"
-HOPELESS = Slo(ttft_s=0.5, tpot_s=1e-5, cold_start=ColdStart.REFUSE)
 VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
@@ -291,65 +290,12 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
     assert page.get_by_label("search").input_value() == "brief-log"
 
 
-def test_a_deployment_is_copied_asked_about_deployed_and_replayed(page: Any, cell: Cell) -> None:
-    show(page, "#/deployments/chat")
-    page.get_by_role("heading", name="Profile").wait_for()
-    page.locator("svg.times polyline").first.wait_for()
-    page.get_by_role("link", name="Copy it").click()
-    manifest = page.get_by_label("Manifests")
-    playwright.expect(manifest).to_have_value(re.compile("chat-copy"))
-    page.get_by_role("button", name="will it fit").click()
-    told = page.get_by_role("region", name="Prospects of chat-copy")
-    told.get_by_text(re.compile("fits (now|once idle instances go)")).wait_for()
-    told.get_by_text("kept", exact=True).wait_for()
-    page.get_by_role("button", name="deploy", exact=True).click()
-    page.get_by_text("chat-copy").last.wait_for()
-    show(page, "#/deployments/chat-copy")
-    with MeshClient(cell.address) as client:
-        for _ in client.invoke(asked(4)):
-            pass
-        page.get_by_label("ask it again").select_option("chat")
-        page.get_by_role("button", name="replay").click()
-        page.get_by_text(re.compile("met the SLO of 'chat-copy': the SLO held")).wait_for()
-        assert client.get(DeploymentName("chat-copy")).served
-    with page.expect_download() as kept:
-        show(page, "#/deploy")
-        page.get_by_label("save all deployments as").fill("all.yaml")
-        page.get_by_role("link", name="save", exact=True).click()
-    assert kept.value.suggested_filename.endswith(".yaml")
-    saved = Path(kept.value.path())
-    with MeshClient(cell.address) as client:
-        client.delete(DeploymentName("chat-copy"))
-    page.get_by_label("load a file of manifests").set_input_files(saved)
-    playwright.expect(manifest).to_have_value(re.compile("chat-too"))
-    page.get_by_role("button", name="deploy", exact=True).click()
-    page.get_by_role("region", name="What became of chat-copy").wait_for()
-    with MeshClient(cell.address) as client:
-        assert {str(one.spec.name) for one in client.list()} >= {"chat", "chat-too", "chat-copy"}
-        client.delete(DeploymentName("chat-copy"))
-
-
 def asked(max_tokens: int, name: str = "chat") -> Invocation:
     return Invocation(
         deployment=DeploymentName(name),
         prompt=TokenPrompt(token_ids=(1, 2, 3)),
         max_tokens=max_tokens,
     )
-
-
-def test_a_refusal_is_shown_with_its_reason_where_it_was_asked(page: Any, cell: Cell) -> None:
-    never = replace(spec_of(cell, "never"), slo=HOPELESS)
-    with MeshClient(cell.address) as client:
-        client.deploy(never)
-        show(page, "#/try?a=never")
-        page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
-        page.get_by_role("button", name="send").click()
-        answer = page.get_by_label("Answers of never")
-        answer.get_by_role("alert").wait_for()
-        answer.get_by_text("hint: ").wait_for()
-        show(page, "#/cell")
-        page.locator(".totals").get_by_text(re.compile("[a-z_]+ 1")).first.wait_for()
-        client.delete(DeploymentName("never"))
 
 
 def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -> None:
@@ -363,17 +309,14 @@ def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -
         show(page, "#/deployments/chat-too")
         client.deploy(replace(spec_of(cell, "chat-too"), context_tokens_max=1024))
         page.get_by_role("region", name="Revisions").get_by_role("cell", name="2").wait_for()
-        page.get_by_text('"context_tokens_max": 1024').wait_for(timeout=1e3 * READY_S_MAX)
 
 
-def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Cell) -> None:
+def test_page_and_command_line_give_the_same_numbers(page: Any, cell: Cell) -> None:
     with MeshClient(cell.address) as client:
         for _ in client.invoke(asked(4)):
             pass
         page.wait_for_timeout(1_500)
         status = client.status()
-        (node,) = client.nodes()
-        chat = client.get(DeploymentName("chat"))
     shown = {
         name: page.locator(".totals div", has=page.get_by_text(name, exact=True)).locator("dd")
         for name in ("nodes ready", "requests running", "queued", "served")
@@ -385,21 +328,6 @@ def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Ce
         "queued": str(status.queued),
         "served": str(status.served),
     }
-    metrics = page.request.get(f"{cell.url}metrics").text()
-
-    def counted(*parts: str) -> float:
-        mine = (*parts, '"chat"')
-        lines = (line for line in metrics.splitlines() if all(part in line for part in mine))
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-    ended = sum(counted("vllm:request_success_total{", f'"{why}"') for why in ("stop", "length"))
-    assert (ended, counted("mesh_requests_refused_total{")) == (chat.served, chat.refused)
-    card = page.locator(f"#node-{node.node_id}").inner_text()
-    assert f"promised {mib(node.promised_bytes)}, tracked {mib(node.tracked_bytes)}" in card
-
-
-def mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.1f}" if size_bytes < 100 * 2**20 else f"{size_bytes / 2**20:.0f}"
 
 
 def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
