@@ -171,7 +171,7 @@ format: $(VENV)/.installed-dev ## format the code
 # Environments of benchmarks that need more than the tests do.
 BENCH_PEERS := cold-start engine fleet structured
 BENCH_VLLM := mixed vllm-step vllm-switch
-bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(VENV)/.installed-dev))))
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev)))))
 
 # The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
 .venv-bench-load/.installed: pyproject.toml

@@ -4,11 +4,9 @@ Before it are the clients of an operator; after it, an operation's event is post
 what the core says of it is streamed back. Reads are answered from the core's snapshot of the cell.
 """
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
@@ -16,21 +14,14 @@ from mesh.controller.lookup import find_deployment, no_deployment, no_request
 from mesh.controller.operating import Operating, Replies
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
-from mesh.controller.tenants import check_deployments
 from mesh.controller.watch import CellLog
-from mesh.domain.access import Caller, Role, TenantLimits, TenantName
+from mesh.domain.access import Caller, Role
 from mesh.domain.actions import ReplyProgress
-from mesh.domain.checks import check_spec
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError
-from mesh.domain.events import (
-    DeployRequested,
-    DrainRequested,
-)
+from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.events import DrainRequested
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
-from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
-from mesh.domain.source_rules import SourceRules
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import CellSnapshot, NodeSnapshot, ProfileView, RequestSnapshot
@@ -47,13 +38,6 @@ from mesh.wire.codec import from_wire, to_wire
 # these write to their context.
 # ruff: noqa: N802
 # mypy: disable-error-code="override"
-
-
-STARTING_S_MAX = 120.0
-"""For so long a deploy waits for nodes that are starting. A trial of precisions takes 24 s on two
-cores, and a minute at most.
-"""
-STARTING_POLL_S = 0.2
 
 
 class OperatedCell(Cell, Protocol):
@@ -78,10 +62,8 @@ class OpenCalls(Protocol):
 
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time
-    and `report` what the last seconds were like, as a caller may see it;
-    `deployed` is called with the name of each deployment that was acknowledged, and gives what is
-    amiss with it, or an empty text; `sources` says what each role may deploy from, and `starting`
-    which nodes have not joined the cell yet.
+    and `report` what the last seconds were like, as a caller may see it; `starting` says which
+    nodes have not joined the cell yet.
     """
 
     def __init__(
@@ -97,13 +79,9 @@ class Control(ControlServicer):
         usage: Callable[[float], Sequence[Usage]],
         report: Callable[[Caller, float], Awaitable[CellReport]],
         state_path: str,
-        limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
-        deployed: Callable[[DeploymentName], Awaitable[str]],
         starting: Callable[[], Sequence[NodeStarting]],
-        sources: SourceRules | None = None,
     ) -> None:
         self._cell = cell
-        self._sources = sources or SourceRules()
         self._calls = calls
         self._clock = clock
         self._operations = operations
@@ -113,22 +91,13 @@ class Control(ControlServicer):
         self._usage = usage
         self._report = report
         self._state_path = state_path
-        self._limits = limits
-        self._deployed = deployed
         self._starting = starting
         self._started_s = clock.now_s()
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
         if not request.HasField("spec"):
             raise InvalidInput("the request holds no spec")
-        spec = self._owned(from_wire(request.spec, DeploymentSpec))
-        check_spec(spec)
-        self._sources.check(caller().role, spec.source)
-        await self._wait_for_starting(spec, context)
-        deployed = self._operations.run(
-            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec)
-        )
-        await _write(deployed, context, lambda: self._deployed(spec.name))
+        await _write(self._operating.deploy(from_wire(request.spec, DeploymentSpec)), context)
 
     async def Undo(self, request: pb.UndoRequest, context: Any) -> None:
         to = request.to if request.HasField("to") else None
@@ -238,44 +207,11 @@ class Control(ControlServicer):
     def _nodes(self) -> tuple[NodeSnapshot, ...]:
         return with_starting(self._snapshot().nodes, self._starting())
 
-    async def _wait_for_starting(self, spec: DeploymentSpec, context: Any) -> None:
-        """While none of the nodes that could take the deployment has joined, and one is starting,
-        which it tells. What the core says after that holds.
-        """
-        until_s = self._clock.now_s() + STARTING_S_MAX
-        while self._clock.now_s() < until_s:
-            nodes = [node for node in self._nodes() if node.device in spec.devices]
-            if any(node.state is NodeState.READY for node in nodes):
-                return
-            node = next((node for node in nodes if node.state is NodeState.STARTING), None)
-            if node is None:
-                return
-            phase = f"waits for node {node.node_id}, which {node.phase}"
-            progress = pb.Progress(phase=phase, share=node.share)
-            await context.write(pb.OperationEvent(progress=progress))
-            await asyncio.sleep(STARTING_POLL_S)
-
     def _snapshot(self) -> CellSnapshot:
         return self._calls.snapshot()
 
-    def _owned(self, spec: DeploymentSpec) -> DeploymentSpec:
-        """The spec as its caller's; what an operator changes stays whose it was. Raises
-        AlreadyExists for the name of another tenant, Refused at the limit.
-        """
-        asks, deployments = caller(), self._cell.snapshot(self._clock.now_s()).deployments
-        found = next((one.spec for one in deployments if one.spec.name == spec.name), None)
-        if found is not None and not asks.may_see(found):
-            raise AlreadyExists(f"the name {spec.name!r} is taken", hint="choose another one")
-        if found is None and asks.tenant:
-            mine = sum(one.spec.tenant == asks.tenant for one in deployments)
-            check_deployments(asks.tenant, self._limits(asks.tenant), mine)
-        return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
 
-
-async def _write(
-    operation: Replies, context: Any, amiss: Callable[[], Awaitable[str]] | None = None
-) -> None:
-    """Write the replies. `amiss` adds what is amiss, if anything, to the last one."""
+async def _write(operation: Replies, context: Any) -> None:
     # Closed at once when the caller goes, so that the core knows at once.
     async with aclosing(operation) as replies:
         async for reply in replies:
@@ -283,6 +219,4 @@ async def _write(
                 progress = pb.Progress(phase=reply.phase, share=reply.share)
                 await context.write(pb.OperationEvent(progress=progress))
             else:
-                found = "" if amiss is None else await amiss()
-                message = f"{reply.message}; {found}" if found else reply.message
-                await context.write(pb.OperationEvent(done=pb.Done(message=message)))
+                await context.write(pb.OperationEvent(done=pb.Done(message=reply.message)))

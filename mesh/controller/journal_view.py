@@ -143,6 +143,7 @@ class JournalView:
             state_path=str(self._path),
         )
         self.reading = Reading(
+            cell=self._core,
             book=book,
             cancel=_cancel,
             usage=_usage,

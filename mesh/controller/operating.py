@@ -4,34 +4,139 @@ Before: `control`, by gRPC, and `mesh.http.operating`, for the page. After: `ope
 method raises before anything begins: NotFound for a name that its caller may not see, InvalidInput.
 """
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from mesh.controller.lookup import find_deployment
 from mesh.controller.operations import Operations
+from mesh.controller.replaying import Replaying
+from mesh.controller.snapshots import with_starting
+from mesh.controller.tenants import check_deployments
+from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
-from mesh.domain.checks import check_scaling
-from mesh.domain.errors import InvalidInput
+from mesh.domain.checks import check_scaling, check_spec
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound
 from mesh.domain.events import (
     DeleteRequested,
+    DeployRequested,
     LoadRequested,
     ProfileRequested,
     ScaleRequested,
     UndoRequested,
     UnloadRequested,
 )
-from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.views import CellSnapshot
+from mesh.domain.ids import DeploymentName, NodeId, OperationId
+from mesh.domain.lifecycle import NodeState
+from mesh.domain.messages import NodeStarting
+from mesh.domain.source_rules import SourceRules
+from mesh.domain.views import CellSnapshot, Prospect
+from mesh.runtime.clock import Now
+from mesh.wire.access import caller
 
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
+STARTING_S_MAX = 120.0
+"""For so long a deploy waits for nodes that are starting. A trial of precisions takes 24 s on two
+cores, and a minute at most.
+"""
+STARTING_POLL_S = 0.2
 
 
 class Operating:
-    """`snapshot` is the cell as the caller may see it."""
+    """`snapshot` is the cell as the caller may see it, and `whole` as it is; `deployed` is called
+    with the name of each deployment that was acknowledged, and gives what is amiss with it, or an
+    empty text; `sources` says what each role may deploy from, and `starting` which nodes have not
+    joined the cell yet.
+    """
 
-    def __init__(self, operations: Operations, snapshot: Callable[[], CellSnapshot]) -> None:
+    def __init__(
+        self,
+        *,
+        operations: Operations,
+        snapshot: Callable[[], CellSnapshot],
+        whole: Callable[[], CellSnapshot],
+        clock: Now,
+        limits: Callable[[TenantName], TenantLimits],
+        deployed: Callable[[DeploymentName], Awaitable[str]],
+        starting: Callable[[], Sequence[NodeStarting]],
+        sources: SourceRules,
+        replaying: Replaying,
+        prospect: Callable[[DeploymentSpec], Prospect | None],
+    ) -> None:
         self._operations = operations
         self._snapshot = snapshot
+        self._whole = whole
+        self._clock = clock
+        self._limits = limits
+        self._deployed = deployed
+        self._starting = starting
+        self._sources = sources
+        self._replaying = replaying
+        self._prospect = prospect
+
+    def prospect(self, spec: DeploymentSpec) -> Prospect:
+        """What would become of the deployment, were it deployed so. Raises NotFound."""
+        check_spec(spec)
+        found = self._prospect(spec)
+        if found is None:
+            raise NotFound(
+                f"how large {spec.source} is in that precision is not known yet",
+                hint="deploy it with replicas_min: 0: it is imported, and nothing is loaded",
+            )
+        return found
+
+    async def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies:
+        """Ask it again for a minute of its own calls, or of another deployment's."""
+        message = await self._replaying.replay(name, name if of is None else of)
+        yield ReplyDone(operation_id=OperationId(""), message=message)
+
+    async def deploy(self, given: DeploymentSpec) -> Replies:
+        """Raises InvalidInput, Forbidden for a source that the caller may not deploy from,
+        AlreadyExists for the name of another tenant, and Refused at the caller's limit.
+        """
+        spec = self._owned(given)
+        check_spec(spec)
+        self._sources.check(caller().role, spec.source)
+        async for progress in self._wait_for_starting(spec):
+            yield progress
+        run = self._operations.run(lambda o: DeployRequested(operation_id=o, spec=spec))
+        # Closed at once when the caller goes, so that the core knows at once.
+        async with aclosing(run) as replies:
+            async for reply in replies:
+                if isinstance(reply, ReplyDone) and (amiss := await self._deployed(spec.name)):
+                    message = f"{reply.message}; {amiss}" if reply.message else amiss
+                    reply = replace(reply, message=message)
+                yield reply
+
+    async def _wait_for_starting(self, spec: DeploymentSpec) -> AsyncGenerator[ReplyProgress, None]:
+        """While none of the nodes that could take the deployment has joined, and one is starting,
+        which it tells. What the core says after that holds.
+        """
+        until_s = self._clock.now_s() + STARTING_S_MAX
+        while self._clock.now_s() < until_s:
+            joined = with_starting(self._whole().nodes, self._starting())
+            nodes = [node for node in joined if node.device in spec.devices]
+            if any(node.state is NodeState.READY for node in nodes):
+                return
+            node = next((node for node in nodes if node.state is NodeState.STARTING), None)
+            if node is None:
+                return
+            phase = f"waits for node {node.node_id}, which {node.phase}"
+            yield ReplyProgress(operation_id=OperationId(""), phase=phase, share=node.share)
+            await asyncio.sleep(STARTING_POLL_S)
+
+    def _owned(self, spec: DeploymentSpec) -> DeploymentSpec:
+        """The spec as its caller's; what an operator changes stays whose it was."""
+        asks, deployments = caller(), self._whole().deployments
+        found = next((one.spec for one in deployments if one.spec.name == spec.name), None)
+        if found is not None and not asks.may_see(found):
+            raise AlreadyExists(f"the name {spec.name!r} is taken", hint="choose another one")
+        if found is None and asks.tenant:
+            mine = sum(one.spec.tenant == asks.tenant for one in deployments)
+            check_deployments(asks.tenant, self._limits(asks.tenant), mine)
+        return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies:
         """Back to revision `to`, or to the one that served before."""

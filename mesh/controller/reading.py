@@ -7,18 +7,29 @@ requests, and the usage file.
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
-from mesh.controller.lookup import no_request
+from mesh.controller.lookup import find_deployment, no_request, seen_by
 from mesh.controller.recent import Recent
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
-from mesh.domain.ids import RequestId
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import Usage, UsageBy, summed
+from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.report.call_views import Sees, chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
 from mesh.report.plain import Plain, plain
 from mesh.runtime.clock import Now
+
+
+class ReadCell(Protocol):
+    """What is read of the core."""
+
+    def snapshot(self, now_s: float) -> CellSnapshot: ...
+
+    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None: ...
 
 
 class Reading:
@@ -29,6 +40,7 @@ class Reading:
     def __init__(
         self,
         *,
+        cell: ReadCell,
         book: CallBook,
         cancel: Callable[[RequestId], None],
         usage: Callable[[float], Sequence[Usage]],
@@ -37,6 +49,7 @@ class Reading:
         clock: Now,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
+        self._cell = cell
         self._book = book
         self._cancel = cancel
         self._usage = usage
@@ -64,6 +77,21 @@ class Reading:
         if found is None or not _sees(asks)(found.tenant):
             raise no_request(RequestId(request_id))
         self._cancel(found.request_id)
+
+    def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]:
+        """What all deployments say, or one. Raises NotFound."""
+        seen = self._seen(asks)
+        found = seen.deployments if name is None else (find_deployment(name, seen),)
+        return [one.spec for one in found]
+
+    def profiles(self, asks: Caller, name: DeploymentName) -> tuple[ProfileView, ...]:
+        """Those that hold for a node come first. Raises NotFound."""
+        find_deployment(name, self._seen(asks))
+        found = self._cell.profiles(name) or ()  # one that is being imported has none yet
+        return tuple(sorted(found, key=lambda one: not one.nodes))
+
+    def _seen(self, asks: Caller) -> CellSnapshot:
+        return seen_by(asks, self._cell.snapshot(self._clock.now_s()))
 
     def trace(self, asks: Caller) -> Iterator[Plain]:
         return chrome_trace(self._book, self._clock.now_s(), _sees(asks))

@@ -36,6 +36,7 @@ from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.reading import Reading
 from mesh.controller.registry import SqliteRegistry
+from mesh.controller.replaying import Replaying
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
@@ -294,9 +295,21 @@ class Controller:
             traces=next(iter(traces), None),
             starting=self._links.starting,
         )
-        self._operating = Operating(operations, self._gateway.snapshot)
         book = CallBook(self._spec)
+        self._operating = Operating(
+            operations=operations,
+            snapshot=self._gateway.snapshot,
+            whole=lambda: self._core.snapshot(clock.now_s()),
+            clock=clock,
+            limits=access.limits,
+            deployed=self._amiss,
+            starting=self._links.starting,
+            sources=config.sources,
+            replaying=Replaying(self._gateway, book),
+            prospect=lambda spec: self._core.prospect(spec, clock.now_s()),
+        )
         self._reading = Reading(
+            cell=self._core,
             book=book,
             cancel=self._gateway.cancel,
             usage=usage.since,
@@ -315,10 +328,7 @@ class Controller:
             usage=usage.since,
             report=self._reading.report,
             state_path=str(registry.path.parent),
-            limits=access.limits,
-            deployed=self._amiss,
             starting=self._links.starting,
-            sources=config.sources,
         )
         self._viewed = Viewed(
             cell=self._core,

@@ -16,15 +16,18 @@ from mesh.controller.recent import ALL, Recent
 from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_starting
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
-from mesh.domain.ids import ModelId
+from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellGauges, CellSample
-from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus
+from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus, NodeSnapshot
 from mesh.report.cell_state import CellPicture
 from mesh.report.gauges import gauges
 from mesh.runtime.clock import Now
 
 SAMPLE_S = 1.0
+LOST_S, LOST_MAX = 300.0, 64
+"""So long a node that was seen and is lost is shown as lost, and at most so many."""
 GAUGE_SAMPLES = 15
 """While nobody views, a picture of the whole cell is taken once in so many samples."""
 
@@ -63,13 +66,44 @@ class Viewed:
         self._clock = clock
         self._state_path = state_path
         self._started_s = clock.now_s()
+        self._seen: dict[NodeId, tuple[float, NodeSnapshot]] = {}
+        """The nodes of the last pictures, and when each was in one last."""
         self._gauges: CellGauges | None = None
         """The gauges of the picture that was taken since the last sample, if any."""
 
     def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         snapshot = with_failed(self._cell.snapshot(self._clock.now_s()), self._failure)
         self._gauges = gauges(snapshot.nodes)
+        self._see(snapshot.nodes)
         return [self._picture(asks, snapshot) for asks in callers]
+
+    def _see(self, nodes: Sequence[NodeSnapshot]) -> None:
+        now_s = self._clock.now_s()
+        self._seen |= {node.node_id: (now_s, node) for node in nodes}
+        kept = [(i, seen) for i, seen in self._seen.items() if seen[0] > now_s - LOST_S]
+        here = {node.node_id for node in nodes}
+        lost = [(i, seen) for i, seen in kept if i not in here]
+        self._seen = dict([one for one in kept if one[0] in here] + lost[-LOST_MAX:])
+
+    def _with_lost(self, nodes: Sequence[NodeSnapshot]) -> tuple[NodeSnapshot, ...]:
+        """The cell forgets a lost node at once; who views is told that it was there."""
+        now_s, here = self._clock.now_s(), {node.node_id: node for node in nodes}
+        lost = {
+            node_id: replace(
+                node,
+                state=NodeState.LOST,
+                silent_s=node.silent_s + now_s - at_s,
+                instances=(),
+                operations=(),
+                promised_bytes=0,
+                tracked_bytes=0,
+                rss_bytes=0,
+                unaccounted_bytes=0,
+            )
+            for node_id, (at_s, node) in self._seen.items()
+        }
+        found = lost | here
+        return tuple(found[node_id] for node_id in sorted(found))
 
     def samples(self, asks: Caller) -> Sequence[CellSample]:
         """The samples count what all tenants do: they are an operator's."""
@@ -97,7 +131,8 @@ class Viewed:
 
     def _picture(self, asks: Caller, snapshot: CellSnapshot) -> CellPicture:
         now_s, operator = self._clock.now_s(), asks.role is Role.ADMIN
-        nodes = with_starting(snapshot.nodes, self._starting()) if operator else ()
+        here = with_starting(snapshot.nodes, self._starting()) if operator else ()
+        nodes = self._with_lost(here) if operator else ()
         seen = snapshot if operator else _own(seen_by(asks, snapshot))
         names = tuple(one.spec.name for one in seen.deployments)
         uptime_s = now_s - self._started_s

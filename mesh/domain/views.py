@@ -9,7 +9,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.ranges import Factor, Instant, Share
-from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
+from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason, Verdict
 from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 
@@ -267,6 +267,64 @@ class ProfileView:
 
     profile: Profile
     nodes: tuple[NodeId, ...]
+
+
+class Fit(StrEnum):
+    """When a node has the memory for one more instance."""
+
+    NOW = "now"
+    ONCE_IDLE_GO = "once idle instances go"
+    """They go by themselves for one that is called."""
+    ONCE_OTHERS_GO = "once others go"
+    """What is there now is in use, or is to stay."""
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProspect:
+    """What an instance of a deployment that is not there yet would meet with on a node. Times are
+    in seconds; those to a first token are infinite where no forecast was made.
+    """
+
+    node_id: NodeId
+    fit: Fit
+    needed_bytes: int
+    """What it needs at least."""
+    free_bytes: int
+    """What the node has for it now, without any instance going."""
+    capacity_bytes: int
+    tier: LoadTier
+    """From where its weights would come."""
+    load_s: float
+    measured: bool
+    """Whether its iteration times were measured; otherwise they are an estimate."""
+    cold: Verdict
+    """What becomes of a call that comes now, and has it loaded."""
+    cold_ttft_s: float
+    warm: Verdict
+    """What would become of a call that comes now, were it loaded."""
+    warm_ttft_s: float
+    batch: int
+    """How many would be decoded at once, if it were called as often as so far."""
+    tpot_s: float
+    """The time of a decode of so many."""
+    busy_share: float
+    """The share of the node's time that all decodes would take then; above 1 not all keep pace."""
+    keeps_slo: bool
+    """Whether it would keep its SLO there once it is loaded, and the node could carry its calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What would become of a deployment, were it deployed so."""
+
+    like: DeploymentName
+    """The deployment whose calls so far are expected again."""
+    prompt_tokens: int
+    output_tokens: int
+    calls_per_s: float
+    nodes: tuple[NodeProspect, ...]
+    """The nodes that would take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

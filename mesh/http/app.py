@@ -33,7 +33,7 @@ from mesh.http.messages import read_messages
 from mesh.http.models import Models
 from mesh.http.ollama import Listed, Show, read_generate, read_ollama_chat, refuse
 from mesh.http.openapi import document
-from mesh.http.operating import Operate, Operator
+from mesh.http.operating import Operate, Operator, operating_together
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
@@ -165,6 +165,7 @@ def application(
         Route("/api/show", Show(gateway, bodies), methods=["POST"]),
         Route("/api/version", listed.version),
         Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
+        *operating_together(operator, bodies),
         *reading(lambda: reads),
         *keyring(keys, bodies),
         Route("/healthz", live),

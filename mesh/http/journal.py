@@ -110,19 +110,26 @@ class Moving:
 
 def journal_application(journal: Journalled, feed: Feed, reads: Callable[[], Reads]) -> Starlette:
     """`reads` gives what is read at the present place."""
-    gate, bodies, pages = Gate(), Bodies(), Page(encoded(ABOUT), shown=True)
-    whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": True}
+    moving = Route("/api/v1/journal", Moving(journal, feed, Bodies()), methods=["GET", "POST"])
+    routes = [moving, *view_only(feed, reads, journal=True)]
+    return assembled(routes, Gate(), Sessions(time.monotonic))
+
+
+def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[Route]:
+    """The page, and what it reads of a cell in which nothing can be done; `journal` is whether it
+    is moved in.
+    """
+    bodies, pages = Bodies(), Page(encoded(ABOUT), shown=True)
+    whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": journal}
 
     async def session(request: Request) -> Response:
         return Response(encoded(whose), media_type="application/json")
 
-    routes = [
+    return [
         Route("/", pages.root),
         Route("/page/{file:path}", pages.file),
         Route("/api/v1/session", session, methods=["GET"]),
         Route("/api/v1/cell", CellState(feed, bodies), methods=["GET"]),
         Route("/api/v1/events", CellEvents(feed, lambda _: None, bodies), methods=["GET"]),
-        Route("/api/v1/journal", Moving(journal, feed, bodies), methods=["GET", "POST"]),
         *reading(reads),
     ]
-    return assembled(routes, gate, Sessions(time.monotonic))

@@ -1,24 +1,30 @@
-"""`/api/v1/deployments/NAME/VERB`: what an operator does with a deployment, for the page.
+"""`/api/v1/deployments/NAME/VERB`: what an operator does with a deployment, for the page; and
+`/deploy` and `/prospect`, which take manifests.
 
 The answer comes when it is done; how far it is meanwhile stands in the cell's state. A client that
 leaves cancels what can be cancelled. Before: the routes. After: the controller's `operating`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
 
 from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.actions import ReplyDone, ReplyProgress
-from mesh.domain.errors import NotFound
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.views import Prospect
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Exchange
+from mesh.http.manifest import read_manifests
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
+from mesh.report.plain import Plain, plain
 
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
 _SHOWN_CHARS = 100
@@ -26,6 +32,12 @@ _SHOWN_CHARS = 100
 
 class Operator(Protocol):
     """What the controller does; each raises errors of the tree before it begins."""
+
+    def deploy(self, given: DeploymentSpec) -> Replies: ...
+
+    def prospect(self, spec: DeploymentSpec) -> Prospect: ...
+
+    def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies: ...
 
     def load(self, name: DeploymentName) -> Replies: ...
 
@@ -49,6 +61,17 @@ class Operator(Protocol):
 
 class _Nothing(Strict):
     """A verb without further words."""
+
+
+class _Manifest(Strict):
+    manifest: str
+    """The file's text."""
+    file: str = "manifest"
+    """Its name, for messages."""
+
+
+class _Replay(Strict):
+    of: str | None = None
 
 
 class _Undo(Strict):
@@ -107,8 +130,59 @@ class Operate:
                 return operator.profile(name, None if node_id is None else NodeId(node_id))
             case "scale":
                 return operator.scale(name, **read(_Scale, given).model_dump())
+            case "replay":
+                of = read(_Replay, given).of
+                return operator.replay(name, None if of is None else DeploymentName(of))
             case _:
                 raise NotFound(
                     f"there is no {request.url.path[:_SHOWN_CHARS]}",
-                    hint="verbs: load, unload, scale, profile, undo, delete",
+                    hint="verbs: load, unload, scale, profile, undo, replay, delete",
                 )
+
+
+class OperateAll:
+    """An ASGI application: a file of manifests, which is read as a whole before anything is done
+    with it. `each` does it with one deployment and says what came of it; one that fails does not
+    keep the others from being tried.
+    """
+
+    def __init__(self, each: Callable[[DeploymentSpec], Awaitable[Plain]], bodies: Bodies) -> None:
+        self._each = each
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._bodies)
+        async with exchange.answering():
+            check_origin(Request(scope))
+            async with exchange.body() as raw:
+                given = read(_Manifest, raw)
+            specs = read_manifests(
+                [(given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace"))]
+            )
+            with exchange.watched(lambda _: None):
+                told: list[Plain] = [await self._tried(spec) for spec in specs]
+                await exchange.json(encoded({"deployments": told}))
+
+    async def _tried(self, spec: DeploymentSpec) -> Plain:
+        name = str(spec.name)
+        try:
+            return {"name": name, "done": await self._each(spec)}
+        except MeshError as error:
+            return {"name": name, "error": {"message": error.message, "hint": error.hint}}
+
+
+def operating_together(operator: Operator, bodies: Bodies) -> list[Route]:
+    async def deploy(spec: DeploymentSpec) -> Plain:
+        message = ""
+        async with aclosing(operator.deploy(spec)) as replies:
+            async for reply in replies:
+                message = reply.message if isinstance(reply, ReplyDone) else ""
+        return message or "deployed"
+
+    async def prospect(spec: DeploymentSpec) -> Plain:
+        return plain(operator.prospect(spec))
+
+    return [
+        Route("/api/v1/deploy", OperateAll(deploy, bodies), methods=["POST"]),
+        Route("/api/v1/prospect", OperateAll(prospect, bodies), methods=["POST"]),
+    ]

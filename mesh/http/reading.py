@@ -1,5 +1,5 @@
-"""`/api/v1/requests`, `/trace`, `/usage` and `/report`: what the page reads beside the feed, and
-what ends a request.
+"""`/api/v1/requests`, `/trace`, `/usage`, `/manifest` and `/report`: what the page reads beside the
+feed, and what ends a request.
 
 Before: the routes. After: the controller's `reading`.
 """
@@ -14,8 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mesh.domain.access import Caller
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, UsageBy
+from mesh.domain.views import ProfileView
+from mesh.http.manifest import written
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
@@ -37,6 +41,10 @@ class Reads(Protocol):
     def request(self, asks: Caller, request_id: str) -> dict[str, Plain]: ...
 
     def end(self, asks: Caller, request_id: str) -> None: ...
+
+    def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]: ...
+
+    def profiles(self, asks: Caller, name: DeploymentName) -> tuple[ProfileView, ...]: ...
 
     def trace(self, asks: Caller) -> Iterator[Plain]: ...
 
@@ -60,6 +68,16 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         request_id = request.path_params["request_id"]
         told().end(caller(), request_id)
         return _json({"message": f"{request_id} was cancelled"})
+
+    async def manifest(request: Request) -> Response:
+        name = request.query_params.get("name")
+        specs = told().specs(caller(), None if name is None else DeploymentName(name))
+        named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
+        return Response(written(specs), media_type="application/yaml", headers=named)
+
+    async def profiles(request: Request) -> Response:
+        name = DeploymentName(request.path_params["model"])
+        return _json(plain(told().profiles(caller(), name)))
 
     async def trace(request: Request) -> Response:
         body = await asyncio.to_thread(_trace, told().trace(caller()))
@@ -87,6 +105,8 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         return Response(text, media_type="text/html; charset=utf-8", headers={**HEADERS, **named})
 
     return [
+        Route("/api/v1/manifest", manifest, methods=["GET"]),
+        Route("/api/v1/deployments/{model}/profiles", profiles, methods=["GET"]),
         Route("/api/v1/report", report, methods=["GET"]),
         Route("/api/v1/report.html", report_page, methods=["GET"]),
         Route("/api/v1/requests", requests, methods=["GET"]),

@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { Badge, Notice, Share, Table, Text } from "./parts.js";
+import { Badge, Loading, Notice, Share, Table, Text } from "./parts.js";
 import { address } from "./route.js";
 import { count, fixed, mib, millis, percent, refusals, seconds, span } from "./words.js";
 
@@ -86,8 +86,7 @@ function queuedWith(instance, deployment) {
 
 const INSTANCES = [
   { title: "instance", cell: (i) => html`<a href=${address("deployments", i.deployment)}><${Text}>${i.instance_id}<//></a>` },
-  { title: "state", cell: (i) => html`<${Badge} state=${i.state} />${i.state === "loading" && i.phase
-    ? html` ${i.phase} <${Share} share=${i.share} label="load" />` : ""}` },
+  { title: "state", cell: (i) => html`<${Badge} state=${i.state} />${i.state === "loading" && html` <${Loading} instance=${i} />`}` },
   { title: "from", cell: (i) => i.tier ?? "–" },
   { title: "batch", number: true, cell: (i) => `${i.batch} of ${i.batch_max}` },
   { title: "queued", number: true, cell: (i) => i.queued },

@@ -2,14 +2,15 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { post } from "./post.js";
-import { Badge, Fault, Notice, Table, Text } from "./parts.js";
+import { Badge, Fault, Loading, Notice, Table, Text } from "./parts.js";
+import { Profiles } from "./profile.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
 import { clock, count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
 
 export function Deployment({ live, name }) {
   const one = live.state.deployments[name];
-  if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.
+  if (!one) return html`<h1><${Text}>${name}<//></h1><${Notice}>There is no deployment of this name.${" "}
     <a href=${address("deployments")}>All deployments</a><//>`;
   const { recent, spec } = one;
   const instances = Object.values(live.state.instances).filter((i) => i.deployment === name);
@@ -26,13 +27,15 @@ export function Deployment({ live, name }) {
       <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
-    ${!session.journal && html`<p><a class="button" href=${address("try", "", { a: name })}>Try it</a></p>
-      <${Actions} key=${name} name=${name} scaling=${spec.scaling} />`}
+    ${!session.journal && html`<p class="actions"><a class="button" href=${address("try", "", { a: name })}>Try it</a>
+      <a class="button" href=${address("deploy", "", { from: name })}>Copy it</a></p>
+      <${Actions} key=${name} name=${name} scaling=${spec.scaling} all=${Object.keys(live.state.deployments).sort()} />`}
     <h2>Instances</h2>
     ${instances.length ? html`<${Table} label="Instances" columns=${INSTANCES} rows=${instances} keyOf=${(i) => i.instance_id} />`
       : html`<p class="dim">None is loaded; the next request loads one.</p>`}
     ${one.revisions.length > 0 && html`<h2>Revisions</h2>
       <${Table} label="Revisions" columns=${REVISIONS} rows=${one.revisions} keyOf=${(r) => r.number} />`}
+    <${Profiles} key=${name} name=${name} loaded=${instances.filter((i) => i.state === "ready").length} />
     <h2>Events</h2>
     ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`
       <li><time>${clock(line.time_unix_s)}</time> <b><${Text}>${line.subject}<//></b> <${Text}>${line.text}<//></li>`)}</ol>`
@@ -43,7 +46,7 @@ export function Deployment({ live, name }) {
 
 const Pair = ({ name, value, small = false }) => html`<div><dt>${name}</dt><dd class=${small ? "small" : ""}>${value}</dd></div>`;
 
-function Actions({ name, scaling }) {
+function Actions({ name, scaling, all }) {
   const [said, setSaid] = useState({});
   const [busy, setBusy] = useState("");
   const [asking, setAsking] = useState("");
@@ -59,6 +62,10 @@ function Actions({ name, scaling }) {
     const given = new FormData(event.target);
     act("scale", Object.fromEntries(["replicas_min", "replicas_max", "keep_alive_s"].map((key) => [key, Number(given.get(key))])));
   };
+  const replay = (event) => {
+    event.preventDefault();
+    act("replay", { of: new FormData(event.target).get("of") });
+  };
   return html`<section class="actions" aria-label="Actions" aria-busy=${Boolean(busy)}>
     ${["load", "unload", "profile"].map((verb) => html`<button disabled=${busy} onClick=${() => act(verb)}>${verb}</button>`)}
     <button disabled=${busy} onClick=${() => act("undo")}>undo rollout</button>
@@ -72,7 +79,11 @@ function Actions({ name, scaling }) {
       <label> keep alive, s <input name="keep_alive_s" type="number" min="0" step="any" value=${scaling.keep_alive_s} /></label>
       <button disabled=${busy}>scale</button>
     </form>
-    ${busy && html`<${Notice}>${busy} …<//>`}
+    <form onSubmit=${replay}>
+      <label>ask it again for the last minute of <select name="of">${all.map((one) => html`<option value=${one} selected=${one === name}>${one}</option>`)}</select></label>
+      <button disabled=${busy}>replay</button>
+    </form>
+    ${busy && html`<${Notice}>${busy === "replay" ? "replaying a minute of calls" : busy} …<//>`}
     ${said.message && html`<${Notice}><${Text}>${said.message}<//><//>`}
     <${Fault} error=${said.error} />
   </section>`;
@@ -81,7 +92,7 @@ function Actions({ name, scaling }) {
 const INSTANCES = [
   { title: "instance", cell: (i) => html`<${Text}>${i.instance_id}<//>` },
   { title: "node", cell: (i) => html`<${Text}>${i.node_id}<//>` },
-  { title: "state", cell: (i) => html`<${Badge} state=${i.state} /> ${i.state === "loading" ? phase(i) : ""}` },
+  { title: "state", cell: (i) => html`<${Badge} state=${i.state} /> ${i.state === "loading" && html`<${Loading} instance=${i} />`}` },
   { title: "load, expected", number: true, cell: (i) => `${seconds(i.load_s)}, ${seconds(i.load_expected_s || null)}` },
   { title: "batch", number: true, cell: (i) => `${i.batch} of ${i.batch_max}` },
   { title: "headroom least", number: true, cell: (i) => seconds(i.headroom_least_s) },

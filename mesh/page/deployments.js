@@ -12,7 +12,7 @@ export function Deployments({ state, asked }) {
   const rows = sorted(all.filter((row) => row.text.includes(filter.toLowerCase())), sort);
   return html`
     <h1>Deployments</h1>
-    ${!all.length && html`<${Notice}>Nothing is deployed yet.
+    ${!all.length && html`<${Notice}>Nothing is deployed yet.${" "}
       <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`}
     <p><label>Filter by name, state or source
       <input type="search" value=${filter} onInput=${(event) => ask({ filter: event.target.value })} /></label>

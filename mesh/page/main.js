@@ -3,6 +3,7 @@
 import { html, render, Component } from "./vendor/preact-htm.js";
 import { Cell } from "./cell.js";
 import { Charts } from "./charts.js";
+import { Deploy } from "./deploy.js";
 import { Deployment } from "./deployment.js";
 import { Deployments } from "./deployments.js";
 import { Journal } from "./journal.js";
@@ -17,9 +18,9 @@ import { address, route } from "./route.js";
 import { session, SignIn, signOut, whose } from "./session.js";
 
 const SILENT_S_MAX = 3;
-const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", usage: "Usage", keys: "Keys", try: "Playground" };
+const VIEWS = { cell: "Cell", deployments: "Deployments", requests: "Requests", charts: "Charts", logs: "Logs", usage: "Usage", keys: "Keys", deploy: "Deploy", try: "Playground" };
 
-const isThere = (view) => (view === "keys" ? session.wants_keys && session.role === "admin" : !session.journal || !["try", "usage"].includes(view));
+const isThere = (view) => (view === "keys" ? session.wants_keys && session.role === "admin" : !session.journal || !["deploy", "try", "usage"].includes(view));
 
 class Page extends Component {
   componentDidMount() {
@@ -57,6 +58,7 @@ class Page extends Component {
     if (view === "logs") return html`<${Logs} live=${live} asked=${asked} />`;
     if (view === "usage") return html`<${Usage} asked=${asked} />`;
     if (view === "keys") return html`<${Keys} />`;
+    if (view === "deploy") return html`<${Deploy} asked=${asked} />`;
     if (view === "try") return html`<${Playground} state=${live.state} asked=${asked} />`;
     if (view === "cell") return html`<${Cell} live=${live} />`;
     return html`<${Notice}>There is no view of this name. <a href=${address("cell")}>The cell</a><//>`;

@@ -16,6 +16,13 @@ export const Fault = ({ error }) =>
 export const Share = ({ share, label }) => html`
   <progress max="1" value=${share} aria-label=${label}></progress> ${Math.round(100 * share)} %`;
 
+// A load: what its node is at, and how far it is by the time that earlier loads took.
+export function Loading({ instance: { phase, load_s: s, load_expected_s: expected, share } }) {
+  if (!expected) return html`${phase} <${Share} share=${share} label="load" />`;
+  return html`${phase} <progress max="1" value=${Math.min(s / expected, 1)} aria-label="load"></progress>
+    ${s.toFixed(1)} of about ${expected.toFixed(1)} s`;
+}
+
 // columns: { name, title, cell(row), of(row) to sort by, number }. It scrolls in itself when narrow.
 export function Table({ label, columns, rows, keyOf, sort = "", onSort = null }) {
   return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>

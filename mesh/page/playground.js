@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { bodyOf, optionsOf, stream } from "./chat.js";
 import { AsCode } from "./code.js";
-import { Fault, Notice, Share, Text } from "./parts.js";
+import { Fault, Loading, Notice, Share, Text } from "./parts.js";
 import { ask } from "./route.js";
 import { limit, millis, seconds } from "./words.js";
 
@@ -56,7 +56,7 @@ export function Playground({ state, asked }) {
     setGiven((all) => ({ ...all, prompt: "" }));
   };
 
-  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.
+  if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.${" "}
     <code>mesh deploy MODEL.yaml</code> deploys a model.<//>`;
   return html`
     <h1>Playground</h1>
@@ -110,8 +110,8 @@ function Answers({ name, state, turns }) {
 
 function Waiting({ name, deployment, state }) {
   const loading = Object.values(state.instances).find((i) => i.deployment === name && i.state === "loading");
-  const { phase, share } = loading ?? deployment;
-  return html`<p class="dim" role="status">waits${phase ? html`: ${phase} <${Share} share=${share} label=${phase} />` : " for its first token"}</p>`;
+  const { phase, share } = deployment;
+  return html`<p class="dim" role="status">waits${loading ? html`: <${Loading} instance=${loading} />` : phase ? html`: ${phase} <${Share} share=${share} label=${phase} />` : " for its first token"}</p>`;
 }
 
 function Measured({ turn, slo }) {

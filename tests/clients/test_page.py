@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -31,7 +31,13 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import Cancelled, Unauthenticated
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
+from mesh.domain.limits import CellLimits
+from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
+from mesh.domain.views import CellLine
+from mesh.report.calls import CallEnd
+from mesh.report.cell_page import page as page_of
+from mesh.report.cell_report import cell_report
 from mesh.runtime.journal import open_journal
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, plan
@@ -68,6 +74,7 @@ VIEWS = {
     "charts": "#/charts",
     "logs": "#/logs",
     "usage": "#/usage?by=both",
+    "deploy": "#/deploy?from=chat",
     "playground": "#/try?a=chat&b=chat-too",
 }
 
@@ -283,13 +290,52 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
     assert page.get_by_label("search").input_value() == "brief-log"
 
 
+def asked(max_tokens: int, name: str = "chat") -> Invocation:
+    return Invocation(
+        deployment=DeploymentName(name),
+        prompt=TokenPrompt(token_ids=(1, 2, 3)),
+        max_tokens=max_tokens,
+    )
+
+
+def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -> None:
+    with MeshClient(cell.address) as client:
+        (node,) = client.nodes()
+        card = page.locator(f"#node-{node.node_id}")
+        client.drain(node.node_id)
+        card.get_by_text("draining", exact=True).wait_for(timeout=2_000)
+        client.drain(node.node_id, undo=True)
+        card.get_by_text("draining", exact=True).wait_for(state="detached")
+        show(page, "#/deployments/chat-too")
+        client.deploy(replace(spec_of(cell, "chat-too"), context_tokens_max=1024))
+        page.get_by_role("region", name="Revisions").get_by_role("cell", name="2").wait_for()
+
+
+def test_page_and_command_line_give_the_same_numbers(page: Any, cell: Cell) -> None:
+    with MeshClient(cell.address) as client:
+        for _ in client.invoke(asked(4)):
+            pass
+        page.wait_for_timeout(1_500)
+        status = client.status()
+    shown = {
+        name: page.locator(".totals div", has=page.get_by_text(name, exact=True)).locator("dd")
+        for name in ("nodes ready", "requests running", "queued", "served")
+    }
+    texts = {name: one.inner_text().replace(",", "") for name, one in shown.items()}
+    assert texts == {
+        "nodes ready": f"{status.nodes_ready} of {status.nodes}",
+        "requests running": str(status.running),
+        "queued": str(status.queued),
+        "served": str(status.served),
+    }
+
+
 def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
     show(page, "#/charts")
     page.locator(".chart canvas").nth(7).wait_for()
     page.locator(".chart .u-over").first.hover()
-    page.wait_for_function(
-        "[...document.querySelectorAll('.chart .u-cursor-x')].every(one => one.style.transform)"
-    )
+    for cursor in page.locator(".chart .u-cursor-x").all():
+        playwright.expect(cursor).to_have_attribute("style", re.compile("transform"))
 
 
 def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
@@ -428,6 +474,67 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         page.get_by_role("button", name="sign out").click()
         page.get_by_role("heading", name="Sign in").wait_for()
     book.close()
+
+
+def test_a_killed_nodes_card_says_so(browser: Any, tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path), nodes=plan_nodes(["cpu"]), precision="f32")
+    with (
+        Stopping() as stopping,
+        running_cell(plan, stopping) as cell,
+        watched(browser, f"http://{plan.http}/") as page,
+    ):
+        page.locator(".card .is-ready").first.wait_for()
+        os.killpg(cell.children[1].process.pid, signal.SIGKILL)
+        gone = page.locator(".card").locator(".is-lost, .is-starting").first
+        gone.wait_for(timeout=1e3 * (CellLimits().node_lease_s + 2.0))
+
+
+def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
+    browser: Any, tmp_path: Path
+) -> None:
+    names = [f"deployment-with-a-long-name-{n}" for n in range(128)]
+    ends = [
+        CallEnd(
+            at_s=n % 3600,
+            deployment=names[n % 128],
+            end="stop" if n % 7 else "queue_full",
+            refused=n % 7 == 0,
+            finished=n % 7 != 0,
+            met=n % 3 == 0,
+            met_in_the_mean=n % 3 == 0,
+            prompt_tokens=100,
+            output_tokens=50,
+            ttft_s=0.1 + n % 17 / 10,
+            tpot_s=0.01 + n % 13 / 100,
+        )
+        for n in range(20_000)
+    ]
+    fault = CellLine(kind="node", subject="n1", text=MARKUP + 300 * " word", fault=True)
+    looks = [(15.0 * n, CellGauges(nodes_ready=4, nodes_used=n % 4)) for n in range(240)]
+    whole = cell_report(
+        "An hour", ends, from_s=0.0, until_s=3600.0, looks=looks, lines=[(9.0, fault)]
+    )
+    path = tmp_path / "report.html"
+    path.write_text(page_of(whole, replace(whole, name="the hour before")), encoding="utf-8")
+    assert path.stat().st_size <= 2_000_000
+    context = browser.new_context(viewport={"width": 720, "height": 1000}, offline=True)
+    shown = context.new_page()
+    said: list[str] = []
+    shown.on("console", lambda told: said.append(told.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.on("request", lambda asked: said.append(asked.url))
+    shown.goto(path.as_uri())
+    assert said == [path.as_uri()], "it asks for nothing but itself"
+    assert shown.locator("img").count() == 0
+    assert shown.get_by_text(names[127]).count()
+    shown.emulate_media(media="print")
+    cut = shown.evaluate(
+        """[...document.querySelectorAll("table")].filter(
+          one => one.getBoundingClientRect().right > document.documentElement.clientWidth).length"""
+    )
+    assert cut == 0
+    assert shown.pdf(format="A4").startswith(b"%PDF")
+    context.close()
 
 
 def test_the_page_comes_back_by_itself_after_the_controller_was_killed(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import requests
 
+from mesh.http.manifest import read_manifests
 from mesh.http.page import HEADERS
 from tests.http.edge import Edge, edge
 
@@ -99,3 +100,47 @@ async def test_a_deployment_is_operated_by_clients_and_this_page_and_no_other(ht
     assert (await http.post("/api/v1/deployments/nobody/load", {})).status_code == 404
     assert (await http.get(path + "load")).status_code == 405
     assert (await http.post(path + "delete", {})).json()["message"] == "deleted"
+
+
+async def test_deployments_are_saved_asked_about_and_deployed_as_a_file(http: Edge) -> None:
+    await http.cell.deployed()
+    saved = await http.get("/api/v1/manifest")
+    told = (await http.get("/api/v1/cell")).json()["deployments"]
+    (spec,) = read_manifests([("saved", saved.content)])
+    assert (spec.name, spec.source) == ("chat", told["chat"]["spec"]["source"])
+    assert (await http.get("/api/v1/manifest?name=nobody")).status_code == 404
+    (known,) = (await http.get("/api/v1/deployments/chat/profiles")).json()
+    assert known["profile"]["decode"]["seconds"]
+    copy = saved.text.replace("name: chat", "name: chat-too")
+    copies = f"{copy}---\n{copy.replace('chat-too', 'odd').replace('file://', 'odd://')}"
+    (asked, unknown) = (await http.post("/api/v1/prospect", {"manifest": copies})).json()[
+        "deployments"
+    ]
+    assert asked["done"]["like"] == "chat"
+    assert asked["done"]["nodes"][0]["fit"] == "now"
+    assert "is not known yet" in unknown["error"]["message"]
+    assert (await http.get("/api/v1/cell")).json()["status"]["deployments"] == 1, "a question"
+    (done,) = (await http.post("/api/v1/deploy", {"manifest": copy})).json()["deployments"]
+    assert done == {"name": "chat-too", "done": "deployed"}
+    silent = await http.post("/api/v1/deployments/chat/replay", {})
+    assert (silent.status_code, silent.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"manifest": "a: ["}, 400, "m.yaml:1"),
+        ({"manifest": "kind: Model\nspec: {source: 'x", "extra": 1}, 400, "extra"),
+        ({"manifest": "\ud800"}, 400, "no valid JSON"),
+        ({"manifest": 300_000 * "a"}, 400, "bytes"),
+        ({}, 400, "manifest"),
+        (b"{", 400, "JSON"),
+    ],
+)
+async def test_what_is_no_manifest_is_said_so_and_nothing_is_deployed(
+    http: Edge, body: Any, status: int, said: str
+) -> None:
+    given = {**body, "file": "m.yaml"} if isinstance(body, dict) else body
+    refused = await http.post("/api/v1/deploy", given)
+    assert refused.status_code == status, refused.text
+    assert said in refused.json()["error"]["message"]

@@ -10,15 +10,15 @@ import sys
 import click
 
 from mesh.cli import output
-from mesh.cli.manifest import read_file, read_manifests
 from mesh.cli.options import controller_option, timeout_option
 from mesh.cli.progress import progress
 from mesh.cli.spec_changes import changes
 from mesh.cli.waiting import Goal, wait_for
-from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound, Unavailable
 from mesh.domain.revision import needs_no_instance
+from mesh.http.manifest import read_file, read_manifests
+from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.wire.client import MeshClient
 
 STANDARD_INPUT = "-"

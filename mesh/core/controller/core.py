@@ -16,6 +16,7 @@ from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.plan_books import keep_up, release
+from mesh.core.controller.requests.prospect import prospect
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -23,7 +24,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.actions import ControllerAction, SetTimer
-from mesh.domain.deployment import Deployment
+from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import (
     CancelRequested,
     ControllerEvent,
@@ -59,7 +60,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.revision import Revisions, public_name
-from mesh.domain.views import CellSnapshot, ProfileView
+from mesh.domain.views import CellSnapshot, ProfileView, Prospect
 from mesh.policy.guarded import Guarded
 from mesh.policy.interface import Policy, checked
 from mesh.policy.plans import How
@@ -133,8 +134,14 @@ class ControllerCore:
         deployment = self.deployment(name)
         return profile_views(self.cell, deployment) if deployment is not None else None
 
-    def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
-        ctx = EventContext(
+    def prospect(self, spec: DeploymentSpec, now_s: float) -> Prospect | None:
+        """What would become of the deployment, were it deployed so: a question, which changes
+        nothing. `None` where the size of its model is not known.
+        """
+        return prospect(self._context(now_s), spec)
+
+    def _context(self, now_s: float) -> EventContext:
+        return EventContext(
             cell=self.cell,
             epoch=self._epoch,
             limits=self._limits,
@@ -143,6 +150,9 @@ class ControllerCore:
             validations_left=self._limits.validations_max,
             looks_left=self._limits.validations_max,
         )
+
+    def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
+        ctx = self._context(now_s)
         self._dispatch(ctx, event)
         _settle(ctx)
         for fault in self.policy.take_faults():

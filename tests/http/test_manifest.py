@@ -8,15 +8,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.cli.manifest import read_file, read_manifests
 from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
-from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
+from mesh.http.manifest import read_file, read_manifests, written
+from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
@@ -284,3 +284,9 @@ def test_every_family_has_a_manifest_that_can_be_meant() -> None:
     assert [spec.name for spec in specs] == [path.stem for path in paths]
     table = (root / "docs" / "model-store.md").read_text(encoding="utf-8")
     assert {path.name for path in paths if f"families/{path.name})" not in table} == set()
+
+
+def test_what_is_written_is_read_as_the_same() -> None:
+    specs = [*read(FULL), *read(HEAD)]
+    assert read(written(specs)) == specs
+    assert "tensor_parallel" not in written(read(HEAD))

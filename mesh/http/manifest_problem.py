@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from mesh.cli.yaml_documents import Document, path_text
 from mesh.domain.errors import InvalidInput
+from mesh.http.yaml_documents import Document, path_text
 
 _KINDS = {
     "string_type": "text",

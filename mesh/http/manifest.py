@@ -1,19 +1,18 @@
-"""Turns `model.yaml` into DeploymentSpecs: the only place where pydantic is used.
+"""Turns `model.yaml` into DeploymentSpecs, and these into such a file again.
 
 It owns the manifest's schema and its bounds, and says what is wrong in terms of the file: the line,
-the path of the field, what stands there, and the nearest field that is known. `mesh deploy` calls
-it; what follows on the path (the wire, the controller) sees validated domain values.
+the path of the field, what stands there, and the nearest field that is known. `mesh deploy` and the
+page call it; what follows on the path (the wire, the controller) sees validated domain values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mesh.cli.manifest_problem import explain
-from mesh.cli.yaml_documents import Document, read_documents
 from mesh.domain.checks import (
     CONTEXT_TOKENS_MAX,
     KEEP_ALIVE_S_MAX,
@@ -30,6 +29,9 @@ from mesh.domain.model import ComputePrecision, Task, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
+from mesh.http.manifest_problem import explain
+from mesh.http.yaml_documents import Document, read_documents
+from mesh.report.plain import plain_fields
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
 
@@ -170,6 +172,26 @@ def read_manifests(files: Sequence[tuple[str, bytes]]) -> list[DeploymentSpec]:
             seen[spec.name] = f"{origin}:{line}"
             specs.append(spec)
     return specs
+
+
+def written(specs: Iterable[DeploymentSpec]) -> str:
+    """These deployments as a file that `read_manifests` reads. What is as it is by default is left
+    out, but for the SLO and the scaling.
+    """
+    return yaml.safe_dump_all(map(_manifest, specs), sort_keys=False, allow_unicode=True)
+
+
+def _manifest(spec: DeploymentSpec) -> dict[str, object]:
+    usual = plain_fields(DeploymentSpec(name=spec.name, source=""))
+    told = {
+        name: value
+        for name, value in plain_fields(spec).items()
+        if name not in ("name", "tenant") and (value != usual[name] or name in ("slo", "scaling"))
+    }
+    if told.pop("special_tokens_in_content", False):
+        told["text"] = {"special_tokens_in_content": True}
+    head = {"apiVersion": "mesh/v1", "kind": "Model", "metadata": {"name": str(spec.name)}}
+    return {**head, "spec": told}
 
 
 def read_file(path: str) -> bytes:

@@ -1,0 +1,344 @@
+"""The page on a large cell in a browser, and what viewers cost those who are served.
+
+First, cards and tables of 100 virtual nodes with 4 instances each, 500 deployments and 1,000
+running requests, in chromium: `page_bytes` (all files), `first_paint_ms` (from the request to the
+first card; median), `frame_ms_p95` (from one frame to the next, in each view),
+`heap_growth_mb` (of the page's JavaScript within the minutes) and `stall_ms_max` (how long the
+loop that serves it did nothing else; the virtual cell's own work is not counted). Then a live cell
+with the demo model, ten viewers against none in turn: `ttft_added_share`, `tpot_added_share` (of
+the medians) and `viewer_bytes_per_s`.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import requests
+from playwright.sync_api import sync_playwright
+
+from bench.cells import deployed, local_cell
+from bench.demo_model import SOURCE
+from bench.harness import Report, Table, in_turn, show_status
+from bench.overhead import CONTEXT_TOKENS, NAME, SLO, Answer, ask
+from mesh.controller.metrics import Meter
+from mesh.controller.reading import Reading
+from mesh.controller.viewed import Viewed
+from mesh.controller.watch import CellLog
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import NotFound, Unavailable
+from mesh.domain.outcome import Outcome
+from mesh.http.app import assembled
+from mesh.http.feed import Feed
+from mesh.http.journal import view_only
+from mesh.http.server import HttpServer
+from mesh.http.sessions import Sessions
+from mesh.report.calls import CallBook
+from mesh.report.distribution import Distribution
+from mesh.report.narrate import Narrator
+from mesh.sim.cluster import Arrival, VirtualCell
+from mesh.sim.scenario import plan, read_scenario
+from mesh.wire.access import Gate
+
+NODES, DEPLOYMENTS, LOADED, REQUESTS = 100, 500, 400, 1_000
+SCENARIO = """
+[[nodes]]
+name = "gpu"
+count = {nodes}
+device = "gpu"
+memory_gib = 40
+
+[[deployments]]
+name = "chat"
+count = {deployments}
+model = "llama-3.2-3b"
+context_tokens_max = 4096
+
+[workload]
+duration_s = 1
+requests_per_s = 1.0
+input_tokens = [64, 64]
+output_tokens = [1, 1]
+"""
+TURN_S, WORK_S = 0.02, 0.004
+"""The virtual cell works for so long in each turn, and its clock is as fast as that allows."""
+PROBE_S = 0.001
+BEGIN_S_MAX = 300.0
+VIEWERS = 10
+LOADS = 5
+FRAMES_S = 5.0
+VIEWS = {"cell": ".card", "deployments": "tbody tr", "requests": ".timeline", "charts": "canvas"}
+FIRST_CARD = """
+  window.firstCardMs = new Promise(resolve => new MutationObserver((_, seen) => {
+    if (!document.querySelector(".card")) return;
+    seen.disconnect();
+    requestAnimationFrame(() => resolve(performance.now()));
+  }).observe(document, { childList: true, subtree: true }));
+"""
+FRAMES = """seconds => new Promise(resolve => {
+  const frames = [];
+  let last = performance.now();
+  const until = last + 1000 * seconds;
+  const next = now => {
+    frames.push(now - last);
+    last = now;
+    scrollBy(0, Math.sin(now / 500) * 40);
+    if (now < until) requestAnimationFrame(next); else resolve(frames.slice(1));
+  };
+  requestAnimationFrame(next);
+})"""
+
+
+class PacedCell:
+    """A virtual cell with its requests running, whose clock goes on as the loop has time."""
+
+    def __init__(self, nodes: int, deployments: int, requests_open: int) -> None:
+        self.stall_s = self._worked_s = 0.0
+        self._asked = 0
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "page.toml"
+            path.write_text(SCENARIO.format(nodes=nodes, deployments=deployments))
+            made = plan(read_scenario(path))
+        self._names = [str(one.spec.name) for one in made.deployments][: 4 * nodes]
+        look = {one.spec.name: one.spec for one in made.deployments}.get
+        meter, book = Meter(known=lambda name: True), CallBook(look)
+        log = CellLog(narrate=Narrator(), now_s=lambda: self.cell.clock.now_s())
+        recorders = (log, meter, book)
+        self.cell = VirtualCell(made, recorders=recorders, ended=self._ended)
+        for _ in range(requests_open):
+            self._ask()
+            self.cell.clock.advance(0.05)
+        self.viewed = Viewed(
+            cell=self.cell.core,
+            starting=tuple,
+            failure=lambda _: "",
+            recent=meter.recent,
+            log=log,
+            clock=self.cell.clock,
+            state_path="",
+        )
+        self.reading = Reading(
+            cell=self.cell.core,
+            book=book,
+            cancel=lambda _: None,
+            usage=lambda _: (),
+            log=log,
+            recent=meter.recent,
+            clock=self.cell.clock,
+        )
+
+    def _ask(self) -> None:
+        name = self._names[self._asked % len(self._names)]
+        self._asked += 1
+        self.cell.invoke(Arrival(at_s=0.0, deployment=name, input_tokens=64, output_tokens=3_000))
+
+    def _ended(self, outcome: Outcome) -> None:
+        """As many run all along."""
+        self.cell.clock.call_at(self.cell.clock.now_s() + 1.0, self._ask)
+
+    async def go_on(self) -> None:
+        while True:
+            begun_s = time.perf_counter()
+            while time.perf_counter() - begun_s < WORK_S:
+                self.cell.clock.step()
+            self._worked_s += time.perf_counter() - begun_s
+            await asyncio.sleep(TURN_S - WORK_S)
+
+    async def probe(self) -> None:
+        """Note the longest time that the loop was kept, without the virtual cell's own turns."""
+        while True:
+            begun_s, worked_s = time.perf_counter(), self._worked_s
+            await asyncio.sleep(PROBE_S)
+            kept_s = time.perf_counter() - begun_s - PROBE_S - (self._worked_s - worked_s)
+            self.stall_s = max(self.stall_s, kept_s)
+
+
+def _serve(told: Connection, nodes: int, deployments: int, requests_open: int) -> None:
+    """The process that serves the virtual cell, until it is told to end."""
+    asyncio.run(_served(told, PacedCell(nodes, deployments, requests_open)))
+
+
+async def _served(told: Connection, paced: PacedCell) -> None:
+    gc.collect()
+    gc.freeze()  # as a controller does
+    feed = Feed(paced.viewed, run="b", unix_s=time.time)
+    server = HttpServer("127.0.0.1:0")
+    routes = view_only(feed, lambda: paced.reading, journal=False)
+    server.start(assembled(routes, Gate(), Sessions(time.monotonic)))
+    running = [asyncio.create_task(each()) for each in (paced.go_on, paced.viewed.sampling)]
+    running.append(asyncio.create_task(paced.probe()))
+    told.send(f"http://{server.address}/")
+    await asyncio.to_thread(told.recv)
+    for task in running:
+        task.cancel()
+    feed.close()
+    await server.stop(1.0)
+    told.send(paced.stall_s)
+
+
+@contextmanager
+def large_cell(*size: int) -> Iterator[tuple[str, Callable[[], float]]]:
+    """The address, and what ends it and gives its longest stall in seconds."""
+    spawned = multiprocessing.get_context("spawn")
+    here, there = spawned.Pipe()
+    process = spawned.Process(target=_serve, args=(there, *size), daemon=True)
+    process.start()
+    there.close()
+
+    def end() -> float:
+        here.send("end")
+        stall_s: float = here.recv()
+        return stall_s
+
+    try:
+        try:
+            begun = here.poll(BEGIN_S_MAX) and here.recv()
+        except EOFError:
+            begun = None
+        if not begun:
+            raise Unavailable(f"the virtual cell did not begin within {BEGIN_S_MAX:.0f} s")
+        yield begun, end
+    finally:
+        process.kill()
+        process.join()
+
+
+def browse(url: str, minutes: float) -> Mapping[str, float]:
+    """What a browser shows and how quickly. Raises NotFound where there is no chromium."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise NotFound("there is no chromium", hint="apt-get install chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--js-flags=--expose-gc"]
+    frames: list[float] = []
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=flags)
+        paints = []
+        for _ in range(LOADS):
+            page = browser.new_page()
+            page.add_init_script(FIRST_CARD)
+            page.goto(url)
+            paints.append(page.evaluate("window.firstCardMs"))
+            page.close()
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(url)
+        page.locator(".card").first.wait_for()
+        session = page.context.new_cdp_session(page)
+        first_mb, until_s, rounds = 0.0, time.monotonic() + 60 * minutes, 0
+        while not rounds or time.monotonic() < until_s:
+            for view, sign in VIEWS.items():
+                show_status(f"round {rounds + 1}: {view}")
+                page.evaluate("view => { location.hash = view; }", f"#/{view}")
+                page.locator(sign).first.wait_for()
+                frames += page.evaluate(FRAMES, FRAMES_S)
+            session.send("HeapProfiler.collectGarbage")
+            used_mb = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
+            first_mb, rounds = first_mb or used_mb, rounds + 1
+        browser.close()
+    frames_ms = Distribution.of(frames)
+    return {
+        "first_paint_ms": median(paints),
+        "frame_ms_p95": frames_ms.seconds[95],
+        "heap_growth_mb": used_mb - first_mb,
+    }
+
+
+@contextmanager
+def viewers(url: str, count: int) -> Iterator[list[int]]:
+    """So many read the events of a cell; what each of them has read, in bytes."""
+    read, left = [0] * count, threading.Event()
+
+    def view(number: int) -> None:
+        with (
+            suppress(requests.RequestException),
+            requests.get(f"{url}/api/v1/events", stream=True, timeout=30) as events,
+        ):
+            for part in events.iter_content(1 << 14):
+                read[number] += len(part)
+                if left.is_set():
+                    return
+
+    threads = [threading.Thread(target=view, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield read
+    finally:
+        left.set()
+        for thread in threads:
+            thread.join(5.0)
+
+
+def beside_viewers(rounds: int) -> Mapping[str, float]:
+    """What calls of a live cell take beside viewers and beside none, and what a viewer reads."""
+    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
+    answers: dict[str, list[Answer]] = {"none": [], "ten": []}
+    rates = []
+    with local_cell(http="127.0.0.1:0") as cell:
+        deployed(cell.address, [spec])
+        for number, name, count in in_turn({"none": 0, "ten": VIEWERS}, rounds, warm_ups=1):
+            with viewers(f"http://{cell.http_address}", count) as read:
+                begun_s = time.monotonic()
+                answer = ask(cell.address, NAME)
+                seconds = time.monotonic() - begun_s
+                if count:
+                    rates.append(max(read) / seconds)
+            answers[name] += [answer] if number > 0 else []
+
+    def share(times: Callable[[Answer], Any]) -> float:
+        none, ten = (median(median(times(a)) for a in answers[n]) for n in ("none", "ten"))
+        return float(ten / none - 1.0)
+
+    return {
+        "ttft_added_share": share(lambda answer: answer.ttft_ms),
+        "tpot_added_share": share(lambda answer: answer.token_ms),
+        "viewer_bytes_per_s": max(rates),
+    }
+
+
+def run(
+    *,
+    minutes: Annotated[float, "for how long the page is watched"] = 10.0,
+    rounds: int = 10,
+    quick: bool = False,
+) -> Report:
+    size = (10, 50, 100) if quick else (NODES, DEPLOYMENTS, REQUESTS)
+    page = files("mesh") / "page"
+    with large_cell(*size) as (url, end):
+        seen = browse(url, 0.0 if quick else minutes)
+        stall_s = end()
+    figures = {
+        "page_bytes": sum(
+            one.stat().st_size
+            for one in Path(str(page)).rglob("*")
+            if one.suffix in (".html", ".js", ".css", ".svg")
+        ),
+        **seen,
+        "stall_ms_max": 1e3 * stall_s,
+        **beside_viewers(1 if quick else rounds),
+    }
+    targets = {
+        "page_bytes": "<= 200000",
+        "first_paint_ms": "<= 500",
+        "frame_ms_p95": "<= 33",
+        "heap_growth_mb": "<= 10",
+        "stall_ms_max": "<= 5",
+        "ttft_added_share": "<= 0.01",
+        "tpot_added_share": "<= 0.01",
+        "viewer_bytes_per_s": "<= 50000",
+    }
+    rows = [(name, f"{value:.4g}", targets[name]) for name, value in figures.items()]
+    return Report(
+        figures={name: round(value, 4) for name, value in figures.items()},
+        shown=(Table(headings=("", "measured", "limit"), rows=rows),),
+        targets={} if quick else targets,
+    )

@@ -1,0 +1,88 @@
+// Manifests: written, loaded from a file or copied from what is deployed; asked about, deployed, saved.
+
+import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { Badge, Fault, Notice, Table, Text } from "./parts.js";
+import { post } from "./post.js";
+import { address } from "./route.js";
+import { session } from "./session.js";
+import { count, fixed, mib, millis, percent, seconds } from "./words.js";
+
+const TEMPLATE = `apiVersion: mesh/v1
+kind: Model
+metadata: {name: my-model}
+spec:
+  source: hf://organisation/model
+  slo: {ttft_s: 2.0, tpot_s: 0.25}
+  scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 60}
+`;
+
+export function Deploy({ asked }) {
+  const from = asked.get("from") ?? "";
+  const [text, setText] = useState(TEMPLATE);
+  const [file, setFile] = useState("deployments.yaml");
+  const [said, setSaid] = useState({});
+  const [busy, setBusy] = useState("");
+  useEffect(() => {
+    if (!from) return;
+    fetch(`api/v1/manifest?name=${encodeURIComponent(from)}`).then(async (answer) => {
+      if (!answer.ok) return setSaid({ error: (await answer.json()).error });
+      setText((await answer.text()).replace(`name: ${from}`, `name: ${from}-copy`));
+    }).catch((fault) => setSaid({ error: { message: `the controller did not answer: ${fault.message}` } }));
+  }, [from]);
+  const load = async (event) => {
+    const [chosen] = event.target.files;
+    if (!chosen) return;
+    setFile(chosen.name);
+    setText(await chosen.text());
+  };
+  const send = (verb) => async (event) => {
+    event.preventDefault();
+    setBusy(verb);
+    setSaid({});
+    setSaid({ verb, ...await post(`api/v1/${verb}`, { manifest: text, file }) });
+    setBusy("");
+  };
+  return html`<h1>Deploy</h1>
+    <div class="chosen">
+      <label>load a file of manifests <input type="file" accept=".yaml,.yml" onChange=${load} /></label>
+      <label>save all deployments as <input value=${file} maxlength="100" onInput=${(event) => setFile(event.target.value)} /></label>
+      <a class="button" href="api/v1/manifest" download=${file || "deployments.yaml"}>save</a>
+    </div>
+    <form class="prompt" onSubmit=${send("deploy")}>
+      <label>Manifests <textarea class="manifest" rows="16" spellcheck=${false} required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>
+      <div class="actions">
+        ${session.role !== "tenant" && html`<button type="button" disabled=${busy} onClick=${send("prospect")}>will it fit, and keep its SLO?</button>`}
+        <button class="first" disabled=${busy}>deploy</button>
+      </div>
+    </form>
+    ${busy && html`<${Notice}>${busy === "deploy" ? "deploying: models that no node has are imported …" : "asking …"}<//>`}
+    <${Fault} error=${said.error} />
+    ${said.deployments?.map(({ name, done, error }) => html`<section aria-label=${`What became of ${name}`}>
+      ${error ? html`<${Fault} error=${{ ...error, message: `${name}: ${error.message}` }} />`
+        : said.verb === "deploy" ? html`<${Notice}><a href=${address("deployments", name)}><${Text}>${name}<//></a>: <${Text}>${done}<//><//>`
+          : html`<${Prospect} name=${name} told=${done} />`}</section>`)}`;
+}
+
+function Prospect({ name, told }) {
+  const good = told.nodes.filter((node) => node.keeps_slo && node.fit !== "never").length;
+  return html`<h2><${Text}>${name}<//></h2>
+    <p>${good} of ${told.nodes.length} nodes would keep its SLO, were it called as <${Text}>${told.like}<//> is:${" "}
+      ${fixed(60 * told.calls_per_s, 1)} calls a minute, ${count(told.prompt_tokens)} prompt and ${count(told.output_tokens)} output tokens.</p>
+    ${told.nodes.length ? html`<${Table} label=${`Prospects of ${name}`} columns=${COLUMNS} rows=${told.nodes} keyOf=${(node) => node.node_id} />`
+      : html`<${Notice} bad>No node takes such a deployment.<//>`}`;
+}
+
+const verdict = (said) => said.replaceAll("_", " ");
+
+const COLUMNS = [
+  { title: "node", cell: (n) => html`<${Text}>${n.node_id}<//>` },
+  { title: "memory", cell: (n) => `fits ${n.fit}` },
+  { title: "needed / free / all, MiB", number: true, cell: (n) => `${mib(n.needed_bytes)} / ${mib(n.free_bytes)} / ${mib(n.capacity_bytes)}` },
+  { title: "keeps its SLO", cell: (n) => html`<${Badge} state=${n.keeps_slo ? "kept" : "missed"} />` },
+  { title: "a load", number: true, cell: (n) => `${seconds(n.load_s)} from ${n.tier}` },
+  { title: "TTFT of a call that loads it", number: true, cell: (n) => `${seconds(n.cold_ttft_s)}, ${verdict(n.cold)}` },
+  { title: "TTFT once loaded", number: true, cell: (n) => `${seconds(n.warm_ttft_s)}, ${verdict(n.warm)}` },
+  { title: "TPOT of so many at once", number: true, cell: (n) => `${millis(n.tpot_s)} of ${n.batch}` },
+  { title: "node's time in decodes", number: true, cell: (n) => percent(n.busy_share) },
+  { title: "iteration times", cell: (n) => (n.measured ? "measured" : "estimated") },
+];
