@@ -132,7 +132,7 @@ class GenerateBody(OllamaBody):
     prompt: str
     system: str | None = None
     raw: bool | None = None
-    suffix: Literal[""] | None = None
+    suffix: str | None = Field(default=None, description="The prompt is then continued as it is.")
     template: Literal[""] | None = None
     context: None = None
     images: None = None
@@ -148,9 +148,11 @@ def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter]:
 def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
     """Raises InvalidInput."""
     body = read(GenerateBody, raw)
-    if body.raw:
+    if body.raw or body.suffix:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        asked = CompletionBody.model_construct(prompt=body.prompt, logprobs=logprobs)
+        asked = CompletionBody.model_construct(
+            prompt=body.prompt, logprobs=logprobs, suffix=body.suffix
+        )
         return asked.model_copy(update=_common(body)), GenerateWriter
     said = [("system", body.system)] if body.system else []
     said.append(("user", body.prompt))

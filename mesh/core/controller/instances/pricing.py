@@ -97,7 +97,9 @@ class Price:
             cached = left_tokens(self.node, self._deployment, request)
         times = self._times()
         seconds = times.prefill_s(request.tokens - cached, cached)
-        seconds += sum(times.prefill_s(other.tokens, 0) for other in self.beside)
+        for other in self.beside:
+            past = 0 if instance is None else cached_tokens(instance, other)
+            seconds += times.prefill_s(other.tokens - past, past)
         most_s = self.ctx.limits.delivery_s_max + slack_s
         first_token_s = max(self.arrives_s(plan), now_s) + seconds + most_s
         if first_token_s > request.due_s and not self.late:
@@ -114,7 +116,7 @@ class Price:
         request, now_s = self.wanted_by, self.ctx.now_s
         if self.instance is not None:
             return decode_share_with(self.instance, now_s, request, *self.beside)
-        decode_s = self._times().decode_s(1, request.tokens)
+        decode_s = self._times().decode_s(1 + len(request.mates), request.tokens)
         return decodes_share(self.node, now_s) + decode_s / request.pace_s
 
     def spare_bytes(self, plan: Plan) -> int:

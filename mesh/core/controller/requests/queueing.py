@@ -170,7 +170,7 @@ def _place_waiting(
         return
     tries = 0
     for request in list(entry.queue):
-        if request.waits_for is not None:
+        if request.waits_for is not None or request.follows:
             continue
         if tries == TRIES_MAX:
             return

@@ -127,8 +127,9 @@ class Search(Offer):
     # What the policy is offered.
 
     def candidates(self) -> Iterator[InstanceEntry]:
+        mates = 0 if self.request is None else len(self.request.mates)
         for place, instance in self._in_order():
-            if not instance.is_full and (instance.takes_now or not self.loaded):
+            if instance.free_places > mates and (instance.takes_now or not self.loaded):
                 self.place, self.last = place, instance
                 yield instance
 
@@ -146,6 +147,8 @@ class Search(Offer):
             there = (i for i in candidates if i.takes_now) if again else ()
             return enumerate(chain(there, self._loading()))
         first, start = request.waits_for, 0
+        if first is None and request.leader is not None:
+            first = next((i for i in candidates if i is request.leader.instance), None)
         if first is None:
             start = self.ctx.cell.refusals.where_to_resume(self.entry.spec.name)
             first = None if start else preferred(candidates, request)
@@ -207,7 +210,8 @@ class Search(Offer):
             return (self.request,)
         waiting = [request for request in self.entry.queue if request.waits_for is None]
         waiting.sort(key=lambda request: request is not self.request)
-        return waiting
+        first = waiting[:1] if self.request in waiting[:1] else []
+        return [*first, *[mate for one in first for mate in one.mates], *waiting[len(first) :]]
 
     def _has_room(self, node: NodeEntry) -> bool:
         needed_bytes = self._needed_bytes[node.node_id]
@@ -228,7 +232,11 @@ class Search(Offer):
         request, instance, moves = self.request, self._instance_of(plan), self.before is not None
         if instance is None or request is None:
             return None
-        beside = going_to(instance, self.before) if self.before else ()
+        beside: Sequence[RequestEntry] = ()
+        if self.before:
+            beside = going_to(instance, self.before)
+        elif not instance.correction.trial_left:  # An estimate is tried out by one answer alone.
+            beside = request.mates
         room = room_for(self.ctx, self.entry, instance, request, beside)
         if room is None and not self.without_room:
             if not moves:

@@ -27,7 +27,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     event places what it can.
     """
     name = original.deployment
+    leader = None if original.first is None else ctx.cell.requests.get(original.first)
     entry = ctx.cell.current(name)
+    if leader is not None:
+        entry = ctx.cell.deployments.get(leader.deployment)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
@@ -53,6 +56,7 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         arrival_s=ctx.now_s,
         queued_at_s=ctx.now_s,
         slack_s=pace.slack_s(slo, answer_tokens),
+        leader=leader,
     )
     ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
@@ -103,7 +107,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         return
     if not outputs.first_index:
         owner = ctx.cell.deployments.get(request.original.deployment)
-        if owner is not None:
+        if owner is not None and request.original.first is None:
             owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
