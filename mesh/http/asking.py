@@ -6,7 +6,7 @@ is ignored.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,12 +117,14 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
             f"{len(prompts)} prompts with {made} answers each; {ANSWERS_MAX} answers are the limit",
             field="n",
         )
-    seed = asked.seed
-    return tuple(
-        replace(asked, prompt=prompt, seed=None if seed is None else (seed + number) % _SEEDS)
-        for prompt in prompts
-        for number in range(made)
-    )
+    first = [replace(asked, prompt=prompt) for prompt in prompts]
+    return tuple(one for asked in first for one in (asked, *_further(asked, made)))
+
+
+def _further(asked: Invocation, made: int) -> Iterator[Invocation]:
+    for number in range(1, made):
+        seed = asked.seed
+        yield replace(asked, seed=None if seed is None else (seed + number) % _SEEDS)
 
 
 def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:

@@ -35,6 +35,7 @@ from mesh.http.bodies import (
 from mesh.http.exchange import Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.logprobs import TokenLogprob
+from mesh.http.members import copied
 from mesh.http.refusals import Failure, encoded
 from mesh.http.tokens import Answered
 from mesh.http.tools import CalledFunction, Strict, ToolCall, Tools
@@ -45,11 +46,6 @@ TAG = ":latest"
 
 _NS = 1_000_000_000
 _HELD = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
-_SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty"),
-)
-"""Options that OpenAI's protocol has by the same names."""
 
 
 class Options(Strict):
@@ -162,28 +158,25 @@ def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
 
 def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
     kwargs = None if body.think is None else {"enable_thinking": body.think is not False}
-    told = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs, **_common(body)}
     chat = ChatBody.model_construct(messages=messages, chat_template_kwargs=kwargs)
-    return chat.model_copy(update=told)
+    return chat.model_copy(update={"logprobs": body.logprobs, **_common(body)})
 
 
 def _common(body: OllamaBody) -> dict[str, Any]:
     """What both calls have, in OpenAI's words."""
-    given = body.options or Options()
-    wanted = given.num_predict
-    form = None
+    asked, form = copied(body, "ollama"), None
+    wanted = asked["max_tokens"]
     if isinstance(body.format, dict):
         schema = JsonSchema.model_construct(schema_=body.format)
         form = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
     elif body.format:
         form = ResponseFormat.model_construct(type="json_object")
     return {
+        **asked,
         "model": body.model.removesuffix(TAG),
         "stream": body.stream is not False,
         "max_tokens": None if wanted is None or wanted < 0 else wanted,
-        "repetition_penalty": given.repeat_penalty,
         "response_format": form,
-        **{name: getattr(given, name) for name in _SAME},
     }
 
 

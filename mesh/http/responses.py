@@ -37,6 +37,7 @@ from mesh.http.bodies import (
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
+from mesh.http.members import copied
 from mesh.http.refusals import EVENT_STREAM, encoded
 from mesh.http.response_answers import (
     DeletedResponse,
@@ -305,12 +306,9 @@ class Responses:
         own = _own_items(body)
         chat = self.chat_of(body, own).model_copy(
             update={
-                "max_tokens": body.max_output_tokens,
+                **copied(body, "responses"),
                 "stream": body.stream or bool(id_),
-                "temperature": body.temperature,
-                "top_p": body.top_p,
                 "logprobs": LOGPROBS in (body.include or ()),
-                "top_logprobs": body.top_logprobs,
             }
         )
         keep = None
