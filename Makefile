@@ -13,8 +13,8 @@ FUZZ_BIN := .venv-fuzz/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
-# One more than there are cores: a third of the time tests wait for processes that they have started.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# Twice as many as there are cores: half of the time tests wait for processes that they have started.
+JOBS ?= $(shell expr 2 \* $$(nproc))
 # Each worker begins with its part of the tests in their order, which keeps the fixtures of a module together.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 # Without processes, sockets, engines and models.
@@ -146,7 +146,7 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
-	$(call TESTED,$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py)
+	$(call TESTED,$(HOME_HERE) $(VLLM_BIN)/python -m pytest -n 2 --dist worksteal --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py,-n 0)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
@@ -192,10 +192,11 @@ bench-replay: override ARGS := $(TRACES) $(ARGS)
 bench-%: $$(call bench-env,$$*)
 	@$(HOME_HERE) $(dir $<)bin/python -m bench $* $(ARGS)
 
-faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
+faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults, long searches of property tests; nothing may break
 	@$(BIN)/python -m bench faults
 	$(BIN)/python -m bench faults --scenario workloads/fault_conversations.toml --seeds 100
 	$(BIN)/python -m bench faults --scenario workloads/fault_sharing.toml --seeds 100
+	MESH_DEEP=1 $(PYTEST) --timeout 7200 $(addprefix tests/,contract core memory policy request sim wire)
 
 # KILLS: so many kills, and so many flips and truncations; of 200 each it takes two minutes.
 KILLS ?= 200

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -117,11 +117,15 @@ def _decide(cell: PaperCell, scenario: Scenario, decisions: int, times: Times) -
     """
     core, clock_ns, cpu_ns = cell.core, time.perf_counter_ns, time.thread_time_ns
     left, others = decisions, 0
-    while left:
+    for number in count(1):
+        if not left:
+            return
+        # What is refused at one moment is remembered for that moment: time passes.
+        now_s = NOW_S + 1e-6 * number
         request = cell.request()
         event = InvokeRequested(request=request)
         began_ns, start_ns = cpu_ns(), clock_ns()
-        actions = core.handle(event, NOW_S)
+        actions = core.handle(event, now_s)
         end_ns, computed_ns = clock_ns(), cpu_ns() - began_ns
         placed = placement(request, actions)
         candidate = int(placed.instance_id.rpartition("-")[2]) if placed else scenario.nodes

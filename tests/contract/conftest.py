@@ -10,7 +10,7 @@ from tests.contract.driving import Driver
 from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, StoredModel
 
 LoadInstance = Callable[..., Driver]
-WITHOUT_KV = ("test_measuring", "test_requests", "test_sampling")
+WITHOUT_KV = [f"test_{it}" for it in ("iterations", "measuring", "requests", "sampling", "turns")]
 """Modules whose tests do not depend on how a KV cache is resized, beyond the random walks."""
 COLLECTED = [engine for engine in ENGINES if engine.available or not engine.optional]
 

@@ -45,9 +45,11 @@ class EngineUnderTest:
     spare_blocks_per_request: int = 0
     """KV blocks that a request may hold beyond those its computed tokens fill."""
     walks: int = 40
-    """Random walks of the state machine; with `CI` set, three times as many."""
+    """Random walks of the state machine; with `MESH_DEEP` set, three times as many."""
     kv_alone: bool = False
-    """It differs from another engine here in its KV cache alone."""
+    """It differs from another engine here in its KV cache alone, and in what it does with instances
+    that it unloads.
+    """
     reads_folders: bool = True
     """It loads what is in the model's folder."""
 
@@ -217,6 +219,7 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=10,
+        kv_alone=True,
     ),
     EngineUnderTest(
         name="vllm-copying",
@@ -225,5 +228,6 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=10,
+        kv_alone=True,
     ),
 )

@@ -92,17 +92,12 @@ def test_a_transfer_goes_on_from_a_block_while_the_source_does(
     assert (header.first_block, header.blocks) == (1, 1)
 
 
-@pytest.mark.parametrize(("first", "blocks"), [(0, 3), (3, 1), (-1, 1)])
-def test_what_is_not_computed_is_not_exported(
-    source: Driver, output: list[int], first: int, blocks: int
-) -> None:
-    with pytest.raises(EngineError, match="whole KV blocks"):
-        source.engine.export_kv(source.instance_id, MOVES, first, blocks)
-
-
-def test_the_blocks_of_a_request_that_has_gone_are_not_exported(
+def test_what_is_not_computed_or_has_gone_is_not_exported(
     source: Driver, output: list[int]
 ) -> None:
+    for first, blocks in ((0, 3), (3, 1), (-1, 1)):
+        with pytest.raises(EngineError, match="whole KV blocks"):
+            source.engine.export_kv(source.instance_id, MOVES, first, blocks)
     source.abort("moves")
     with pytest.raises(EngineError):
         source.engine.export_kv(source.instance_id, MOVES, 0, 1)
@@ -188,28 +183,24 @@ WRONG: dict[str, Callable[[KvHeader, list[KvChunk]], Exported]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(
     source: Driver,
     load: LoadInstance,
     prompt: tuple[int, ...],
     output: list[int],
     exported: Exported,
-    wrong: str,
 ) -> None:
     target = load("i-2")
-    header, chunks = WRONG[wrong](*exported)
-    with pytest.raises(EngineError):
-        imported(
-            target.engine.import_kv(
-                target.instance_id, ahead(prompt, output, held=True), header, chunks
-            )
-        )
-    assert target.books.kv_blocks_used == 0
-    again = target.submit("moves", prompt, output=output)
-    target.step(128)
     source.step()
-    assert again.tokens == source.running[MOVES].tokens[5:]
+    for name, made in WRONG.items():
+        request = ahead(prompt, output, held=True)
+        with pytest.raises(EngineError):
+            imported(target.engine.import_kv(target.instance_id, request, *made(*exported)))
+        assert target.books.kv_blocks_used == 0, name
+        again = target.submit("moves", prompt, output=output)
+        target.step(128)
+        assert again.tokens == source.running[MOVES].tokens[5:], name
+        target.abort("moves")
 
 
 def test_as_many_blocks_are_taken_as_are_free(

@@ -5,7 +5,6 @@ A Hypothesis state machine submits, aborts, steps, measures and resizes at rando
 every answer.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -26,6 +25,7 @@ from mesh.domain.ids import RequestId
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
 from tests.contract.engine_contract import EngineUnderTest
+from tests.support.depth import DEEP
 
 KV_BLOCKS_MAX = 20
 ROOM = 64
@@ -139,7 +139,7 @@ def test_random_walks(under_test: EngineUnderTest, walked: Driver) -> None:
     run_state_machine_as_test(
         WalkOverIt,
         settings=settings(
-            max_examples=under_test.walks * (3 if "CI" in os.environ else 1),
+            max_examples=under_test.walks * (3 if DEEP else 1),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

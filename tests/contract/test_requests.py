@@ -1,7 +1,7 @@
 """Contract: how requests begin and end: refusals, limits, stop tokens, aborts, resumption."""
 
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,23 +36,13 @@ def test_an_id_may_come_again_once_it_has_ended(driver: Driver) -> None:
     assert driver.run("r", PROMPT) == first
 
 
-@pytest.mark.parametrize(
-    ("prompt", "output"),
-    [
-        (range(5, 5), ()),
-        ([5] * CONTEXT_TOKENS_MAX, ()),
-        ([5] * (CONTEXT_TOKENS_MAX + 50), ()),
-        ([5] * (CONTEXT_TOKENS_MAX - 6), [5] * 6),
-    ],
-    ids=["no prompt", "full context", "beyond the context", "full with its output"],
-)
-def test_what_can_never_fit_is_refused_and_leaves_nothing(
-    driver: Driver, prompt: Iterable[int], output: Iterable[int]
-) -> None:
-    with pytest.raises(EngineError):
-        driver.submit("r", prompt, greedy(20), output=output)
-    assert driver.step().prefill_left == ()
-    assert driver.run("r", PROMPT)
+def test_what_can_never_fit_is_refused_and_leaves_nothing(driver: Driver) -> None:
+    full = CONTEXT_TOKENS_MAX
+    for count, output in ((0, 0), (full, 0), (full + 50, 0), (full - 6, 6)):
+        with pytest.raises(EngineError):
+            driver.submit("r", [5] * count, greedy(20), output=[5] * output)
+        assert driver.step().prefill_left == ()
+        assert driver.run("r", PROMPT)
 
 
 def test_max_tokens_ends_a_request_with_length(driver: Driver) -> None:
@@ -144,37 +134,32 @@ def test_aborts_of_unknown_and_ended_requests_are_ignored(driver: Driver) -> Non
     assert len(running.tokens) == 12
 
 
+DRAWN = {"temperature": 0.9, "seed": 5}
+PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    "how",
     [
-        SamplingParams(max_tokens=24, ignore_eos=True),
-        SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, seed=5),
-        SamplingParams(
-            max_tokens=24, ignore_eos=True, temperature=0.9, seed=5, repetition_penalty=1.3
-        ),
-        SamplingParams(max_tokens=24, ignore_eos=True, repetition_penalty=1.3),
-        SamplingParams(
-            max_tokens=24,
-            ignore_eos=True,
-            temperature=0.9,
-            seed=5,
-            min_p=0.01,
-            presence_penalty=0.4,
-            frequency_penalty=0.3,
-        ),
+        {},
+        DRAWN,
+        {**DRAWN, "repetition_penalty": 1.3},
+        {"repetition_penalty": 1.3},
+        {**DRAWN, **PENALTIES, "min_p": 0.01},
     ],
     ids=["greedy", "sampled", "sampled with penalty", "greedy with penalty", "all penalties"],
 )
-@pytest.mark.parametrize("given", [1, 10, 23])
 def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
-    driver: Driver, sampling: SamplingParams, given: int
+    driver: Driver, how: dict[str, Any]
 ) -> None:
     """Under another id, as after a move to another node; its output counts towards max_tokens."""
+    sampling = replace(greedy(24), **how)
     whole = driver.run("whole", PROMPT, sampling)
-    resumed = driver.submit("resumed", PROMPT, sampling, output=whole[:given])
-    driver.finish(prefill_tokens_max=17)
-    assert resumed.tokens == whole[given:]
-    assert resumed.finish is FinishReason.LENGTH
+    for given in (1, 10, 23):
+        resumed = driver.submit(f"resumed {given}", PROMPT, sampling, output=whole[:given])
+        driver.finish(prefill_tokens_max=17)
+        assert resumed.tokens == whole[given:]
+        assert resumed.finish is FinishReason.LENGTH
 
 
 def test_a_resumed_requests_output_is_computed_as_prompt(driver: Driver) -> None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.invocation import Accepted, Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -38,7 +38,7 @@ from mesh.domain.messages import (
     TokensReport,
     UnloadInstance,
 )
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import RequestOrder, RequestTokens, TokenLogprobs
 from mesh.domain.text import TextAssets
@@ -48,6 +48,7 @@ from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.codec import command_from_wire, report_to_wire
 from mesh.wire.credentials import credentials
+from tests.support import profiles
 from tests.support.profiles import FINGERPRINT, PROFILE
 
 T = TypeVar("T")
@@ -76,22 +77,7 @@ def assets() -> TextAssets:
 
 ASSETS = assets()
 FOOTPRINT = Footprint(weights_bytes=10 * MIB, kv_block_bytes=MIB // 32, block_tokens=32)
-MODEL = ModelInfo(
-    model_id=ModelId("sha256-0123456789abcdef"),
-    source="file:///models/tiny",
-    format=ModelFormat.SAFETENSORS,
-    architecture="llama",
-    context_tokens_max=512,
-    vocabulary_tokens=256,
-    layers=2,
-    hidden_size=64,
-    attention_heads=4,
-    kv_heads=2,
-    head_size=16,
-    parameters=100_000,
-    disk_bytes=200_000,
-    stop_token_ids=(2,),
-)
+MODEL = replace(profiles.MODEL, vocabulary_tokens=256)
 SPEC = DeploymentSpec(
     name=DeploymentName("chat"), source=MODEL.source, scaling=Scaling(keep_alive_s=60.0)
 )

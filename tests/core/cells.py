@@ -25,7 +25,7 @@ from mesh.domain.messages import (
     NodeReport,
     TokensReport,
 )
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
@@ -33,26 +33,12 @@ from mesh.domain.revision import Revisions
 from mesh.domain.slo import Slo
 from mesh.domain.steps import StepResult
 from mesh.policy.registry import policy
+from tests.support import profiles
 from tests.support.profiles import FINGERPRINT, PROFILE
 
 MIB = 1024 * 1024
 FOOTPRINT = Footprint(weights_bytes=100 * MIB, kv_block_bytes=MIB, block_tokens=32)
-MODEL = ModelInfo(
-    model_id=ModelId("sha256-0123456789abcdef"),
-    source="file:///models/tiny",
-    format=ModelFormat.SAFETENSORS,
-    architecture="llama",
-    context_tokens_max=512,
-    vocabulary_tokens=128,
-    layers=2,
-    hidden_size=64,
-    attention_heads=4,
-    kv_heads=2,
-    head_size=16,
-    parameters=100_000,
-    disk_bytes=200_000,
-    stop_token_ids=(2,),
-)
+MODEL = profiles.MODEL
 OTHER_MODEL = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///other")
 CHAT = DeploymentName("chat")
 Said = dict[str, Any]

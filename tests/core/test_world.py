@@ -1,6 +1,5 @@
 """Both cores under random events and faults: nothing is lost, doubled, stuck, or promised twice."""
 
-import os
 from dataclasses import replace
 
 from hypothesis import settings
@@ -22,9 +21,10 @@ from mesh.runtime.node_actions import Lane
 from tests.core.cells import FOOTPRINT, MIB, OTHER_MODEL, deployment
 from tests.core.world.cell import World
 from tests.core.world.checked import CheckedCell
+from tests.support.depth import DEEP
 from tests.support.profiles import PROFILE
 
-EXAMPLES = 30 if "CI" in os.environ else 8
+EXAMPLES = 30 if DEEP else 5
 """Longer runs, and more: see test_world_seeds."""
 NODES = st.integers(0, 2)
 PROMPTS = st.sampled_from([1, 8, 100, 300, 500, 600])

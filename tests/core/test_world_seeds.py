@@ -15,8 +15,9 @@ import pytest
 from mesh.domain.events import OperationCancelled
 from mesh.domain.ids import DeploymentName
 from tests.core.test_world import CellMachine, FirstComeCellMachine, SharingCellMachine
+from tests.support.depth import DEEP
 
-RUNS = int(os.environ.get("MESH_WORLD_RUNS") or (40 if "CI" in os.environ else 4))
+RUNS = int(os.environ.get("MESH_WORLD_RUNS") or (40 if DEEP else 2))
 CALLS = 60
 MANY = 40
 """Runs, in which whatever is rare has happened."""

@@ -28,9 +28,9 @@ from tests.e2e.live_cell import Answer, LiveCell
 from tests.support.tiny_model import LlamaShape, write_llama
 
 log = logging.getLogger(__name__)
-MOVES = int(os.environ.get("MESH_MIGRATIONS") or 2)
+MOVES = int(os.environ.get("MESH_MIGRATIONS") or 1)
 CLIENTS = 3
-TOKENS = 240
+TOKENS = 120
 SAMPLED = {"temperature": 0.8}
 OWN = 8
 """Iterations of a place before and after a move of which an own one is the median."""

@@ -16,7 +16,7 @@ from mesh_loader.store import ModelStore
 from mesh_loader.upkeep import collect, stored_damages
 from tests.e2e.live_cell import LiveCell, Process
 
-KILLS = int(os.environ.get("MESH_KILL_SEEDS", "4"))
+KILLS = int(os.environ.get("MESH_KILL_SEEDS", "3"))
 LATER_S_MAX = 0.02
 BEGUN, LOADS = "begun", "loads"
 EVENTS = (BEGUN, "staging/*/model/*", "models/*", LOADS)

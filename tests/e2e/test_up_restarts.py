@@ -2,7 +2,7 @@
 
 Two nodes with the real engine, each with a deployment of its own (`sllm+cpu`: an instance a node),
 and clients that ask for as long as the test lasts. In a run of all tests each child is killed
-twice; `MESH_UP_KILLS=20` kills each of them twenty times.
+once; `MESH_UP_KILLS=20` kills each of them twenty times.
 """
 
 import os
@@ -23,7 +23,7 @@ from mesh.domain.slo import Slo
 from tests.cli.running import mesh_process
 from tests.e2e.live_cell import SETTLED, Answer, LiveCell
 
-KILLS = int(os.environ.get("MESH_UP_KILLS", "2"))
+KILLS = int(os.environ.get("MESH_UP_KILLS", "1"))
 NODES = ("node cpu0", "node cpu1")
 DEPLOYMENTS = ("chat", "code")
 CLIENTS = 2

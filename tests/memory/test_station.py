@@ -21,6 +21,7 @@ from mesh.memory import station as station_module
 from mesh.memory.shares import Share, counted_once
 from mesh.memory.station import OVERTAKEN_MAX, ReservationKind, ReservationStation
 from tests.memory.stations import RESIZE, UNLOAD, CheckedStation, sized
+from tests.support.depth import DEEP
 
 
 def shrinking(**held_bytes: int) -> CheckedStation:
@@ -385,7 +386,7 @@ def test_what_waits_keeps_its_promise_when_a_load_has_shown_what_its_weights_are
     assert (station.promised, station.free_bytes) == (NOTHING, 100)
 
 
-WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if "CI" in os.environ else 75))
+WALKS = int(os.environ.get("MESH_STATION_WALKS") or (500 if DEEP else 40))
 STEPS = 50
 CAPACITY = 24
 NAMES = tuple(InstanceId(f"i{n}") for n in range(8))

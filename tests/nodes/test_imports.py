@@ -2,17 +2,18 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_nodes import imports as imports_module
 from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports, TriedImports
+from tests.support.profiles import MODEL
 from tests.text.conftest import tiny_assets
 
 WAIT_S = 60.0
@@ -20,22 +21,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 
 
 def model_info(model_id: str = "sha256-0123456789abcdef", source: str = "file:///m") -> ModelInfo:
-    return ModelInfo(
-        model_id=ModelId(model_id),
-        source=source,
-        format=ModelFormat.SAFETENSORS,
-        architecture="llama",
-        context_tokens_max=256,
-        vocabulary_tokens=64,
-        layers=2,
-        hidden_size=32,
-        attention_heads=4,
-        kv_heads=2,
-        head_size=8,
-        parameters=1000,
-        disk_bytes=2000,
-        stop_token_ids=(2,),
-    )
+    return replace(MODEL, model_id=ModelId(model_id), source=source)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ hangs, and the same run makes the same journal. For a policy of your own:
     pytest tests/policy/test_conformance.py --policy FILE.py
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,13 @@ from mesh.policy.registry import known_policies
 from mesh.sim.checking import FaultyRun
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
 from mesh.sim.workload import Serverless
+from tests.support.depth import DEEP
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = tuple(str(path) for path in sorted((ROOT / "examples/policies").glob("*.py")))
 ADVERSARY = str(ROOT / "tests/support/adversary.py")
-ARRIVALS_S = 10.0
-SEEDS = range(1, 4 if "CI" in os.environ else 2)
+ARRIVALS_S = 10.0 if DEEP else 4.0
+SEEDS = range(1, 4 if DEEP else 2)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -41,6 +41,7 @@ from tests.core.cells import load_instance
 from tests.support.scripted_engine import (
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
+    ModelsAtHand,
     Script,
     ScriptedEngine,
     measured_s,
@@ -52,7 +53,7 @@ MEMORY_BYTES = WEIGHTS_BYTES + 100 * KV_BLOCK_BYTES
 SHAPE = IterationShape(decode_batch=2, decode_context_tokens=30)
 
 
-class Around:
+class Around(ModelsAtHand):
     """Everything around the performer: lanes that run a call at once, and nobody to talk to."""
 
     def __init__(self) -> None:
@@ -79,25 +80,6 @@ class Around:
     ) -> None: ...
 
     def stop_import(self, operation_id: OperationId) -> None: ...
-
-    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=Path(),
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-        )
-
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
-        raise AssertionError("all models are at hand")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 and a journal of it that replays.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -19,7 +18,6 @@ from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
     KvResized,
-    LoadInstance,
     NodeCommand,
     NodeReport,
     RequestReturned,
@@ -33,7 +31,7 @@ from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkOpened, N
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import Decode, HeldModel, LoadTier, Prefill
-from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, StepResult
+from mesh.runtime.engine import EngineRequest, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
 from mesh.runtime.node_actions import Lane, NodePerformer
@@ -45,6 +43,7 @@ from tests.support.scripted_engine import (
     BLOCK_TOKENS,
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
+    ModelsAtHand,
     ScriptedEngine,
 )
 
@@ -85,16 +84,15 @@ class LoggingEngine(ScriptedEngine):
         return super().resize_kv(instance_id, kv_blocks)
 
 
-class HostedNode:
+class HostedNode(ModelsAtHand):
     """With an instance loaded, and a link that keeps what is reported."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.engine, self.lanes = LoggingEngine(), VirtualLanes(HeapClock(), by_hand=True)
         self.reports: list[NodeReport] = []
-        self.import_s = 0.0
         self.journal_path = tmp_path / "journal.jsonl"
         self.journal = open_journal(self.journal_path, START)
-        self._model_path = tmp_path
+        self.model_path = tmp_path
         port: Any = self
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=port, models=port)
         host: Host[NodeEvent, NodeAction] = Host(
@@ -140,26 +138,6 @@ class HostedNode:
         self, operation_id: OperationId, source: str, weights: WeightPrecision | None
     ) -> None:
         raise AssertionError("nothing is imported here")
-
-    def at_hand(self, action: LoadInstance) -> LoadOrder:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=self._model_path,
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-            import_s=self.import_s,
-        )
-
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
-        raise AssertionError("all models are at hand")
 
 
 @pytest.fixture

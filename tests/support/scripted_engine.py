@@ -8,10 +8,11 @@ Its tokens are those of `mesh.sim.sequences.answer_of`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from mesh.domain.errors import EngineError, OutOfMemory, TornModel
+from mesh.domain.errors import EngineError, MeshError, OutOfMemory, TornModel
 from mesh.domain.ids import InstanceId
-from mesh.domain.messages import InstanceLoaded, KvResized
+from mesh.domain.messages import InstanceLoaded, KvResized, LoadInstance
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, Prefill
@@ -147,3 +148,30 @@ class ScriptedEngine(VirtualEngine):
         blocks = self._instances[instance_id].pool.blocks
         elapsed_s = self.script.resize_s
         return KvResized(instance_id=instance_id, kv_blocks=blocks, elapsed_s=elapsed_s)
+
+
+class ModelsAtHand:
+    """For a node whose models are all there, in one folder."""
+
+    model_path = Path()
+    import_s = 0.0
+
+    def at_hand(self, action: LoadInstance) -> LoadOrder | None:
+        return LoadOrder(
+            instance_id=action.instance_id,
+            deployment=action.deployment,
+            model=action.model,
+            model_path=self.model_path,
+            kv_blocks=action.kv_blocks,
+            context_tokens_max=action.context_tokens_max,
+            batch_max=action.batch_max,
+            import_s=self.import_s,
+        )
+
+    def bring(
+        self,
+        action: LoadInstance,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")

@@ -1,5 +1,7 @@
 """A small byte-level tokenizer, trained here, whose tokens often end inside a character."""
 
+from functools import cache
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -14,6 +16,7 @@ TEMPLATE = (
 )
 
 
+@cache
 def tiny_assets() -> TextAssets:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -133,7 +133,6 @@ class ControllerCore:
         return profile_views(self.cell, deployment) if deployment is not None else None
 
     def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
-        self.cell.refusals.event_begins()
         ctx = EventContext(
             cell=self.cell,
             epoch=self._epoch,

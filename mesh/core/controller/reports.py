@@ -131,7 +131,7 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
     if on_trial and not instance.correction.trial_left:
         share_trials(node.instances.values(), ctx.now_s)
-        ctx.cell.note_estimate_tried()
+        ctx.cell.note_speed()
     for request_id, tokens in said.prefill_left:
         request = instance.requests.get(request_id)
         if request is not None:

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import InstanceNeeds
 from mesh.core.controller.state.cell import Cell
-from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -58,7 +56,7 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
             _check_queue(core, entry, now_s)
     _check_requests(cell, limits)
     _check_operations(cell, limits)
-    check_refusals(core, now_s)
+    check_refusals(core)
 
 
 def check_callers(cell: Cell, open_ids: Iterable[RequestId]) -> None:
@@ -295,26 +293,15 @@ def _check_operations(cell: Cell, limits: CellLimits) -> None:
                 hold(known, "{} measures nothing", operation_id)
 
 
-def check_refusals(core: ControllerCore, now_s: float) -> None:
+def check_refusals(core: ControllerCore) -> None:
     """A node that had no memory for a new instance, and whose version is the same, has none."""
     cell = core.cell
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        starts = cell.refusals.starts_of(entry.spec.name, entry.queue[0])
-        if starts is None:
-            continue
-        nodes = cell.nodes.values()
-        full = [n for n in nodes if starts.refused.get(n.node_id) == (n.version, None)]
-        ctx = EventContext(
-            cell=cell,
-            epoch=0,
-            limits=core._limits,
-            policy=core.policy,
-            now_s=now_s,
-            validations_left=0,
-        )
-        needs = InstanceNeeds(ctx, entry, entry.queue)
-        for node in full:
-            roomy = ctx.takes_another(node, entry) and needs.room(node) is not None
-            hold(not roomy, "{} could hold {} by now", node.node_id, entry.spec.name)
+        for node in cell.nodes.values():
+            known = entry.queue[0].refusals.starts.get(node.link_id)
+            if known is not None and known.version == node.version and known.needed_bytes:
+                assert entry.deployment is not None
+                lacks = known.needed_bytes > node.obtainable_bytes(entry.deployment)
+                hold(lacks, "{} could hold {} by now", node.node_id, entry.spec.name)

@@ -6,7 +6,6 @@ Commands and reports wait on the link, and calls in the lanes, until the test le
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from mesh.core.node.core import NodeCore
@@ -15,13 +14,11 @@ from mesh.domain.errors import MeshError
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId, OperationId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import ImportDone, ImportFailed, LoadInstance, NodeCommand, NodeReport
+from mesh.domain.messages import ImportDone, ImportFailed, NodeCommand, NodeReport
 from mesh.domain.model import Footprint, WeightPrecision
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import CELL_RULE
-from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
-from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
 from mesh.sim.clock import HeapClock
@@ -31,6 +28,7 @@ from tests.core.cells import FOOTPRINT, MODEL, OTHER_MODEL, hello
 from tests.core.world.coverage import Coverage
 from tests.core.world.engine import StrictEngine
 from tests.support.profiles import FINGERPRINT
+from tests.support.scripted_engine import ModelsAtHand
 
 TEXT = TextAssets(tokenizer_json=b"{}")
 
@@ -56,7 +54,7 @@ TURN_S_MAX = 0.0035
 """Two or three decodes of a small batch."""
 
 
-class WorldNode:
+class WorldNode(ModelsAtHand):
     """A node's agent: its core, engine, lanes and link."""
 
     def __init__(
@@ -210,22 +208,3 @@ class WorldNode:
 
     def stop_import(self, operation_id: OperationId) -> None:
         """It ends all the same, and nobody is told."""
-
-    def at_hand(self, action: LoadInstance) -> LoadOrder:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=Path(),
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-        )
-
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
-        raise AssertionError("all models are at hand")

@@ -26,12 +26,8 @@ from mesh.policy.plans import Start
 
 
 def start(ctx: EventContext, price: Price) -> InstanceEntry:
-    """Load an instance at this price. Those who wait are tried everywhere again then, unless it is
-    for a request that moves.
-    """
+    """Load an instance at this price."""
     assert price.room is not None
-    if not price.moves:
-        ctx.cell.refusals.note_started(price.entry.spec.name)
     planned, needed_s = price.slot.load, price.needed_s()
     instance = load(ctx, price.entry, price.node, price.room, planned, needed_s)
     instance.note_label(price.plan.label if isinstance(price.plan, Start) else "")

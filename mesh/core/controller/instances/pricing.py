@@ -43,6 +43,9 @@ if the first token came later by this share of the time until it.
 """
 _UNSEEN = {verdict: Forecast(verdict=verdict) for verdict in Verdict}
 """What is said of a place without a forecast."""
+_NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
+"""The verdicts about time: the first is the nearest to a place."""
+MEMORY_ALONE = 1
 NOT_ASKED = "tests are of the plan that is asked about, and of no other"
 
 
@@ -145,8 +148,8 @@ class Price:
             return self.forecast()
         if must_give_way(ctx, self.node, request):
             return _UNSEEN[Verdict.DELAYS_RUNNING]
-        refusals, left = ctx.cell.refusals, request.tokens - cached_tokens(instance, request)
-        known = refusals.why_refuses(instance, request, left)
+        left, version = request.tokens - cached_tokens(instance, request), self.node.version
+        known = instance.refusals.why(version, ctx.now_s, request, left)
         if known is not None:
             if known is Verdict.TPOT_EXCEEDED:
                 # Counts as one all the same: an event must not go through every full instance.
@@ -155,7 +158,7 @@ class Price:
         ctx.note_validation(self.node)
         forecast = self.forecast()
         if forecast.verdict is not Verdict.PASSES:
-            refusals.note_refused(instance, request, left, forecast.verdict)
+            instance.refusals.note(version, ctx.now_s, request, left, forecast.verdict)
             care = self.node.rule.overestimate
             if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
                 request.refusals.note_in_time_as_predicted()
@@ -188,6 +191,27 @@ class Price:
             late=late,
             moves=self.moves,
         )
+
+    def look(self, waits: RequestEntry) -> None:
+        """Find out what it lacks; one look of the event. `waits`: who asks for the place, which may
+        have to let an earlier one through.
+        """
+        self.seen = _UNSEEN[Verdict.PASSES]
+        if self.ctx.policy.promises:
+            self.ctx.note_look()
+            self.seen = self.forecast()
+        if self.validated and self.room and must_give_way(self.ctx, self.node, waits):
+            self.seen = _UNSEEN[Verdict.DELAYS_RUNNING]
+
+    @property
+    def lack(self) -> int:
+        """What the place lacks, once it was looked at: 0 is nothing, then MEMORY_ALONE, then time,
+        then both.
+        """
+        if self.validated or self.seen is None:
+            return 0 if self.room is not None else MEMORY_ALONE
+        times = len(_NEAREST_FIRST) if self.room is None else 0
+        return 2 + (times or _NEAREST_FIRST.index(self.seen.verdict))
 
     @property
     def validated(self) -> bool:

@@ -80,7 +80,6 @@ def _look(
         request=request,
         late=late,
         among=nodes if may_start else None,
-        remembers=True,
     )
     price = search.first()
     if price is not None:
@@ -125,7 +124,6 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
             request=entry.queue[0],
             joins=(),
             among=ctx.cell.nodes.values,
-            remembers=True,
         )
         price = search.first()
         if price is not None:

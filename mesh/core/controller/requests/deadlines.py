@@ -1,4 +1,4 @@
-"""When waiting has become pointless, and what the client is told then.
+"""When waiting has become pointless, and what the client is told then: why, and when to come again.
 
 A request waits as long as the policy sees a way for it (`requests.outlook`). What a place has time
 for is looked at for the whole queue at once. As soon as no way is left, it is refused, with the
@@ -6,13 +6,14 @@ time at which a place is expected. One that was accepted has a promise, and nobo
 than any request may.
 """
 
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
 from mesh.core.controller.instances.node_schedule import without_time_on
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.nearest_place import NO_PLACE, Lack, lack_of_nearest
-from mesh.core.controller.requests.outlook import Outlook, too_long
+from mesh.core.controller.requests.outlook import Outlook, latest_start_s, too_long
+from mesh.core.controller.requests.search import Search
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -24,6 +25,19 @@ RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Clients that are refused for want of a place are told to come again after a time within these
 bounds.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a request is refused: what the place that is nearest to taking it lacks."""
+
+    reason: RefusalReason
+    loaded: bool = True
+    """The place is an instance that is there."""
+
+
+NO_PLACE = Cause(reason=RefusalReason.QUEUE_TIMEOUT)
+"""Every instance is full and no further one may start, or none was tried."""
 LOOKED_AT = 8
 """This many requests of a queue that are looked at together cost what the validation of one
 does.
@@ -36,7 +50,7 @@ def refuse_hopeless(outlook: Outlook) -> None:
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
     none_tried = head is not None and _stops_queue(head)
-    lack: Lack | None = None
+    cause: Cause | None = None
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
@@ -50,10 +64,10 @@ def refuse_hopeless(outlook: Outlook) -> None:
             continue
         if isinstance(waits, Shortage):
             request.refusals.note(waits)
-        lack, message = _why(ctx, outlook, request, lack)
-        reason = lack.reason
+        cause, message = _why(ctx, outlook, request, cause)
+        reason = cause.reason
         if too_long(ctx, request):
-            too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
+            too_slow = latest_start_s(ctx, request) == -inf
             raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
             remedy = raises if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
@@ -96,32 +110,59 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
 
 
 def _why(
-    ctx: EventContext, outlook: Outlook, request: RequestEntry, before: Lack | None
-) -> tuple[Lack, str]:
+    ctx: EventContext, outlook: Outlook, request: RequestEntry, before: Cause | None
+) -> tuple[Cause, str]:
     """What it is refused for, and in words. `before`: what the one before it was."""
     entry, waited = outlook.entry, f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not outlook.has_node():
         if request.attempt:
             message = f"its node was lost, and no other came up within {waited}"
-            return Lack(reason=RefusalReason.NODE_LOST), message
-        return Lack(reason=RefusalReason.NO_NODE), f"no node came up within {waited}"
+            return Cause(reason=RefusalReason.NODE_LOST), message
+        return Cause(reason=RefusalReason.NO_NODE), f"no node came up within {waited}"
     if entry.load_failures and not entry.replicas():
         message = f"not loaded within {waited}: {entry.load_error}"
-        return Lack(reason=RefusalReason.LOAD_FAILED), message
+        return Cause(reason=RefusalReason.LOAD_FAILED), message
     if request.refusals.last is Verdict.POLICY:
-        return Lack(reason=RefusalReason.POLICY), request.refusals.message
+        return Cause(reason=RefusalReason.POLICY), request.refusals.message
     if too_long(ctx, request):
-        never = ctx.cell.refusals.latest_start_s(request) == -inf
-        lack = Lack(reason=RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE)
+        never = latest_start_s(ctx, request) == -inf
+        late = RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE
+        cause = Cause(reason=late)
     else:
-        known = before if not ctx.looks_left else None
-        lack = known or lack_of_nearest(ctx, outlook, request) or NO_PLACE
-    return lack, _words(entry, request, lack, waited)
+        cause = (before if not ctx.looks_left else None) or _cause(ctx, outlook, request)
+    return cause, _words(entry, request, cause, waited)
 
 
-def _words(entry: DeploymentEntry, request: RequestEntry, lack: Lack, waited: str) -> str:
+def _cause(ctx: EventContext, outlook: Outlook, request: RequestEntry) -> Cause:
+    """What the cheapest place lacks. Each is asked as if the request came this moment, for that has
+    nothing to do with how long it has waited. Where one would take it then, it has waited for too
+    long; it is refused for what its last try found where that place would be in time even so, or
+    where no place was looked at.
+    """
+    entry, new = outlook.entry, request.as_if_now(ctx.now_s)
+    late = ctx.policy.may_be_late(new, outlook.of(new, new.due_s - request.due_s))
+    joins = [instance for instance in entry.instances.values() if instance.takes_requests]
+    nodes = ctx.cell.nodes.values if ctx.may_start(entry) else None
+    search = Search(ctx=ctx, entry=entry, request=request, late=late, joins=joins, among=nodes)
+    price = search.cheapest(new)
+    if price is None:
+        return NO_PLACE
+    if price.room is None:
+        return Cause(reason=RefusalReason.MEMORY_FULL, loaded=price.instance is not None)
+    if price.validated:
+        price = replace(price, request=request, late=False)
+        price.look(request)
+    verdict = price.seen.verdict if price.seen is not None else Verdict.PASSES
+    if verdict is Verdict.PASSES:
+        if request.refusals.last is None:
+            return NO_PLACE
+        verdict = request.refusals.last
+    return Cause(reason=RefusalReason(verdict))
+
+
+def _words(entry: DeploymentEntry, request: RequestEntry, cause: Cause, waited: str) -> str:
     slo, prompt = request.slo, len(request.original.prompt_tokens)
-    match lack.reason:
+    match cause.reason:
         case RefusalReason.FIRST_TOKEN_LATE:
             limit = f"{slo.ttft_limit_s(prompt):.3g} s"
             return f"its first token would come after its limit, {limit} for {prompt} tokens"
@@ -131,7 +172,7 @@ def _words(entry: DeploymentEntry, request: RequestEntry, lack: Lack, waited: st
             name = repr(entry.spec.name)
             return f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
         case RefusalReason.MEMORY_FULL:
-            where = "for its KV cache" if lack.loaded else "on a node"
+            where = "for its KV cache" if cause.loaded else "on a node"
             return f"no memory came free {where} within {waited}"
         case _:
             return f"no place came free within {waited}"

@@ -78,12 +78,11 @@ class Outlook:
 
     @property
     def latest_start_s(self) -> float:
-        request, refusals = self._request, self.ctx.cell.refusals
-        latest_start_s = refusals.latest_start_s(request)
-        if latest_start_s is None:
-            latest_start_s = request.due_s - self._later_s - self._quickest_s(request)
-            refusals.note_latest_start(request, latest_start_s)
-        return latest_start_s + self._later_s
+        request, known_s = self._request, latest_start_s(self.ctx, self._request)
+        if known_s is None:
+            known_s = request.due_s - self._later_s - self._quickest_s(request)
+            request.note_latest_start(self.ctx.cell.fleet_changes, known_s)
+        return known_s + self._later_s
 
     def has_just_come(self) -> bool:
         return self.ctx.now_s - self._request.arrival_s <= self.ctx.limits.place_retry_s
@@ -231,7 +230,15 @@ class Outlook:
         return min(seconds, default=limits.delivery_s_max)
 
 
+def latest_start_s(ctx: EventContext, request: RequestEntry) -> float | None:
+    """When its first token would be late if it had not begun, if an outlook has worked that out for
+    these nodes, and for what is known of their speed.
+    """
+    known = request.latest_start
+    return known[1] if known is not None and known[0] == ctx.cell.fleet_changes else None
+
+
 def too_long(ctx: EventContext, request: RequestEntry) -> bool:
     """Whether it would have been late even if it had computed at once, and alone."""
-    latest_start_s = ctx.cell.refusals.latest_start_s(request)
-    return latest_start_s is not None and latest_start_s < request.arrival_s
+    known_s = latest_start_s(ctx, request)
+    return known_s is not None and known_s < request.arrival_s

@@ -16,7 +16,7 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
-from mesh.core.controller.requests.outlook import Outlook
+from mesh.core.controller.requests.outlook import Outlook, latest_start_s
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.replicas import keep_minima
 from mesh.core.controller.requests.search import Search
@@ -99,9 +99,7 @@ def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:
     before the first token was due.
     """
     after_s = ctx.limits.place_retry_s
-    latest = (
-        ctx.cell.refusals.latest_start_s(request) for entry in waiting for request in entry.queue
-    )
+    latest = (latest_start_s(ctx, request) for entry in waiting for request in entry.queue)
     first_s = min((at_s for at_s in latest if at_s and at_s > ctx.now_s), default=inf)
     return ctx.now_s + min(after_s, max(first_s - ctx.now_s, after_s * RETRY_SHARE_LEAST))
 

@@ -10,17 +10,19 @@ policy. What has refused is remembered and not validated again. Before: whoever 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
 from mesh.core.controller.instances.prefixes import preferred
-from mesh.core.controller.instances.pricing import Price, going_to
+from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to
 from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
@@ -63,8 +65,6 @@ class Search(Offer):
     """Whether loads are looked for only later, once every queue has been tried."""
     without_room: bool = False
     """Whether instances are priced that have no room yet."""
-    remembers: bool = False
-    """Whether nodes are passed over that have refused the request and have not changed."""
     stopped: bool = field(default=False, init=False)
     """No more can be looked at."""
     deferred: bool = field(default=False, init=False)
@@ -75,8 +75,6 @@ class Search(Offer):
     """What the instance needs, by the nodes that are asked and take one more."""
     _roomy: list[NodeEntry] | None = field(default=None, init=False)
     """Those of them with room; `None` until they are looked for."""
-    _left: set[NodeId] = field(default_factory=set, init=False)
-    """Those of them that the policy has not named yet."""
     _fresh: bool = field(default=False, init=False)
     """Whether there are nodes with room where no load of it has failed, and they come first."""
     _avoided: list[Plan] = field(default_factory=list, init=False)
@@ -95,9 +93,6 @@ class Search(Offer):
         if found is not None or self.among is None or self._is_refused():
             return found
         self._prepare()
-        if self._left and self.request is not None and not self.stopped:
-            # The policy would not have it there, now: that says nothing about their memory.
-            self.ctx.cell.refusals.note_not_all_tried(self.entry.spec.name, self.request)
         if not self._tight:
             self._fresh = False
             found = self._first_of(self._avoided)
@@ -123,6 +118,39 @@ class Search(Offer):
             (needed, nodes[name].capacity_bytes) for name, needed in self._needed_bytes.items()
         ]
         return NoRoom.nearest(needs)
+
+    def cheapest(self, new: RequestEntry) -> Price | None:
+        """The price of the place that is nearest to taking the request, were it to come now as
+        `new`; `None` where every place is full. Nearest is, in this order, a place that
+
+        1. would take it, late if need be;
+        2. lacks memory alone, were all that idles there to go;
+        3. lacks time alone: for its own first token, else for others', else for all further ones;
+        4. lacks both.
+
+        Only some of many places are looked at (see `EventContext.looks_left`): without a look it is
+        one that has room, if any has.
+        """
+        ctx, entry, request = self.ctx, self.entry, self.request
+        assert request is not None, "somebody waits"
+        needs, nodes = InstanceNeeds(ctx, entry, (new,)), () if self.among is None else self.among()
+        places = [(i.node, i, room_for(ctx, entry, i, new)) for i in self.candidates()]
+        starts = [node for node in nodes if ctx.takes_another(node, entry)]
+        prices = [
+            Price(ctx, None, entry, node, instance, new, room, late=self.late)
+            for node, instance, room in [*places, *((n, None, needs.room(n)) for n in starts)]
+        ]
+        prices.sort(key=lambda price: price.room is None)
+        cheapest, least = prices[0] if prices else None, inf
+        for price in prices:
+            if not ctx.looks_left:
+                break
+            price.look(request)
+            if price.lack < least:
+                cheapest, least = price, price.lack
+            if least <= MEMORY_ALONE:
+                break
+        return cheapest
 
     # What the policy is offered.
 
@@ -150,7 +178,7 @@ class Search(Offer):
         if first is None and request.leader is not None:
             first = next((i for i in candidates if i is request.leader.instance), None)
         if first is None:
-            start = self.ctx.cell.refusals.where_to_resume(self.entry.spec.name)
+            start = self.entry.take_resumes_at()
             first = None if start else preferred(candidates, request)
         if first is not None:
             return enumerate(chain((first,), (i for i in candidates if i is not first)))
@@ -183,25 +211,31 @@ class Search(Offer):
         """Find the nodes with room, once."""
         if self._roomy is not None:
             return self._roomy
-        ctx, entry, request, self._roomy = self.ctx, self.entry, self.request, []
+        ctx, entry, self._roomy = self.ctx, self.entry, []
         assert self.among is not None
-        remembers = self.remembers and request is not None
-        if remembers and not ctx.may_validate:
-            self._no_time = self.stopped = True
-            return ()
-        nodes = asked = self.among()
-        if remembers and request is not None and not self.late:
-            asked = ctx.cell.refusals.worth_starting_on(
-                entry, request, nodes, lambda node: ctx.obtainable_bytes(node, entry)
+        nodes: Collection[NodeEntry] = self.among()
+        asked = nodes
+        memo = self._memo()
+        if memo is not None:
+            if not ctx.may_validate:
+                self._no_time = self.stopped = True
+                return ()
+            asked = memo.worth_starting_on(
+                nodes, ctx.now_s, lambda node: ctx.obtainable_bytes(node, entry)
             )
             self._no_time = len(asked) < len(nodes)
-        if asked:  # In overload most often no node has changed since it refused.
-            self._needs = InstanceNeeds(ctx, entry, self._waiting())
-            takers = [node for node in asked if ctx.takes_another(node, entry)]
-            self._needed_bytes = self._needs.least_bytes(takers)
-            self._roomy = [node for node in takers if self._has_room(node)]
-            self._left = {node.node_id for node in self._roomy}
-            self._fresh = not self._left <= entry.avoided.keys()
+        if not asked:  # In overload most often no node has changed since it refused.
+            return ()
+        takers = [node for node in asked if ctx.takes_another(node, entry)]
+        self._needs = InstanceNeeds(ctx, entry, self._waiting())
+        self._needed_bytes = self._needs.least_bytes(takers)
+        for node in asked:
+            needed_bytes = self._needed_bytes.get(node.node_id)
+            if needed_bytes is not None and needed_bytes <= ctx.obtainable_bytes(node, entry):
+                self._roomy.append(node)
+            elif memo is not None:
+                memo.note_no_start(node, needed_bytes or 0, ctx.now_s)
+        self._fresh = not {node.node_id for node in self._roomy} <= entry.avoided.keys()
         return self._roomy
 
     def _waiting(self) -> Iterable[RequestEntry]:
@@ -213,14 +247,12 @@ class Search(Offer):
         first = waiting[:1] if self.request in waiting[:1] else []
         return [*first, *[mate for one in first for mate in one.mates], *waiting[len(first) :]]
 
-    def _has_room(self, node: NodeEntry) -> bool:
-        needed_bytes = self._needed_bytes[node.node_id]
-        if needed_bytes <= self.ctx.obtainable_bytes(node, self.entry):
-            return True
-        if self.request is not None and not self.late:
-            refusals = self.ctx.cell.refusals
-            refusals.note_no_room(self.entry.spec.name, self.request, node, needed_bytes)
-        return False
+    def _memo(self) -> RequestRefusals | None:
+        """What nodes have said of a start for a request that waits; `None` where that is another
+        question: what moves is to be in time, and what may be late may be later.
+        """
+        waits = self.request is not None and self.before is None and not self.late
+        return self.request.refusals if waits and self.request is not None else None
 
     # What comes of its plans.
 
@@ -245,7 +277,7 @@ class Search(Offer):
         if not self.ctx.may_validate:
             self.stopped = True
             if self.loaded:
-                self.ctx.cell.refusals.note_stopped(self.entry.spec.name, self.place)
+                self.entry.note_stopped(self.place)
             return None
         late = self.late or (request.accepted and not moves)
         transfer = None
@@ -285,29 +317,31 @@ class Search(Offer):
         """The price of a start that has room and that the policy lets be, and not just in time.
         What the node said, or else the policy, is remembered.
         """
-        request, moves, node = self.request, self.before is not None, self._node_of_start(plan)
-        room = self._needs.room(node) if self._needs is not None and node is not None else None
-        if node is None or room is None:
+        request, node, memo = self.request, self._node_of_start(plan), self._memo()
+        if node is None or self._needs is None:
+            return None
+        room = self._needs.room(node)
+        if room is None:
+            if memo is not None:
+                memo.note_no_start(node)
             return None
         if request is None:
             return Price(self.ctx, plan, self.entry, node, None, None, room)
-        name, refusals, late = self.entry.spec.name, self.ctx.cell.refusals, self.late
         if not self.ctx.may_validate:
             self.stopped = self._no_time = True
-            refusals.note_not_all_tried(name, request)
             return None
-        late = late or (request.accepted and not moves)
+        moves = self.before is not None
+        late = self.late or (request.accepted and not moves)
         price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
         verdict = price.verdict()
         passes, said = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
         if said is not Verdict.PASSES:
             request.refusals.note(said)
-        if not self.late:
-            why = said if isinstance(said, Verdict) else Verdict.POLICY
-            refusals.note_start(name, request, node, why)
-            if passes and price.is_tight():
-                self._tight.append(price)
-                passes = False
+        if memo is not None:
+            memo.note_start(node, said if isinstance(said, Verdict) else Verdict.POLICY)
+        if not self.late and passes and price.is_tight():
+            self._tight.append(price)
+            passes = False
         self._no_time = self._no_time or not passes
         return price if passes else None
 
@@ -347,7 +381,6 @@ class Search(Offer):
         if node is None or node is not plan.node:
             not_in_books(self.ctx, plan, f"there is no node {plan.node.node_id}")
         elif node in roomy:
-            self._left.discard(node.node_id)
             if not self._fresh or node.node_id not in self.entry.avoided:
                 return node
             self._avoided.append(plan)

@@ -14,7 +14,6 @@ from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
-from mesh.core.controller.state.refusals import RefusalMemory
 from mesh.core.controller.state.request import RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
@@ -39,7 +38,8 @@ class Cell:
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
     expectations: Expectations = field(default_factory=Expectations)
-    refusals: RefusalMemory = field(default_factory=RefusalMemory)
+    fleet_changes: int = 0
+    """Times that nodes came or went, or something new was learned of their speed."""
     waiting: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments that may have a queue: each enters when a request queues; see `with_queues`."""
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
@@ -74,33 +74,35 @@ class Cell:
 
     def add_node(self, node: NodeEntry) -> None:
         self.nodes[node.node_id] = self.links[node.link_id] = node
-        self.refusals.fleet_changed()
+        self.fleet_changes += 1
 
     def remove_node(self, node: NodeEntry) -> None:
         """The node is lost. Its instances are removed one by one."""
         node.advance(NodeState.LOST)
         del self.nodes[node.node_id], self.links[node.link_id]
-        self.refusals.fleet_changed()
+        self.fleet_changes += 1
 
     def turn_node(self, node: NodeEntry, to: NodeState) -> None:
         """The node takes new work from now on, or no more."""
         node.touch()
         if node.state is not to:
             node.advance(to)
-            self.refusals.fleet_changed()
+            self.fleet_changes += 1
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured: what nodes refused by earlier ones does not hold."""
         self.expectations.learn_profile(profile)
-        self.refusals.fleet_changed()
+        self.note_speed()
 
-    def note_estimate_tried(self) -> None:
-        """Iterations have shown how far an estimate is off: who waits is looked at anew."""
-        self.refusals.fleet_changed()
+    def note_speed(self) -> None:
+        """Something new is known of the speed of nodes: who waits is looked at anew."""
+        self.fleet_changes += 1
+        for node in self.nodes.values():
+            node.touch()
 
     def refine_profile(self, before: Profile, told: Profile) -> Profile:
         """The same of one that iterations have refined; see `Expectations.refine_profile`."""
-        self.refusals.fleet_changed()
+        self.note_speed()
         return self.expectations.refine_profile(before, told)
 
     def add_deployment(self, entry: DeploymentEntry) -> None:
@@ -155,7 +157,6 @@ class Cell:
         entry.advance(DeploymentState.GONE)
         del self.deployments[entry.spec.name]
         self.below_minimum.pop(entry.spec.name, None)
-        self.refusals.forget_deployment(entry.spec.name)
 
     def add_instance(self, instance: InstanceEntry) -> None:
         self.instances[instance.instance_id] = instance
@@ -175,7 +176,6 @@ class Cell:
         owner = self.deployments.get(instance.deployment)
         if owner is not None:
             owner.remove(instance)
-        self.refusals.forget_instance(instance.instance_id)
 
     def number_instance(self) -> int:
         """The number of the next instance that is started."""
@@ -189,7 +189,6 @@ class Cell:
         """The request is over."""
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
-        self.refusals.forget_request(request)
 
     def add_migration(self, migration: Migration) -> None:
         """A request begins to move."""
@@ -215,7 +214,6 @@ class Cell:
         self.served += 1
         if owner is not None:
             owner.note_served(output_tokens)
-            self.refusals.note_served(owner.spec.name)
 
     def note_refused(self, owner: DeploymentEntry | None, reason: RefusalReason) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

@@ -101,7 +101,7 @@ class EventContext:
 
     def note_look(self) -> None:
         """One look less is left to the event."""
-        self.looks_left -= 1
+        self.looks_left = max(self.looks_left - 1, 0)
 
     def enqueue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
         """Queue a request; see `DeploymentEntry.enqueue`."""

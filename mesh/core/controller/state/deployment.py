@@ -39,6 +39,8 @@ class DeploymentEntry:
     queue: deque[RequestEntry] = field(default_factory=deque)
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     history_stored_s: float = 0.0
+    resumes_at: int = 0
+    """The place among the candidates where validations ran out, where the next look goes on."""
     served: int = 0
     refused: int = 0
     prompt_tokens: int = 0
@@ -186,6 +188,15 @@ class DeploymentEntry:
     def _ease_nodes(self) -> None:
         for instance in self.instances.values():
             instance.node.touch()
+
+    def note_stopped(self, place: int) -> None:
+        """Validations ran out there."""
+        self.resumes_at = place
+
+    def take_resumes_at(self) -> int:
+        """The place to begin at, this time."""
+        place, self.resumes_at = self.resumes_at, 0
+        return place
 
     def note_unloaded(self) -> None:
         """By an operator: nothing brings it back but a call."""

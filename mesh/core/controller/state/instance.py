@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.compute.correction import Correction
+from mesh.core.controller.state.refusals import InstanceRefusals
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
@@ -83,6 +84,8 @@ class InstanceEntry:
     load_started_s: float = 0.0
     """When its node was told to load it; until then, when that was decided."""
     loaded_at_s: float = 0.0
+    refusals: InstanceRefusals = field(default_factory=InstanceRefusals)
+    """What it has refused."""
     mixed_slos: bool = False
     """Whether one of its requests has an SLO of its own, or had while the others were there."""
     out: bool = False

@@ -71,6 +71,10 @@ class RequestEntry:
     """When they are expected to be there."""
     refusals: RequestRefusals = field(default_factory=RequestRefusals)
     """Why it waits."""
+    latest_start: tuple[int, float] | None = None
+    """When its first token would be late if it had not begun, as known at this number of
+    `Cell.fleet_changes`; `None` until that is worked out.
+    """
     overtaken: int = 0
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
@@ -219,6 +223,19 @@ class RequestEntry:
         copy.note_ahead((), now_s + self.slo.ttft_limit_s(copy.tokens), now_s)
         return copy
 
+    def as_if_now(self, now_s: float) -> "RequestEntry":
+        """The request as if it had come this moment."""
+        return RequestEntry(
+            original=self.original,
+            slo=self.slo,
+            has_own_slo=self.has_own_slo,
+            pace=self.pace,
+            arrival_s=now_s,
+            output_tokens=list(self.output_tokens),
+            slack_s=self.slack_s,
+            latest_start=self.latest_start,
+        )
+
     def note_migration(self, migration: "Migration | None") -> None:
         """It moves, or does no more."""
         self.migration = migration
@@ -264,6 +281,10 @@ class RequestEntry:
     def note_prefill_left(self, tokens: int) -> None:
         """Its node has so many tokens left to compute before its next one."""
         self.prefill_left = tokens
+
+    def note_latest_start(self, fleet_changes: int, at_s: float) -> None:
+        """See `latest_start`."""
+        self.latest_start = fleet_changes, at_s
 
     def note_demand(self, blocks: int) -> None:
         """It needs so many KV blocks where it runs."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.state.context import EventContext
-from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
     CancelRequested,
@@ -60,14 +59,13 @@ def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
     for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
         cell.ask(name, of, max_tokens=4)
     (waiting,) = cell.core.cell.deployments[C].queue
-    known = cell.core.cell.refusals
-    before_s = known.latest_start_s(waiting)
+    before = waiting.latest_start
     cell.core.cell.expectations.learn_profile(replace(PROFILE, fingerprint="quick"))
     cell.join(hello("n2", run_id="n2", memory_bytes=MIB, fingerprint="quick"))
-    assert before_s is not None
-    now_s = known.latest_start_s(waiting)
-    assert now_s is not None
-    assert now_s > before_s
+    now = waiting.latest_start
+    assert before is not None
+    assert now is not None
+    assert now > before
 
 
 def test_a_better_profile_lets_in_who_was_refused_for_lack_of_time() -> None:
@@ -133,39 +131,34 @@ def test_an_event_validates_so_often_and_the_next_one_goes_on_there() -> None:
     assert submitted(cell.retry()) == [("r", "a3")]
 
 
-def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_that_waits() -> None:
+def test_what_was_refused_is_kept_for_one_that_waits_and_not_for_one_that_would_move() -> None:
+    """It saves the validations of all later looks, until the version of the node changes."""
     cell = CellUnderTest(*(deployment(name) for name in "abc"), profiles=(SLOW,))
     cell.join(node("n1", instance("a", "a"), instance("b", "b")))
     for name in "ab":
         cell.invoke(request(f"{name}1", of=name))
     known, entry = cell.core.cell, cell.core.cell.deployments[C]
+    nodes = list(known.nodes.values())
     waiting, moved = (
         RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
-    nodes = list(known.nodes.values())
 
-    def obtainable_bytes(node: NodeEntry) -> int:
-        return node.obtainable_bytes(deployment("c"))
-
-    known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
-    known.refusals.note_started(C)
-    ctx = EventContext(
-        cell=known,
-        epoch=1,
-        limits=CellLimits(),
-        policy=Guarded(policy("llm-mesh"), CellLimits()),
-        now_s=cell.now_s,
-        validations_left=9,
-    )
-
-    def look(by: RequestEntry, before: tuple[Price, ...] | None = None) -> None:
+    def validations(by: RequestEntry, before: tuple[Price, ...] | None = None) -> int:
+        ctx = EventContext(
+            cell=known,
+            epoch=1,
+            limits=CellLimits(),
+            policy=Guarded(policy("llm-mesh"), CellLimits()),
+            now_s=cell.now_s,
+            validations_left=9,
+        )
+        by.refusals.try_again()
         Search(ctx=ctx, entry=entry, request=by, before=before, among=lambda: nodes).first()
+        assert by.refusals.verdict is Verdict.TPOT_EXCEEDED
+        return 9 - ctx.validations_left
 
-    look(moved, before=())
-    assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
-    assert known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes) == nodes
-    look(waiting)
-    waiting.refusals.try_again()
-    assert not known.refusals.worth_starting_on(entry, waiting, nodes, obtainable_bytes)
-    assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED
+    assert [validations(moved, ()) for _ in range(2)] == [1, 1]
+    assert [validations(waiting) for _ in range(3)] == [1, 0, 0]
+    nodes[0].touch()
+    assert [validations(waiting) for _ in range(2)] == [1, 0]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
@@ -135,7 +135,6 @@ def history(
     return watched.placed, watched.cell.run(made)
 
 
-@settings(max_examples=40, deadline=None)
 @given(arrivals() | arrivals(NO_SLO | OWN_SLOS))
 def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iteration(
     made: list[Arrival],

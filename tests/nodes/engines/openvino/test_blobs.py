@@ -132,13 +132,18 @@ def blob(made: Path, tmp_path: Path) -> Path:
     return only
 
 
-@pytest.mark.parametrize("precisions", PRECISIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "precisions"),
+    [*(("llama", precisions) for precisions in PRECISIONS), *((name, PLAIN) for name in SHAPES)][
+        1:
+    ],
+    ids=str,
+)
 def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
-    shape: dict[str, Any], precisions: Precisions, tmp_path: Path
+    shape: str, precisions: Precisions, tmp_path: Path
 ) -> None:
-    first = prepared(tmp_path / "first", seed=0, **shape)
-    second = prepared(tmp_path / "second", seed=1, **shape)
+    first = prepared(tmp_path / "first", seed=0, **SHAPES[shape])
+    second = prepared(tmp_path / "second", seed=1, **SHAPES[shape])
     try:
         make(job(first, tmp_path / "blobs", precisions))
     except EngineError as error:

@@ -2,27 +2,10 @@
 
 from dataclasses import replace
 
-from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo
 from mesh_nodes.engines.vllm.footprint import estimate
+from tests.support.profiles import SMOL
 
 MIB = 2**20
-SMOL = ModelInfo(
-    model_id=ModelId("sha256-0000000000000000"),
-    source="like SmolLM2-135M",
-    format=ModelFormat.SAFETENSORS,
-    architecture="llama",
-    context_tokens_max=8192,
-    vocabulary_tokens=49152,
-    layers=30,
-    hidden_size=576,
-    attention_heads=9,
-    kv_heads=3,
-    head_size=64,
-    parameters=134_515_008,
-    disk_bytes=270_000_000,
-    stop_token_ids=(0,),
-)
 MEASURED_MIB = 1169
 """Private memory of its engine process on a CPU after a prefill of 2048 tokens."""
 
