@@ -208,7 +208,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     def lacking_bytes(instance: InstanceEntry) -> int:
         return missing_bytes(ctx, entry, instance, request)
 
-    open_ = [i for i in entry.candidates if i.takes_now and not i.is_full]
+    open_ = [i for i in entry.candidates if i.takes_now and i.has_places_for(request)]
     search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
     plans = (Join(request=request, instance=i) for i in open_ if lacking_bytes(i))
     while (price := search.first(plans)) is not None:

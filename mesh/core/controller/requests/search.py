@@ -155,9 +155,10 @@ class Search(Offer):
     # What the policy is offered.
 
     def candidates(self) -> Iterator[InstanceEntry]:
-        mates = 0 if self.request is None else len(self.request.mates)
         for place, instance in self._in_order():
-            if instance.free_places > mates and (instance.takes_now or not self.loaded):
+            request = self.request
+            fits = not instance.is_full if request is None else instance.has_places_for(request)
+            if fits and (instance.takes_now or not self.loaded):
                 self.place, self.last = place, instance
                 yield instance
 
@@ -369,7 +370,7 @@ class Search(Offer):
         instance = known(ctx, there)
         if instance is None or instance.deployment != request.deployment:
             not_in_books(ctx, plan, f"{request.request_id} cannot join {there.instance_id}")
-        elif instance.takes_requests and not instance.is_full:
+        elif instance.takes_requests and instance.has_places_for(request):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 

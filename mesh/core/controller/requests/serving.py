@@ -69,6 +69,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
+    elif original.answers > ctx.limits.batch_max:
+        most = ctx.limits.batch_max
+        message = f"{original.answers} answers are wanted; an instance computes {most} at a time"
+        refuse(ctx, request, RefusalReason.MEMORY_FULL, message, hint=f"ask for {most} at most")
     elif _cannot_load(ctx, entry):
         again_s = entry.pause_left_s(ctx.now_s)
         refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
