@@ -91,8 +91,12 @@ class Call:
     """An invocation under way: its events, until Finished."""
 
     def __init__(self, stream: ClientStream) -> None:
-        self.request_id = stream.request.request_id
+        self.request = stream.request
         self._stream = stream
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id
 
     async def __aiter__(self) -> AsyncIterator[InvocationEvent]:
         """Raises Refused where the answer ends so."""
@@ -220,8 +224,17 @@ class Gateway:
         await self._tokenizers.check_grammar(grammar)
 
     @asynccontextmanager
-    async def call(self, asked: Invocation, headers: Headers = tuple) -> AsyncIterator[Call]:
-        """The call, from when the core was asked until its client has left the block.
+    async def call(
+        self,
+        asked: Invocation,
+        headers: Headers = tuple,
+        *,
+        answers: int = 1,
+        first: Call | None = None,
+    ) -> AsyncIterator[Call]:
+        """The call, from when the core was asked until its client has left the block. The first one
+        of several `answers` to one prompt is asked for before the others, which are given it as
+        `first`: then the prompt is computed once.
 
         Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more
         events unread than may wait, or an operator says so, its task is cancelled, and Cancelled
@@ -231,8 +244,8 @@ class Gateway:
         traced = _UNTRACED
         if self._traces is not None:
             traced = self._traces.call(asked, headers, arrived_s)
-        with traced as trace, self._open() as taken:
-            stream = await self._stream(asked, arrived_s)
+        with traced as trace, self._open(further=first is not None) as taken:
+            stream = await self._stream(asked, arrived_s, answers, first)
             if trace is not None:
                 trace(stream.request)
             try:
@@ -324,12 +337,12 @@ class Gateway:
             self._cancel(request_id)
 
     @contextmanager
-    def _open(self) -> Iterator[Taken]:
-        """A call of the caller's, within the limits. Raises Refused."""
+    def _open(self, *, further: bool = False) -> Iterator[Taken]:
+        """A call of the caller's, within the limits, or a further answer of it. Raises Refused."""
         self._check_open()
         self._calls += 1
         try:
-            with self._tenants.call(caller().tenant) as taken:
+            with self._tenants.call(caller().tenant, further=further) as taken:
                 yield taken
         finally:
             self._calls -= 1
@@ -344,7 +357,9 @@ class Gateway:
                 retry_after_s=1.0,
             )
 
-    async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
+    async def _stream(
+        self, asked: Invocation, arrived_s: float, answers: int, first: Call | None
+    ) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
         asked_of = self.deployment(asked.deployment).spec
@@ -352,7 +367,11 @@ class Gateway:
         slo_of(asked, asked_of)
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
-        deployment, prompt_tokens = await self._tokenised(asked)
+        if first is None:
+            deployment, prompt_tokens = await self._tokenised(asked)
+        else:
+            deployment = self.deployment(asked.deployment)
+            prompt_tokens = first.request.prompt_tokens
         check_prompt_logprobs(asked, len(prompt_tokens))
         check_named_tokens(asked, deployment.model.vocabulary_tokens)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
@@ -360,15 +379,26 @@ class Gateway:
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         slo = slo_of(asked, deployment.spec)
         self._requests += 1
-        salt = _cache_salt(asked, deployment)
+        request_id = RequestId(f"r{self._epoch}-{self._requests}")
+        spec = deployment.spec
+        # No tenant's requests share with another's, nor a caller's with those of other salts. What
+        # is cached has no log-probabilities, and no hidden states.
+        shares = asked.prompt_logprobs is None and spec.task is None
+        salt = f"{caller().tenant}/{asked.cache_salt}" if shares and spec.prefix_cache else None
+        if shares and first is not None:
+            salt = first.request.cache_salt
+        elif shares and answers > 1 and salt is None:
+            salt = request_id  # The answers to this prompt share it with nobody else.
         block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
         request = Request(
-            request_id=RequestId(f"r{self._epoch}-{self._requests}"),
+            request_id=request_id,
             deployment=asked.deployment,
             prompt_tokens=prompt_tokens,
             sampling=sampling_of(asked, room_tokens=room_tokens, rng=self._rng),
             cache_salt=salt,
             digests=digests_of(prompt_tokens, block_sizes, salt),
+            answers=answers if shares else 1,
+            first=first.request_id if shares and first is not None else None,
         )
         return ClientStream(
             request=request,
@@ -444,16 +474,6 @@ class Gateway:
             del self._readers[request_id]
             if not stream.ended:
                 self._cancel(request_id)
-
-
-def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:
-    """No tenant's requests share with another's, nor a caller's with those of other salts. What is
-    cached has no log-probabilities, and no hidden states.
-    """
-    spec = deployment.spec
-    if not spec.prefix_cache or spec.task is not None or asked.prompt_logprobs is not None:
-        return None
-    return f"{caller().tenant}/{asked.cache_salt}"
 
 
 def running_task() -> "asyncio.Task[Any]":

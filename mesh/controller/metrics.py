@@ -83,6 +83,8 @@ class _Call:
 
     of: _Series
     prompt_tokens: int
+    counted_tokens: int
+    """Those of a prompt that another answer is not counted with."""
     shares: bool
     """It looks for its beginning in caches."""
     came_s: float
@@ -184,7 +186,8 @@ class Meter:
                 self._calls[request.request_id] = _Call(
                     of=self._of(label, slo.name if slo is not None and label else ""),
                     prompt_tokens=len(request.prompt_tokens),
-                    shares=request.cache_salt is not None,
+                    counted_tokens=request.counted_prompt_tokens,
+                    shares=request.cache_salt is not None and request.first is None,
                     came_s=now_s,
                 )
             case CancelRequested():
@@ -281,7 +284,7 @@ class Meter:
                     call.of.between.observe((now_s - call.last_s) / count)
             else:
                 call.first_s = now_s
-                call.of.prompt_tokens.inc(call.prompt_tokens)
+                call.of.prompt_tokens.inc(call.counted_tokens)
                 if call.shares:
                     call.of.queried.inc(call.prompt_tokens)
                     call.of.cached.inc(min(outputs.cached_tokens, call.prompt_tokens))

@@ -125,7 +125,7 @@ class ClientStream:
     @property
     def tokens(self) -> int:
         """The tokens of prompt and answer as they are metered: 0 as long as there is no answer."""
-        prompt = len(self.request.prompt_tokens)
+        prompt = self.request.counted_prompt_tokens
         return prompt + self._output_tokens if self._output_tokens else 0
 
     def snapshot(self, now_s: float) -> RequestSnapshot:

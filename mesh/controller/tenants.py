@@ -52,13 +52,16 @@ class TenantMeter:
         self._running: dict[TenantName, int] = {}
 
     @contextmanager
-    def call(self, tenant: TenantName) -> Iterator[Taken]:
-        """A call of a tenant, while it is open. Raises Refused."""
+    def call(self, tenant: TenantName, *, further: bool = False) -> Iterator[Taken]:
+        """A call of a tenant, while it is open, or a `further` answer of one that has been let in.
+        Raises Refused.
+        """
         taken = Taken()
         if tenant == NOBODY:
             yield taken
             return
-        self._admit(tenant, self._limits(tenant))
+        if not further:
+            self._admit(tenant, self._limits(tenant))
         self._running[tenant] = self._running.get(tenant, 0) + 1
         try:
             yield taken

@@ -19,7 +19,7 @@ from typing import Any
 from mesh.domain.errors import InvalidInput, MeshError, ModelError, StorageError
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.invocation import ChatPrompt, PairPrompt, TextPrompt
+from mesh.domain.invocation import ChatPrompt, FillPrompt, PairPrompt, TextPrompt
 from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
 from mesh.text.pool import Owner, TextPool, codec_key
 from mesh.text.thoughts import Thinking
@@ -50,10 +50,12 @@ GRAMMARS_MAX = 1024
 logger = logging.getLogger(__name__)
 
 
-def chars_of(prompt: TextPrompt | ChatPrompt | PairPrompt) -> int:
+def chars_of(prompt: TextPrompt | ChatPrompt | PairPrompt | FillPrompt) -> int:
     """How much there is to render and tokenise."""
     if isinstance(prompt, PairPrompt):
         return len(prompt.query) + len(prompt.document)
+    if isinstance(prompt, FillPrompt):
+        return len(prompt.prefix) + len(prompt.suffix)
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     said = sum(
@@ -118,7 +120,7 @@ class Tokenizers:
     async def tokens(
         self,
         model_id: ModelId,
-        prompt: TextPrompt | ChatPrompt | PairPrompt,
+        prompt: TextPrompt | ChatPrompt | PairPrompt | FillPrompt,
         *,
         special_tokens_in_content: bool = False,
         is_part: bool = False,
@@ -137,6 +139,8 @@ class Tokenizers:
                     tokens = getattr(texts.codec, method)(text)
                 else:
                     tokens = await self._called(texts, method, text, chars=chars)
+            case FillPrompt(prefix=prefix, suffix=suffix):
+                tokens = await self._called(texts, "encode_fill", prefix, suffix, chars=chars)
             case PairPrompt(query=query, document=document):
                 tokens = await self._called(texts, "encode_pair", query, document, chars=chars)
             case ChatPrompt(messages=messages, template_kwargs=kwargs, tools=tools):

@@ -157,7 +157,7 @@ class UsageMeter:
             self._under_way[request.request_id] = Usage(
                 hour_unix_s=0,
                 deployment=name,
-                prompt_tokens=len(request.prompt_tokens),
+                prompt_tokens=request.counted_prompt_tokens,
                 tenant=payer.tenant,
                 key_id=payer.key_id,
                 slo_class=event.slo.name if event.slo is not None and name else "",

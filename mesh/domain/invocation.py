@@ -50,7 +50,15 @@ class PairPrompt:
     document: str
 
 
-Prompt = TextPrompt | ChatPrompt | TokenPrompt | PairPrompt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillPrompt:
+    """The model writes what is between the two."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt | PairPrompt | FillPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,19 @@ class Request:
     """The digests of the keys of its prompt's full blocks. There is one entry for each block size
     (in tokens) that its deployment has; see `mesh.memory.block_keys`. Nodes do without.
     """
+    answers: int = 1
+    """How many answers its call wants of its prompt; it is the first of them, and the others come
+    right after it. It is admitted only where all of them have a place. Nodes do without.
+    """
+    first: RequestId | None = None
+    """The request of the same prompt that computes it for this one, too; `None` where it computes
+    its own.
+    """
+
+    @property
+    def counted_prompt_tokens(self) -> int:
+        """Those that it is counted with: the prompt of several answers counts once."""
+        return len(self.prompt_tokens) if self.first is None else 0
 
     @property
     def tokens_max(self) -> int:

@@ -5,6 +5,7 @@ answer; a test holds each of them against its schema. Before: `generation`, whic
 """
 
 import json
+import math
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -187,12 +188,15 @@ class UsageTold(Enum):
     """By that, and by every chunk of the answer that it belongs to."""
 
 
-def usage_of(ends: Sequence[Finished], thought_tokens: int | None = None) -> Usage:
-    """The usage of a call's answers together. `thought_tokens` is how many of their tokens were
-    thoughts.
+def usage_of(
+    ends: Sequence[Finished], thought_tokens: int | None = None, answers: int = 1
+) -> Usage:
+    """The usage of a call's answers together, in their order, of which each `answers` are to one
+    prompt. `thought_tokens` is how many of their tokens were thoughts.
     """
-    told = _usage(sum(end.prompt_tokens for end in ends), sum(end.output_tokens for end in ends))
-    cached = sum(end.cached_prompt_tokens for end in ends)
+    firsts, output = ends[::answers], sum(end.output_tokens for end in ends)
+    told = _usage(sum(end.prompt_tokens for end in firsts), output)
+    cached = sum(end.cached_prompt_tokens for end in firsts)
     told.prompt_tokens_details = PromptTokensDetails(cached_tokens=cached)
     if thought_tokens is not None:
         told.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=thought_tokens)
@@ -211,6 +215,10 @@ class AnswerTo:
     slo_class: str = ""
     asked: Invocation
     """Its first invocation."""
+    answers: int = 1
+    """How many answers each of its prompts has."""
+    told: int = 1
+    """How many of them are told, the likeliest ones."""
     usage: UsageTold = UsageTold.LAST
     bytes_of: TokenBytes | None = None
     """Reads tokens whose log-probabilities were asked for."""
@@ -300,7 +308,7 @@ class ChunkWriter(Writer):
     def closing(self, ends: Sequence[Finished]) -> bytes:
         if self._told is UsageTold.NEVER:
             return DONE
-        told = usage_of(ends, self._thought_tokens())
+        told = usage_of(ends, self._thought_tokens(), self._to.answers)
         return self._last + encoded(told.told()) + b"}\n\n" + DONE
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
@@ -311,13 +319,27 @@ class ChunkWriter(Writer):
                 "logprobs": told and told.model_dump(),
                 "finish_reason": self._finish(n, end),
             }
-            for n, (parts, end) in enumerate(zip(answers, ends, strict=True))
+            for n, (parts, end) in enumerate(self._best(answers, ends))
             for told in [self._logprobs_of(n, _joined(parts))]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
         told |= self._beside(answers)
-        usage = usage_of(ends, self._thought_tokens())
+        usage = usage_of(ends, self._thought_tokens(), self._to.answers)
         return encoded({**told, "usage": usage.told()})
+
+    def _best(
+        self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]
+    ) -> list[tuple[Sequence[Tokens], Finished]]:
+        """Those answers to each prompt that are told: the likeliest by the token."""
+        made, count, told = list(zip(answers, ends, strict=True)), self._to.answers, self._to.told
+        if count == told:
+            return made
+        prompts = [made[begin : begin + count] for begin in range(0, len(made), count)]
+        return [
+            best
+            for of_prompt in prompts
+            for best in sorted(of_prompt, key=lambda one: -_mean_logprob(one[0]))[:told]
+        ]
 
     def _beside(self, answers: Sequence[Sequence[Tokens]]) -> dict[str, object]:
         """What a whole answer tells beside its choices."""
@@ -526,6 +548,11 @@ class ChatWriter(ChunkWriter):
         unread = {"tool_calls"} if self._reading.tools is ToolFormat.NONE else set[str]()
         unread |= set[str]() if self._reading.thinking else {"reasoning_content"}
         return {"message": message.model_dump(exclude=unread)}
+
+
+def _mean_logprob(parts: Sequence[Tokens]) -> float:
+    logprobs = [one.logprob for part in parts for one in part.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens:

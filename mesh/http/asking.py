@@ -6,7 +6,7 @@ is ignored.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,14 @@ from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
-from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
+from mesh.domain.invocation import (
+    ChatPrompt,
+    FillPrompt,
+    Invocation,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from mesh.domain.request import TokenBias
 from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
@@ -25,10 +32,9 @@ from mesh.wire.own_slo import with_own_slo
 
 PROMPTS_MAX = 16
 """The most prompts of one call."""
+ANSWERS_MAX = 128
+"""The most answers of one call, as with OpenAI."""
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -51,7 +57,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "container": (),
     "mcp_servers": ([],),
-    "background": (False,),
     "conversation": (),
     "moderation": (),
     "truncation": ("disabled",),
@@ -61,9 +66,30 @@ _SEEDS = 1 << 63
 _OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
 
 
+def answers_of(body: Body) -> tuple[int, int]:
+    """How many answers each prompt of the body gets, and how many of them are told. Raises
+    InvalidInput.
+    """
+    told = 1 if body.n is None else body.n
+    made = body.best_of if isinstance(body, CompletionBody) and body.best_of is not None else told
+    for name, count, least in (("n", told, 1), ("best_of", made, told)):
+        if not least <= count <= ANSWERS_MAX:
+            said = f"{name} is {count}; it must be {least} to {ANSWERS_MAX}"
+            raise InvalidInput(said, field=name)
+    if made > told and body.stream:
+        raise InvalidInput(
+            "best_of: the best answers are known at their end", hint="send no stream: true"
+        )
+    return made, told
+
+
 def invocations(body: Body) -> tuple[Invocation, ...]:
-    """One for each prompt of the body. Raises InvalidInput."""
+    """One for each answer to a prompt of the body, those of a prompt after each other. With a seed
+    each is drawn with the one that follows that of the answer before it. Raises InvalidInput.
+    """
     check_built(body)
+    made, told = answers_of(body)
+    logprobs = logprobs_of(body)
     asked = Invocation(
         deployment=DeploymentName(body.model),
         prompt=TextPrompt(text=""),
@@ -79,7 +105,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         max_tokens=_max_tokens(body),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
-        logprobs=_logprobs(body),
+        logprobs=0 if made > told and logprobs is None else logprobs,
         prompt_logprobs=_prompt_logprobs(body),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -89,7 +115,20 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
     )
     if asked.top_p == 0 and (asked.temperature or 0) >= 0:
         asked = replace(asked, temperature=0.0, top_p=1.0)  # the likeliest token alone is left
-    return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
+    prompts = _prompts(body)
+    if made * len(prompts) > ANSWERS_MAX:
+        raise InvalidInput(
+            f"{len(prompts)} prompts with {made} answers each; {ANSWERS_MAX} answers are the limit",
+            field="n",
+        )
+    first = [replace(asked, prompt=prompt) for prompt in prompts]
+    return tuple(one for asked in first for one in (asked, *_further(asked, made)))
+
+
+def _further(asked: Invocation, made: int) -> Iterator[Invocation]:
+    for number in range(1, made):
+        seed = asked.seed
+        yield replace(asked, seed=None if seed is None else (seed + number) % _SEEDS)
 
 
 def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:
@@ -165,7 +204,7 @@ def check_built(body: Strict) -> None:
             raise InvalidInput(f"{field} is not supported here", hint="leave it out", field=field)
 
 
-def _logprobs(body: Body) -> int | None:
+def logprobs_of(body: Body) -> int | None:
     """For how many of the likeliest tokens, beside the one that was drawn, log-probabilities are
     asked for; `None` when not even for that one.
     """
@@ -223,7 +262,7 @@ def _prompts(body: Body) -> Sequence[Prompt]:
             check_tools(body.tools, body.tool_choice)
             return (chat_prompt(body.messages, body.chat_template_kwargs),)
         case CompletionBody():
-            return _continued(body.prompt)
+            return _filled(body) if body.suffix else _continued(body.prompt)
         case _:
             raise TypeError(type(body))
 
@@ -246,6 +285,15 @@ def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence
         TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one))
         for one in several
     ]
+
+
+def _filled(body: CompletionBody) -> Sequence[Prompt]:
+    if not isinstance(body.prompt, str) or body.echo:
+        wrong = "echo" if body.echo else "suffix"
+        raise InvalidInput(
+            f"{wrong}: what comes before a suffix is one text, which is not echoed", field=wrong
+        )
+    return [FillPrompt(prefix=body.prompt, suffix=body.suffix or "")]
 
 
 def _message(message: Message) -> ChatMessage:

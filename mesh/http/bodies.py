@@ -146,7 +146,9 @@ class Body(Strict):
     logit_bias: dict[str, float] | None = Field(
         default=None, description="Added to the logits of tokens, by their ids: -100 to 100."
     )
-    n: int | None = None
+    n: int | None = Field(
+        default=None, description="So many answers: up to 128; the prompt is computed once."
+    )
     user: str | None = Field(default=None, description="Ignored, as metadata, store and the like.")
     metadata: Any = None
     store: Any = None
@@ -200,11 +202,16 @@ class CompletionBody(Body):
         default=None,
         description="Of each token, and of so many likeliest; 0 to 20.",
     )
-    best_of: int | None = None
+    best_of: int | None = Field(
+        default=None, description="So many answers, of which the n likeliest are told; no stream."
+    )
     echo: bool | None = Field(
         default=None, description="The prompt comes before its answer; max_tokens may then be 0."
     )
-    suffix: str | None = None
+    suffix: str | None = Field(
+        default=None,
+        description="What the answer comes before, where the model has tokens for filling in.",
+    )
 
 
 class ChatBody(Body):

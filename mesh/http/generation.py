@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import (
     Accepted,
     ChatPrompt,
@@ -24,7 +25,16 @@ from mesh.domain.invocation import (
 )
 from mesh.domain.text import ToolFormat
 from mesh.http.answers import AnswerTo, UsageTold, Writer
-from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
+from mesh.http.asking import (
+    answers_of,
+    grammar_member,
+    invocations,
+    logprobs_of,
+    with_defaults,
+    with_slo,
+    with_tools,
+)
+from mesh.http.background import Background
 from mesh.http.bodies import Body, ChatBody
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
@@ -33,8 +43,8 @@ from mesh.text.answer_reader import NOTHING_ELSE, Reading
 from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[AnswerTo], Writer]
-Read = Callable[[bytes], tuple[Body, NewWriter]]
-"""Reads the bytes of a call, and says who writes its answers."""
+Read = Callable[[bytes], tuple[Body, NewWriter | Background]]
+"""Reads the bytes of a call, and says who writes its answers, or that it is made apart."""
 
 
 class Generation:
@@ -53,6 +63,11 @@ class Generation:
         async with exchange.answering():
             async with exchange.body() as raw:
                 body, writer = self._read(raw)
+            if isinstance(writer, Background):
+                self._gateway.deployment(DeploymentName(body.model))
+                apart = Generation(self._gateway, writer.read, self._bodies)
+                await writer.answer(exchange, apart, scope, raw)
+                return
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max
@@ -65,9 +80,15 @@ class Generation:
             try:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
-                    asked = (chat,)
+                    asked = tuple(replace(chat, seed=one.seed) for one in asked)
+                made, shown = answers_of(body)
                 to = AnswerTo(
-                    asked=asked[0], usage=_usage_told(body), bytes_of=bytes_of, reading=reading
+                    asked=replace(asked[0], logprobs=logprobs_of(body)),
+                    answers=made,
+                    told=shown,
+                    usage=_usage_told(body),
+                    bytes_of=bytes_of,
+                    reading=reading,
                 )
 
                 def write() -> Writer:
@@ -77,7 +98,7 @@ class Generation:
 
                 with exchange.watched(self._gateway.left):
                     gateway, named, headers = self._gateway, exchange.named, exchange.headers
-                    async with together(gateway, asked, named, headers) as events:
+                    async with together(gateway, asked, named, headers, made) as events:
                         if body.stream:
                             await self._stream(write, events, exchange)
                         else:
@@ -109,7 +130,7 @@ class Generation:
     ) -> None:
         writer: Writer | None = None
         opened: set[int] = set()
-        ends: list[Finished] = []
+        ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
                 case Accepted():
@@ -127,14 +148,14 @@ class Generation:
                     chunk += writer.piece(number, event)
                 case Finished():
                     check_complete(event)
-                    ends.append(event)
+                    ends[number] = event
                     chunk += writer.ending(number, event)
             if not exchange.begun:
                 await exchange.stream(chunk, kind=writer.stream_type, failing=writer.failing)
             elif chunk:
                 await exchange.write(chunk)
         assert writer is not None, "an answer has at least one event"
-        await exchange.end(writer.closing(ends))
+        await exchange.end(writer.closing([ends[number] for number in sorted(ends)]))
 
     async def _whole(
         self,

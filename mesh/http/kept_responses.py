@@ -76,8 +76,9 @@ class KeptResponses:
         return None if kept is None else kept.answer
 
     def delete(self, id_: str) -> None:
-        """Forget one that is there."""
-        self._forget(caller().tenant, id_)
+        """Forget one, if it is there."""
+        if id_ in self._kept.get(caller().tenant, {}):
+            self._forget(caller().tenant, id_)
 
     def conversation(self, id_: str) -> list[Any]:
         """The items up to an answer, itself included. Raises InvalidInput where it is not kept, or

@@ -23,6 +23,7 @@ from mesh.http.bodies import (
     assistant_message,
     read,
 )
+from mesh.http.members import copied
 from mesh.http.tools import (
     NAME,
     TOOLS_MAX,
@@ -173,16 +174,7 @@ class MessagesBody(Conversation):
 def read_messages(raw: bytes) -> ChatBody:
     """Raises InvalidInput."""
     body = read(MessagesBody, raw)
-    return chat_of(body).model_copy(
-        update={
-            "max_tokens": body.max_tokens,
-            "stop": body.stop_sequences,
-            "stream": body.stream,
-            "temperature": body.temperature,
-            "top_k": body.top_k,
-            "top_p": body.top_p,
-        }
-    )
+    return chat_of(body).model_copy(update=copied(body, "messages"))
 
 
 def chat_of(body: Conversation) -> ChatBody:

@@ -35,6 +35,7 @@ from mesh.http.bodies import (
 from mesh.http.exchange import Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.logprobs import TokenLogprob
+from mesh.http.members import copied
 from mesh.http.refusals import Failure, encoded
 from mesh.http.tokens import Answered
 from mesh.http.tools import CalledFunction, Strict, ToolCall, Tools
@@ -45,11 +46,6 @@ TAG = ":latest"
 
 _NS = 1_000_000_000
 _HELD = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
-_SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty"),
-)
-"""Options that OpenAI's protocol has by the same names."""
 
 
 class Options(Strict):
@@ -145,7 +141,7 @@ class GenerateBody(OllamaBody):
     prompt: str
     system: str | None = None
     raw: bool | None = None
-    suffix: Literal[""] | None = None
+    suffix: str | None = Field(default=None, description="The prompt is then continued as it is.")
     template: Literal[""] | None = None
     context: None = None
     images: None = None
@@ -161,9 +157,11 @@ def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter]:
 def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
     """Raises InvalidInput."""
     body = read(GenerateBody, raw)
-    if body.raw:
+    if body.raw or body.suffix:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        asked = CompletionBody.model_construct(prompt=body.prompt, logprobs=logprobs)
+        asked = CompletionBody.model_construct(
+            prompt=body.prompt, logprobs=logprobs, suffix=body.suffix
+        )
         return asked.model_copy(update=_common(body)), GenerateWriter
     said = [("system", body.system)] if body.system else []
     said.append(("user", body.prompt))
@@ -173,28 +171,25 @@ def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
 
 def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
     kwargs = None if body.think is None else {"enable_thinking": body.think is not False}
-    told = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs, **_common(body)}
     chat = ChatBody.model_construct(messages=messages, chat_template_kwargs=kwargs)
-    return chat.model_copy(update=told)
+    return chat.model_copy(update={"logprobs": body.logprobs, **_common(body)})
 
 
 def _common(body: OllamaBody) -> dict[str, Any]:
     """What both calls have, in OpenAI's words."""
-    given = body.options or Options()
-    wanted = given.num_predict
-    form = None
+    asked, form = copied(body, "ollama"), None
+    wanted = asked["max_tokens"]
     if isinstance(body.format, dict):
         schema = JsonSchema.model_construct(schema_=body.format)
         form = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
     elif body.format:
         form = ResponseFormat.model_construct(type="json_object")
     return {
+        **asked,
         "model": body.model.removesuffix(TAG),
         "stream": body.stream is not False,
         "max_tokens": None if wanted is None or wanted < 1 else wanted,
-        "repetition_penalty": given.repeat_penalty,
         "response_format": form,
-        **{name: getattr(given, name) for name in _SAME},
     }
 
 

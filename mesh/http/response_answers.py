@@ -18,7 +18,7 @@ from mesh.http.blocks import Block, BlockWriter
 from mesh.http.logprobs import TokenLogprob
 from mesh.http.refusals import Failure, encoded
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(BaseModel):
@@ -92,7 +92,7 @@ class ResponseAnswer(BaseModel):
     created_at: int
     completed_at: int | None = None
     status: Status
-    background: Literal[False] = False
+    background: bool
     error: ResponseFault | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None

@@ -5,7 +5,11 @@ which has the bytes. After: `asking`, as for a chat, and `response_answers`, whi
 call said. Tools of the hosted service are refused by their names.
 """
 
+import re
+import secrets
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, Literal
@@ -13,10 +17,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from mesh.domain.errors import InvalidInput
 from mesh.http.asking import check_built
+from mesh.http.background import Background, Run, Runs, cancel
 from mesh.http.bodies import (
     ChatBody,
     JsonSchema,
@@ -32,8 +37,14 @@ from mesh.http.bodies import (
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
-from mesh.http.refusals import encoded
-from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseWriter
+from mesh.http.members import copied
+from mesh.http.refusals import EVENT_STREAM, encoded
+from mesh.http.response_answers import (
+    DeletedResponse,
+    InputTokens,
+    ResponseAnswer,
+    ResponseWriter,
+)
 from mesh.http.together import Gateway
 from mesh.http.tokens import Answered
 from mesh.http.tools import (
@@ -267,7 +278,9 @@ class ResponsesBody(InputBody):
     )
     top_logprobs: int | None = Field(default=None, ge=0, le=20, description="With that.")
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
-    background: Any = None
+    background: bool | None = Field(
+        default=None, description="Answer at once; the response is made all the same."
+    )
     prompt: None = None
     moderation: Any = None
     max_tool_calls: Any = Field(default=None, description="Ignored: of tools of the service.")
@@ -286,20 +299,19 @@ class Responses:
 
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
+        self._runs = Runs()
 
-    def read(self, raw: bytes) -> tuple[ChatBody, NewWriter]:
-        """Raises InvalidInput."""
+    def read(self, raw: bytes, id_: str = "") -> tuple[ChatBody, NewWriter | Background]:
+        """`id_` is that of a response which is being made in the background. Raises
+        InvalidInput.
+        """
         body = read(ResponsesBody, raw)
         own = _own_items(body)
         chat = self.chat_of(body, own).model_copy(
             update={
-                "max_tokens": body.max_output_tokens,
-                "stream": body.stream,
-                "temperature": body.temperature,
-                "top_p": body.top_p,
-                "service_tier": body.service_tier,
+                **copied(body, "responses"),
+                "stream": body.stream or bool(id_),
                 "logprobs": LOGPROBS in (body.include or ()),
-                "top_logprobs": body.top_logprobs,
             }
         )
         keep = None
@@ -307,7 +319,32 @@ class Responses:
             said = [item.model_dump(exclude_none=True) for item in own]
             keep = partial(self._kept.keep, said=encoded(said), previous=body.previous_response_id)
         repeated = _repeated(body)
-        return chat, lambda to: ResponseWriter(to, repeated, keep)
+        if not body.background:
+            return chat, lambda to: ResponseWriter(to, repeated, keep)
+        if keep is None:
+            raise InvalidInput(
+                "store: a response that is made in the background is kept",
+                hint="leave it out",
+                field="store",
+            )
+        if id_:
+            return chat, lambda to: ResponseWriter(replace(to, id_=id_), repeated, keep)
+        id_ = secrets.token_hex(12)
+        queued = ResponseAnswer(
+            id=f"resp_{id_}",
+            created_at=int(time.time()),
+            status="queued",
+            model=body.model,
+            output=[],
+            temperature=body.temperature,
+            top_p=body.top_p,
+            **repeated,
+        )
+        run = Run(queued=queued.model_dump(), keep=keep)
+        read_again = partial(self.read, id_=id_)
+        return chat, Background(
+            id_=queued.id, run=run, runs=self._runs, stream=bool(body.stream), read=read_again
+        )
 
     def chat_of(self, body: InputBody, own: Sequence[AnyItem] | None = None) -> ChatBody:
         """The same in the words of Chat Completions. Raises InvalidInput."""
@@ -349,25 +386,53 @@ class Responses:
         return validated(Items, {"input": [self._kept.item(item.id)]}).input[0]
 
     async def one(self, request: Request) -> Response:
-        """GET of an answer that is kept, DELETE of it."""
+        """GET of an answer that is kept or being made, DELETE of it."""
         id_ = request.path_params["id"]
-        if request.query_params.get("stream") == "true":
-            raise InvalidInput("stream is not supported here", hint="leave it out", field="stream")
-        found = self._kept.get(id_)
+        run, found = self._runs.get(id_), self._kept.get(id_)
+        if request.query_params.get("stream") == "true" and request.method == "GET":
+            if run is None:
+                raise InvalidInput(
+                    "stream: the events of responses alone are kept that were made in the "
+                    "background",
+                    hint="leave it out",
+                    field="stream",
+                )
+            return StreamingResponse(run.since(_starting_after(request)), media_type=EVENT_STREAM)
+        if found is None and run is not None and not run.ended:
+            found = encoded(run.response)
         if found is None:
             raise HTTPException(404)
         if request.method == "DELETE":
+            self._runs.forget(id_)
             self._kept.delete(id_)
             found = DeletedResponse(id=id_).model_dump_json().encode()
         return Response(found, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
-        """POST; what is kept has ended."""
-        if self._kept.get(request.path_params["id"]) is None:
+        """POST; what is kept and was not made in the background has ended."""
+        id_ = request.path_params["id"]
+        run = self._runs.get(id_)
+        if run is not None:
+            cancel(run)
+        found = self._kept.get(id_)
+        if found is None:
             raise HTTPException(404)
+        if run is not None:
+            return Response(found, media_type="application/json")
         raise InvalidInput(
             "Cannot cancel a synchronous response.", hint="close its connection: that frees it"
         )
+
+
+def _starting_after(request: Request) -> int:
+    """The number of the last event that its client has. Raises InvalidInput."""
+    given = request.query_params.get("starting_after", "-1")
+    if re.fullmatch(r"-1|[0-9]{1,9}", given) is None:
+        raise InvalidInput(
+            f"starting_after is {given[:20]!r}; it must be an event's sequence_number",
+            field="starting_after",
+        )
+    return int(given)
 
 
 class CountInput(Answered[InputBody]):
@@ -483,6 +548,7 @@ def _repeated(body: ResponsesBody) -> dict[str, Any]:
     said = body.model_dump(include=parts, by_alias=True, exclude_none=True)
     reasoning = body.reasoning
     return {
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},

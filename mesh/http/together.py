@@ -6,12 +6,13 @@ One that fails ends all. Before: `generation`. After: the gateway, which is aske
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent
+from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.text.thoughts import Thinking
 
@@ -24,6 +25,9 @@ class Call(Protocol):
 
     @property
     def request_id(self) -> RequestId: ...
+
+    @property
+    def request(self) -> Request: ...
 
     def __aiter__(self) -> AsyncIterator[InvocationEvent]: ...
 
@@ -57,7 +61,14 @@ class Gateway(Protocol):
 
     async def check_grammar(self, grammar: Grammar) -> None: ...
 
-    def call(self, asked: Invocation, headers: Headers) -> AbstractAsyncContextManager[Call]: ...
+    def call(
+        self,
+        asked: Invocation,
+        headers: Headers,
+        *,
+        answers: int = 1,
+        first: Any = None,
+    ) -> AbstractAsyncContextManager[Call]: ...
 
     def left(self, request_id: RequestId) -> None: ...
 
@@ -71,9 +82,11 @@ async def together(
     asked: Sequence[Invocation],
     named: Callable[[RequestId], None],
     headers: Headers,
+    answers: int = 1,
 ) -> AsyncIterator[Numbered]:
-    """Events of all, in the order in which they come; `named` is told the requests' ids. Leaving
-    the block cancels what has not ended.
+    """Events of all, in the order in which they come; `named` is told the requests' ids. Each
+    `answers` that follow each other are to one prompt, which is computed once. Leaving the block
+    cancels what has not ended.
     """
     if len(asked) == 1:
         async with gateway.call(asked[0], headers) as call:
@@ -82,9 +95,15 @@ async def together(
         return
     came: asyncio.Queue[tuple[int, InvocationEvent | Exception]] = asyncio.Queue(EVENTS_MAX)
 
+    firsts = [asyncio.get_running_loop().create_future() for _ in asked[::answers]]
+
     async def relay(number: int, one: Invocation) -> None:
+        of, is_first = firsts[number // answers], number % answers == 0
         try:
-            async with gateway.call(one, headers) as call:
+            first, wanted = (None, answers) if is_first else (await of, 1)
+            async with gateway.call(one, headers, answers=wanted, first=first) as call:
+                if is_first:
+                    of.set_result(call)
                 named(call.request_id)
                 async for event in call:
                     await came.put((number, event))

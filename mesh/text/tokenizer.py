@@ -31,6 +31,15 @@ _KWARGS_MAX = 64
 _KWARGS_CHARS_MAX = 1024
 """Longer ones are looked at anew: callers say what they hold."""
 
+_FILLS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+)
+"""Tokens before a text, between it and its end, and after that, where a model fills in: those of
+Qwen and CodeGemma, StarCoder and Granite, DeepSeek.
+"""
+
 
 def _byte_chars() -> dict[str, int]:
     """The bytes that the characters of a byte-level vocabulary stand for, as GPT-2 has them: what
@@ -101,6 +110,21 @@ class TextCodec:
                 field="query",
             )
         return ids
+
+    def encode_fill(self, prefix: str, suffix: str) -> tuple[int, ...]:
+        """Token ids of a prompt that the model fills in the middle of, by the tokens that it has
+        for that. Raises as `encode` does, and InvalidInput where it has none.
+        """
+        known = self._tokenizer.token_to_id
+        marks = next((of for of in _FILLS if all(known(mark) is not None for mark in of)), None)
+        if marks is None:
+            raise InvalidInput(
+                "suffix is not supported by this model: its tokenizer has no tokens for filling in",
+                hint="leave it out, or ask a model that has them, such as Qwen2.5-Coder",
+                field="suffix",
+            )
+        before, between, after = marks
+        return self.encode(f"{before}{prefix}{between}{suffix}{after}")
 
     def encode_part(self, text: str) -> tuple[int, ...]:
         """Token ids of text in the midst of a prompt: nothing is added at its beginning or end."""

@@ -106,6 +106,30 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class Fill(_message.Message):
+    """A text with a gap, for models that have tokens for filling it in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    suffix: _builtins.str
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        suffix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fill: _TypeAlias = Fill  # noqa: Y015
+
+@_typing.final
 class Pair(_message.Message):
     """A query, and a document that is to be scored by it."""
 
@@ -138,6 +162,7 @@ class InvokeRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     PAIR_FIELD_NUMBER: _builtins.int
+    FILL_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
@@ -203,6 +228,10 @@ class InvokeRequest(_message.Message):
         """For task rerank."""
 
     @_builtins.property
+    def fill(self) -> Global___Fill:
+        """What is between the two is written."""
+
+    @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def grammar(self) -> _model_pb2.Grammar:
@@ -224,6 +253,7 @@ class InvokeRequest(_message.Message):
         chat: Global___Chat | None = ...,
         tokens: Global___TokenIds | None = ...,
         pair: Global___Pair | None = ...,
+        fill: Global___Fill | None = ...,
         temperature: _builtins.float | None = ...,
         top_p: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
@@ -247,9 +277,9 @@ class InvokeRequest(_message.Message):
         task: _builtins.str = ...,
         slo_class: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "pair", b"pair", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "fill", b"fill", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "pair", b"pair", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "deployment", b"deployment", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "pair", b"pair", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_class", b"slo_class", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task", b"task", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "deployment", b"deployment", "fill", b"fill", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "pair", b"pair", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_class", b"slo_class", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task", b"task", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -277,7 +307,7 @@ class InvokeRequest(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens", "pair"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens", "pair", "fill"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...

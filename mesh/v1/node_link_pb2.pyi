@@ -371,6 +371,7 @@ class SubmitRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -388,6 +389,8 @@ class SubmitRequest(_message.Message):
     """Those with the same one share what they compute of a common beginning. Absent: it shares nothing."""
     cached_tokens: _builtins.int
     """Of its tokens, those that the node is believed to have computed already."""
+    first: _builtins.str
+    """The request of the same prompt that computes it for this one, too, which begins then."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -419,17 +422,22 @@ class SubmitRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         cached_tokens: _builtins.int = ...,
         kv: Global___KvSource | None = ...,
+        first: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "first", b"first", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "held", b"held", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
+    _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
     _WhichOneofReturnType__pace_share: _TypeAlias = _typing.Literal["pace_share"]  # noqa: Y015
     _WhichOneofArgType__pace_share: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first) -> _WhichOneofReturnType__first | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pace_share) -> _WhichOneofReturnType__pace_share | None: ...
 

@@ -19,6 +19,7 @@ from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.invocation import (
     ChatPrompt,
+    FillPrompt,
     Finished,
     Invocation,
     InvocationEvent,
@@ -174,6 +175,7 @@ def _submit_to_wire(submit: SubmitRequest) -> pb.SubmitRequest:
         cache_salt=request.cache_salt,
         cached_tokens=order.cached_tokens,
         kv=None if order.kv is None else to_wire(order.kv, pb.KvSource),
+        first=request.first,
     )
 
 
@@ -185,6 +187,7 @@ def _submit_from_wire(message: pb.SubmitRequest, _: str) -> SubmitRequest:
         prompt_tokens=tuple(message.prompt_tokens),
         sampling=from_wire(message.sampling, SamplingParams),
         cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
+        first=RequestId(message.first) if message.HasField("first") else None,
     )
     return SubmitRequest(
         instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
@@ -344,6 +347,8 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
             message.chat.CopyFrom(to_wire(asked.prompt, inference_pb2.Chat))
         case TokenPrompt():
             message.tokens.CopyFrom(inference_pb2.TokenIds(ids=asked.prompt.token_ids))
+        case FillPrompt():
+            message.fill.CopyFrom(to_wire(asked.prompt, inference_pb2.Fill))
         case PairPrompt():
             message.pair.CopyFrom(to_wire(asked.prompt, inference_pb2.Pair))
         case _:
@@ -377,11 +382,13 @@ def _prompt(message: inference_pb2.InvokeRequest) -> Prompt:
             return from_wire(message.chat, ChatPrompt)
         case "tokens":
             return TokenPrompt(token_ids=tuple(message.tokens.ids))
+        case "fill":
+            return from_wire(message.fill, FillPrompt)
         case "pair":
             return from_wire(message.pair, PairPrompt)
         case _:
             raise InvalidInput(
-                "the request holds no input", hint="give one of prompt, chat, tokens or pair"
+                "the request holds no input", hint="give one of prompt, chat, tokens, fill or pair"
             )
 
 

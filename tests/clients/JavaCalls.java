@@ -47,7 +47,7 @@ public class JavaCalls {
                 .forEach(chunks::add);
             found.add(said(stream, "[" + String.join(", ", chunks) + "]"));
             HttpResponse<String> wrong =
-                client.send(chat(base, ", \"n\": 2"), BodyHandlers.ofString());
+                client.send(chat(base, ", \"n\": 1000"), BodyHandlers.ofString());
             found.add(said(wrong, wrong.body()));
             System.out.println("[" + String.join(", ", found) + "]");
         }

@@ -18,7 +18,7 @@ const completion = await client.completions.create({ model: "chat", prompt: "x",
 found.completion = completion.choices[0].text;
 
 found.errors = [];
-for (const wrong of [{ model: "chta" }, { n: 2 }]) {
+for (const wrong of [{ model: "chta" }, { n: 1000 }]) {
   try {
     await client.chat.completions.create({ ...asked, ...wrong });
   } catch (error) {

@@ -26,7 +26,7 @@ for (const origin of origins) {
     models: await send(page.window, "GET", "/models", headers),
     whole: await chat(asked),
     streamed: await chat({ ...asked, stream: true }),
-    wrong: await chat({ ...asked, n: 2 }),
+    wrong: await chat({ ...asked, n: 1000 }),
   };
   page.window.close();
 }

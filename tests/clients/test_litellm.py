@@ -43,7 +43,7 @@ async def test_errors_are_of_its_classes(litellm: Any, served: Served) -> None:
     with pytest.raises(litellm.NotFoundError):
         await asyncio.to_thread(litellm.completion, **asking(served, model="openai/chta"))
     with pytest.raises(litellm.BadRequestError):
-        await asyncio.to_thread(litellm.completion, **asking(served, n=2))
+        await asyncio.to_thread(litellm.completion, **asking(served, n=1000))
 
 
 async def test_a_refusal_is_a_rate_limit(litellm: Any, served: Served) -> None:

@@ -154,7 +154,6 @@ async def test_errors_are_of_its_classes(served: Served, client: Any) -> None:
         ({"input": "x" * 600}, None),
         ({"previous_response_id": "resp_r0-1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"background": True}, "background"),
     ):
         with pytest.raises(openai.BadRequestError) as bad:
             await create(**{**ASKED, **wrong})

@@ -77,6 +77,15 @@ class CellMachine(CheckedCell):
         for n in range(count):
             self.world.invoke(name, (prompt + n,) * prompt, max_tokens)
 
+    @rule(name=NAMES, prompt=PROMPTS, max_tokens=ANSWERS, count=st.integers(2, 6))
+    def ask_for_several(
+        self, name: DeploymentName, prompt: int, max_tokens: int, count: int
+    ) -> None:
+        """More than an instance has places for, too."""
+        first = self.world.invoke(name, (prompt,) * prompt, max_tokens, answers=count)
+        for _ in range(count - 1):
+            self.world.invoke(name, (prompt,) * prompt, max_tokens, first=first)
+
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         running = self.world.callers.open_ids()

@@ -24,7 +24,8 @@ MANY = 40
 Call = tuple[str, dict[str, object]]
 WEIGHTS = {
     "serve": 30,
-    "invoke": 22,
+    "invoke": 18,
+    "ask_for_several": 4,
     "compute": 5,
     "loading": 3,
     "deliver_up": 4,
@@ -84,6 +85,12 @@ def draw(random: Random) -> Call:
             "prompt": random.choice((1, 8, 8, 100, 100, 300, 450, 600)),
             "max_tokens": random.choice((1, 8, 40, 120, 400)),
             "count": random.randint(1, 4),
+        },
+        "ask_for_several": {
+            "name": which,
+            "prompt": random.choice((1, 8, 100, 300)),
+            "max_tokens": random.choice((1, 8, 40)),
+            "count": random.randint(2, 5),
         },
         "compute": {
             "node": node,

@@ -1,4 +1,6 @@
-"""A cell with the real engine embeds and ranks, by OpenAI's, Jina's and Ollama's protocols."""
+"""A cell with the real engine, asked by HTTP: it embeds and ranks, and computes the prompt of
+several answers once.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import Unavailable, UnsupportedModel
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Task
+from mesh.domain.node_events import StepFinished
 from mesh.domain.slo import Slo
+from mesh.runtime.journal import read_journal
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, free_port
 from tests.nodes.engines.openvino.embedders import embedders, write_embedder
 from tests.support.tiny_model import BOS, EOS
@@ -42,6 +46,13 @@ class Live:
 
     cell: LiveCell
     url: str
+    journal: Path
+
+    def prefilled(self) -> int:
+        """How many tokens of prompts its node has computed so far."""
+        _, decisions = read_journal(self.journal)
+        steps = (one.event.result for one in decisions if isinstance(one.event, StepFinished))
+        return sum(result.prefill_tokens for result in steps)
 
     def deploy(self, name: str, folder: Path, task: Task | None) -> None:
         deploy(self.cell, name, folder, task)
@@ -64,8 +75,9 @@ def live(tmp_path_factory: pytest.TempPathFactory, store_home: Path) -> Iterator
     cell = LiveCell(tmp_path_factory.mktemp("cell"), store_home)
     address = f"127.0.0.1:{free_port()}"
     cell.start_controller("--http", address)
-    cell.start_real_node("cpu0")
-    yield Live(cell, f"http://{address}")
+    cell.journals = True
+    node = cell.start_real_node("cpu0")
+    yield Live(cell, f"http://{address}", node.journal)
     cell.close()
 
 
@@ -153,3 +165,52 @@ def test_where_no_node_embeds_that_is_said(cell: LiveCell, tmp_path: Path) -> No
     folder = write_embedder(tmp_path / "bert", "bert")
     with pytest.raises(Unavailable, match="has task embed; no node"):
         deploy(cell, "embeds", folder, Task.EMBED)
+
+
+def test_eight_answers_to_one_prompt_are_those_of_eight_calls_and_compute_it_once(
+    live: Live, tiny_model: Path
+) -> None:
+    """The eight calls have a salt each, so that they share nothing. The tiny model's tokens are
+    bytes: a block has 32 of them.
+    """
+    live.deploy("chat", tiny_model, None)
+    body: dict[str, Any] = {
+        "model": "chat",
+        "prompt": "p" * 200,
+        "max_tokens": 6,
+        "temperature": 1.0,
+    }
+    computed = [live.prefilled()]
+    calls = [
+        live.asked("/v1/completions", **body, seed=40 + n, cache_salt=f"{n}") for n in range(8)
+    ]
+    computed.append(live.prefilled())
+    asked = {**body, "seed": 40, "n": 8, "cache_salt": "one"}
+    together = live.asked("/v1/completions", **asked)
+    computed.append(live.prefilled())
+
+    alone = [call["choices"][0]["text"] for call in calls]
+    assert [choice["text"] for choice in together["choices"]] == alone
+    assert [choice["index"] for choice in together["choices"]] == list(range(8))
+    usage = together["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 48)
+    eight, one = np.diff(computed)
+    assert eight == 8 * 200
+    assert one <= 0.2 * eight
+
+    best = live.asked("/v1/completions", **{**asked, "n": 2, "best_of": 8})
+    told = [choice["text"] for choice in best["choices"]]
+    assert set(told) <= set(alone)
+    assert best["choices"][0]["logprobs"] is None
+    assert best["usage"]["completion_tokens"] == 48
+    likeliest = [
+        float(
+            np.mean(
+                live.asked("/v1/completions", **{**body, "seed": 40 + n, "logprobs": 0})["choices"][
+                    0
+                ]["logprobs"]["token_logprobs"]
+            )
+        )
+        for n in range(8)
+    ]
+    assert told == [alone[n] for n in np.argsort([-one for one in likeliest], kind="stable")[:2]]

@@ -13,8 +13,10 @@ from mesh.domain.invocation import ChatPrompt
 from mesh.domain.text import ToolFormat
 from mesh.http.asking import NOT_BUILT, invocations, with_tools
 from mesh.http.bodies import CONTAINERS_MAX, Body, ChatBody, CompletionBody, read
+from mesh.http.members import ROWS
 from mesh.http.messages import MessagesBody
 from mesh.http.responses import ResponsesBody
+from scripts.gen_members import BODIES, TARGET, members, page, untold
 
 GOOD: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"model": "m", "messages": [{"role": "user", "content": "x"}]},
@@ -151,3 +153,12 @@ def test_a_long_conversation_with_tools_is_no_such_body() -> None:
     ] * 1000
     body = {"model": "m", "messages": turns}
     assert len(read(ChatBody, json.dumps(body).encode()).messages) == 3000
+
+
+def test_the_table_of_members_has_each_once_and_its_page_is_current() -> None:
+    for protocol in BODIES:
+        assert untold(protocol)[2] == [], protocol
+        named = [name for row in ROWS for name in row.of(protocol)]
+        assert sorted(set(named)) == sorted(named), protocol
+        assert set(named) <= {name for name, _, _ in members(protocol)}, protocol
+    assert TARGET.read_text(encoding="utf-8") == page(), "run python scripts/gen_members.py"

@@ -265,7 +265,7 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ({**GOOD, "logit_bias": {"1": 101}}, "from -100 to 100", "logit_bias"),
     ({**GOOD, "logit_bias": {"9" * 400: 1}}, "the model's tokens", "logit_bias"),
     ({**GOOD, "chat_template": "x"}, "unknown member", "chat_template"),
-    ({**GOOD, "n": 2}, "n is not supported", "n"),
+    ({**GOOD, "n": 1000}, "n is 1000; it must be 1 to 128", "n"),
     ({**GOOD, "logprobs": 1}, "valid boolean", "logprobs"),
     ({**GOOD, "logprobs": True, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({**GOOD, "top_logprobs": 2}, "logprobs is not true", "top_logprobs"),

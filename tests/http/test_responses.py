@@ -9,6 +9,7 @@ import requests
 from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import GrammarKind
+from mesh.domain.messages import SubmitRequest
 from mesh.http.answers import ErrorBody
 from mesh.http.exchange import BODY_BYTES_MAX
 from mesh.http.kept_responses import CONTINUED_MAX, KEPT_S_MAX, KeptResponses
@@ -200,7 +201,7 @@ ENDLESS = {"type": "json_schema", "name": "e", "schema": {"$ref": "#"}}
         ({"tools": [TOOL]}, "tools", "calls no tools"),
         ({"conversation": "conv_1"}, "conversation", "conversation"),
         ({"prompt": {"id": "x"}}, "prompt", "prompt"),
-        ({"background": True}, "background", "background"),
+        ({"background": True, "store": False}, "store", "is kept"),
         ({"truncation": "auto"}, "truncation", "truncation"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "schema"),
         ({"text": {"format": {**STRICT, "strict": True}}}, None, "uniqueItems"),
@@ -220,6 +221,69 @@ async def test_what_is_wrong_is_refused_by_name(
     assert named in told["error"]["message"], told
     if param is not None:
         assert told["error"]["param"] == param
+
+
+async def until(http: Edge, id_: str, status: str) -> dict[str, Any]:
+    while True:
+        answer: dict[str, Any] = (await http.get(f"/v1/responses/{id_}")).json()
+        if answer["status"] == status:
+            return answer
+        assert answer["status"] in ("queued", "in_progress"), answer
+
+
+async def test_a_response_in_the_background_is_asked_for_and_followed_from_any_event(
+    http: Edge,
+) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    begun = await answered(http, background=True, max_output_tokens=3)
+    assert (begun["status"], begun["background"]) == ("queued", True)
+    path = f"/v1/responses/{begun['id']}"
+    assert (await http.get(path)).json() == begun
+    await http.cell.until(lambda: bool(orders(node)))
+    (order,) = [c.order for c in node.commands if isinstance(c, SubmitRequest)]
+    await node.answer(order, 0, 3, last=True)
+    node.held = False
+    ended = await until(http, begun["id"], "incomplete")
+    held_to(ResponseAnswer, ended)
+    assert ended["output"][0]["content"][0]["text"] == "aaa"
+    every = list(events(await http.get(f"{path}?stream=true")))
+    assert [event["sequence_number"] for event in every] == list(range(len(every)))
+    assert every[-1]["response"] == ended
+    assert list(events(await http.get(f"{path}?stream=true&starting_after=3"))) == every[4:]
+    wrong = await http.get(f"{path}?stream=true&starting_after=x")
+    assert wrong.json()["error"]["param"] == "starting_after"
+    assert (await http.post(f"{path}/cancel", {})).json() == ended, "it has ended already"
+    further = await answered(http, previous_response_id=begun["id"], max_output_tokens=1)
+    assert further["previous_response_id"] == begun["id"]
+    assert (await http.delete(path)).status_code == 200
+    assert (await http.get(f"{path}?stream=true")).status_code == 400
+
+
+async def test_a_response_in_the_background_is_cancelled_and_frees_its_place(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    begun = await answered(http, background=True)
+    await http.cell.until(lambda: bool(orders(node)))
+    path = f"/v1/responses/{begun['id']}"
+    told = (await http.post(f"{path}/cancel", {})).json()
+    held_to(ResponseAnswer, told)
+    assert told["status"] == "cancelled"
+    assert (await http.get(path)).json() == told
+    await http.cell.idle()
+    assert list(events(await http.get(f"{path}?stream=true"))) == []
+
+
+async def test_a_response_in_the_background_that_is_refused_has_failed(http: Edge) -> None:
+    missing = await send(http, background=True, model="chta")
+    assert missing.status_code == 404
+    await http.cell.deployed()
+    begun = await answered(http, background=True, input="x" * 600)
+    failed = await until(http, begun["id"], "failed")
+    assert "maximum context length" in failed["error"]["message"]
+    followed = await send(http, background=True, stream=True, input="x" * 600)
+    (last,) = events(followed)
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 
 @pytest.fixture

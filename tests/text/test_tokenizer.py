@@ -62,6 +62,19 @@ def test_a_part_of_a_prompt_has_no_beginning(assets: TextAssets) -> None:
     assert codec.encode_part("one two") == codec.encode("one two")[1:]
 
 
+def test_a_gap_is_filled_by_the_tokens_that_a_model_has_for_it(assets: TextAssets) -> None:
+    with pytest.raises(InvalidInput, match="no tokens for filling in") as none:
+        TextCodec(assets).encode_fill("the ", " cat")
+    assert none.value.field == "suffix"
+    tokenizer = Tokenizer.from_str(assets.tokenizer_json.decode())
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.add_special_tokens(marks)
+    codec = TextCodec(replace(assets, tokenizer_json=tokenizer.to_str().encode()))
+    before, between, after = (tokenizer.token_to_id(mark) for mark in marks)
+    given = (before, *codec.encode_part("one"), between, *codec.encode_part("two"), after)
+    assert codec.encode_fill("one", "two") == (*codec.encode(""), *given)
+
+
 def test_a_conversation_is_rendered_for_the_answer(codec: TextCodec) -> None:
     system = ChatMessage(role="system", content="be brief")
     assert codec.render_chat([system, USER]) == (

@@ -156,6 +156,7 @@ class NodeCore:
                     learn(ctx, self._node, instance, event.result)
                     step_finished(ctx, instance, event.result, self._node.steps_started)
                     prefixes.changed(ctx, instance, event.result.prefixes)
+                    _submit_mates(ctx, instance, self._node.steps_started + 1)
                     _tell_changed(ctx, instance)
             case CommandReceived():
                 self._command(ctx, event.command)
@@ -174,6 +175,7 @@ class NodeCore:
             case SubmitBroke():
                 for instance in self._node.instances.values():
                     submit_broke(ctx, instance, event)
+                    _submit_mates(ctx, instance, self._node.steps_started + 1)
             case SubmitFinished():
                 for instance in self._node.instances.values():
                     prefixes.submitted(ctx, instance, event)
@@ -275,7 +277,7 @@ class NodeCore:
             # A held one has its last token computed when it goes on.
             prefill_left=tokens - order.held - order.cached_tokens,
             held=order.held,
-            fetching=order.kv is not None and order.held,
+            fetching=(order.kv is not None and order.held) or instance.computes(request.first),
         )
         instance.cache.note_request(request.cache_salt)
         instance.add(local)
@@ -286,7 +288,7 @@ class NodeCore:
                     instance_id=instance.instance_id, request=submitted.request, source=order.kv
                 )
             )
-        else:
+        elif not local.fetching:
             ctx.engine(submitted)
 
     def _offer(self, ctx: NodeEventContext, command: OfferKv) -> None:
@@ -342,10 +344,24 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 cancel(ctx, instance, request)
+                _submit_mates(ctx, instance, self._node.steps_started + 1)
 
 
 _DISTURBING = CommandReceived | StepFinished | StepBroke | InstanceLoaded | LinkOpened
 """After these a request is likelier than after others: a survey that nobody asked for waits."""
+
+
+def _submit_mates(ctx: NodeEventContext, instance: LocalInstance, first_step: int) -> None:
+    """The engine is given those whose prompt another one has computed by now, or computes no more.
+    What of it is missing is told as for any other.
+    """
+    for request in instance.requests.values():
+        order = request.order
+        if not request.fetching or order.kv is not None or instance.computes(order.request.first):
+            continue
+        request.note_arrived(order.cached_tokens, first_step)
+        instance.request_changed()
+        ctx.engine(_to_engine(instance, order))
 
 
 def _tell_changed(ctx: NodeEventContext, instance: LocalInstance) -> None:

@@ -241,6 +241,11 @@ class LocalInstance:
         self.errors.clear()
         self.kept_run_queue = None
 
+    def computes(self, first: RequestId | None) -> bool:
+        """Whether it has this request, whose prompt is not computed yet."""
+        request = None if first is None else self.requests.get(first)
+        return request is not None and request.prefill_left > 0
+
     def has_work(self) -> bool:
         """Whether a request is on it that is not just held."""
         return any(
@@ -338,7 +343,7 @@ class LocalInstance:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
             left = request.prefill_left
-            if request.held and (not left or request.fetching):
+            if request.fetching or (request.held and not left):
                 continue
             if left:
                 due_s = request.due_s - margin_s

@@ -28,7 +28,9 @@ class LocalRequest:
     decodes: bool = False
     """It has got one here."""
     fetching: bool = False
-    """Its KV blocks are on their way: its engine does not know of it yet."""
+    """Its KV blocks are on their way, or computed by another one of its prompt: its engine does not
+    know of it yet.
+    """
     told: RequestOrder = field(init=False)
     """As its engine knows it. In the midst of an iteration, which may be the request's last, that
     is told nothing.

@@ -13,6 +13,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import InstanceId, RequestId
@@ -307,15 +308,15 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     head = entry.queue[0]
     if head.refusals.verdict or head.waits_for is not None:
         return False
-    most = head.original.tokens_max
-    ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
-    if any(_has_room(core, instance, most) for instance in ready):
+    ready = [i for i in entry.instances.values() if i.takes_now and i.has_places_for(head)]
+    if any(_has_room(core, instance, head) for instance in ready):
         return True
     return _could_be_loaded(core, entry, now_s)
 
 
-def _has_room(core: ControllerCore, instance: InstanceEntry, tokens: int) -> bool:
-    blocks = instance.required_blocks + instance.footprint.blocks_for(tokens)
+def _has_room(core: ControllerCore, instance: InstanceEntry, request: RequestEntry) -> bool:
+    blocks = instance.footprint.blocks_for(request.original.tokens_max)
+    blocks = instance.required_blocks + (1 + len(request.mates)) * blocks
     size = core.policy.kv_of(blocks, instance.footprint.block_tokens, instance.context_tokens_max)
     return size.required_blocks <= instance.promised_blocks
 

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.core.node import local_cache
 from mesh.domain.actions import AskPrefixes, NodeAction, StartStep, SubmitToEngine
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import (
+    AbortRequest,
     InstanceGone,
     InstanceLoaded,
     PrefixesChanged,
@@ -19,13 +22,14 @@ from mesh.domain.node_events import (
     LinkOpened,
     PrefixesTold,
     StepFinished,
+    SubmitBroke,
     SubmitFinished,
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import PrefixChange
 from tests.core.cells import of_kind, only, request, step_result
-from tests.core.nodes import NodeUnderTest, load_command, reports
+from tests.core.nodes import NodeUnderTest, load_command, reports, token
 from tests.core.nodes import loaded as loaded_told
 
 I1 = InstanceId("i1")
@@ -137,3 +141,47 @@ def test_no_more_is_told_of_a_load_than_is_known() -> None:
     found = tuple(range(local_cache.DIGESTS_MAX + 5))
     told = only(reports(node.tell(replace(loaded_told(again), prefixes=found))), InstanceLoaded)
     assert told.prefixes == found[5:]
+
+
+def second(node: NodeUnderTest) -> list[NodeAction]:
+    """Another answer to the prompt of `a`, of which three blocks are full."""
+    asked = replace(request("b", prompt=range(100)), cache_salt="", first=RequestId("a"))
+    order = RequestOrder(
+        request=asked, attempt=1, slo=Slo(), age_s=0.0, due_in_s=1.0, cached_tokens=96
+    )
+    return node.command(SubmitRequest(instance_id=I1, order=order))
+
+
+def test_another_answer_is_computed_once_its_prompt_has_been() -> None:
+    node = loaded()
+    submitted(node)
+    assert not of_kind(second(node), SubmitToEngine)
+    node.step("i1", prefill_left={"a": 40}, prefill_tokens=60)
+    after = node.step("i1", token("a", 0), prefill_tokens=40)
+    assert only(after, SubmitToEngine).request.request_id == "b"
+    turn = only(after, StartStep)
+    assert turn.prefill == 4, "all that is left of it"
+    assert not of_kind(node.step("i1", token("b", 0), prefill_tokens=4), SubmitToEngine)
+
+
+@pytest.mark.parametrize("ends", [AbortRequest, SubmitBroke])
+def test_another_answer_does_not_wait_for_one_that_is_gone(ends: type) -> None:
+    node = loaded()
+    submitted(node)
+    second(node)
+    if ends is AbortRequest:
+        after = node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
+    else:
+        after = node.tell(
+            SubmitBroke(request_id=RequestId("a"), attempt=1, error="EngineError", message="no")
+        )
+    assert only(after, SubmitToEngine).request.request_id == "b"
+    missed = SubmitFinished(request_id=RequestId("b"), attempt=1, cached_tokens=0)
+    assert only(reports(node.tell(missed)), PrefixMissed).cached_tokens == 0
+
+
+def test_an_answer_that_comes_late_is_computed_at_once() -> None:
+    node = loaded()
+    submitted(node)
+    node.step("i1", token("a", 0), prefill_tokens=100)
+    assert of_kind(second(node), SubmitToEngine)

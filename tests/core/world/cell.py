@@ -4,6 +4,7 @@ that deliver when told to. All that can go wrong is a method.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, ReplyDone, ReplyError, ReplyProgress
@@ -136,10 +137,22 @@ class World:
         for node in self.nodes:
             node.drop_link()
 
-    def invoke(self, name: DeploymentName, prompt: tuple[int, ...], max_tokens: int) -> RequestId:
+    def invoke(
+        self,
+        name: DeploymentName,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        *,
+        answers: int = 1,
+        first: RequestId | None = None,
+    ) -> RequestId:
+        """One request of a call for so many answers to a prompt, or a further one after the
+        `first`.
+        """
         self.requests_made += 1
         request_id = RequestId(f"r{self.epoch}-{self.requests_made}")
         made = request(request_id, of=name, prompt=prompt, max_tokens=max_tokens)
+        made = replace(made, answers=answers, first=first)
         self.callers.call(made, self.core.deployment(name) or deployment(name))
         self.tell(InvokeRequested(request=made))
         return request_id

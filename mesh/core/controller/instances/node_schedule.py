@@ -95,8 +95,12 @@ def forecast_on(
         if beside:
             schedule.queues.append(run_queue)
     run_queue.quicken(min([run_queue.tpot_s, *(other.pace_s for other in beside)]))
-    coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
-    schedule.joining = (*schedule.joining, *coming)
+    others = [(run_queue, _prompt_on(instance, other)) for other in beside]
+    if at_s > now_s and not moves:
+        after = [(at_s, queue, prompt) for queue, prompt in others]
+        schedule.after_loads = (*schedule.after_loads, *after)
+    else:
+        schedule.joining = (*schedule.joining, *others)
     if schedule.pool is not None:
         schedule.pool.free_bytes -= more_kv_bytes
     prompt = _prompt_on(instance, request)
@@ -126,7 +130,7 @@ def forecast_on_start(
     if not profile.measured and not moves and node.is_idle():
         return _tried_out(node, profile, request, ready_s(), limits, late=late)
     times = Times(profile, node.rule.overestimate)
-    decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    decode_s = times.decode_s(1 + len(request.mates), request.tokens + LOOKAHEAD_TOKENS)
     if share + decode_s / request.pace_s > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     at_s = ready_s()

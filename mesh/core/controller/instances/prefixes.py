@@ -18,10 +18,13 @@ from mesh.domain.deployment import Deployment
 def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
     """How many of the request's tokens the instance need not compute, as far as its prompt goes:
     what it was answered may be there, too; nor what is on its way to it. At least one token is left
-    to compute.
+    to compute. Answers to the same prompt go where it is computed, and take its full blocks.
     """
     if request.carried_tokens:
         return request.carried_tokens
+    if request.follows_to(instance):
+        size = instance.footprint.block_tokens
+        return min(len(request.digests(size)), (request.tokens - 1) // size) * size
     return _found_tokens(instance.prefixes, instance.footprint.block_tokens, request)
 
 

@@ -93,7 +93,7 @@ class Price:
         request, now_s = self.wanted_by, self.ctx.now_s
         if self.instance is not None:
             return decode_share_with(self.instance, now_s, request, *self.beside)
-        decode_s = self._times().decode_s(1, request.tokens)
+        decode_s = self._times().decode_s(1 + len(request.mates), request.tokens)
         return decodes_share(self.node, now_s) + decode_s / request.pace_s
 
     def spare_bytes(self, plan: Plan) -> int:

@@ -40,6 +40,8 @@ def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
     for request in waiting:
         if not tries or not ctx.validations_left or _tries_estimate(entry, request):
             break
+        if request.follows:
+            continue
         if not _find_load(ctx, entry, request):
             if request not in entry.queue:
                 break  # all of them were refused

@@ -171,7 +171,7 @@ def _place_waiting(
     for request in list(entry.queue):
         name = request.slo.name
         tried = tries.get(name, 0)
-        if request.waits_for is not None or tried == TRIES_MAX:
+        if request.waits_for is not None or request.follows or tried == TRIES_MAX:
             continue
         placed = _place(ctx, entry, request, only)
         while not placed and _evicted_for(ctx, entry, request, only):
@@ -228,7 +228,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     def lacking_bytes(instance: InstanceEntry) -> int:
         return missing_bytes(ctx, entry, instance, request)
 
-    open_ = [i for i in entry.candidates if i.takes_now and not i.is_full]
+    open_ = [i for i in entry.candidates if i.takes_now and i.has_places_for(request)]
     search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
     plans = (Join(request=request, instance=i) for i in open_ if lacking_bytes(i))
     while (price := search.first(plans)) is not None:

@@ -147,7 +147,9 @@ class Search(OpenOptions):
 
     def candidates(self) -> Iterator[InstanceEntry]:
         for place, instance in self._in_order():
-            if not instance.is_full and (instance.takes_now or not self.loaded):
+            request = self.request
+            fits = not instance.is_full if request is None else instance.has_places_for(request)
+            if fits and (instance.takes_now or not self.loaded):
                 self.place, self.last = place, instance
                 yield instance
 
@@ -163,6 +165,8 @@ class Search(OpenOptions):
             there = (i for i in candidates if i.takes_now) if again else ()
             return enumerate(chain(there, self._loading()))
         first, start = request.waits_for, 0
+        if first is None and request.leader is not None:
+            first = next((i for i in candidates if i is request.leader.instance), None)
         if first is None:
             start = self.entry.take_resumes_at()
             first = None if start else preferred(candidates, request)
@@ -224,7 +228,8 @@ class Search(OpenOptions):
             return (self.request,)
         waiting = [request for request in self.entry.queue if request.waits_for is None]
         waiting.sort(key=lambda request: request is not self.request)
-        return waiting
+        first = waiting[:1] if self.request in waiting[:1] else []
+        return [*first, *[mate for one in first for mate in one.mates], *waiting[len(first) :]]
 
     def _memo(self) -> RequestRefusals | None:
         """What nodes have said of a start for a request that waits; `None` where that is another
@@ -243,7 +248,11 @@ class Search(OpenOptions):
         request, instance, moves = self.request, self._instance_of(plan), self.before is not None
         if instance is None or request is None:
             return None
-        beside = going_to(instance, self.before) if self.before else ()
+        beside: Sequence[RequestEntry] = ()
+        if self.before:
+            beside = going_to(instance, self.before)
+        elif not instance.correction.trial_left:  # An estimate is tried out by one answer alone.
+            beside = request.mates
         room = room_for(self.ctx, self.entry, instance, request, beside)
         if room is not None and room.reclaim and request.slo.best_effort:
             room = None
@@ -346,7 +355,7 @@ class Search(OpenOptions):
         instance = known(ctx, there)
         if instance is None or instance.deployment != request.deployment:
             not_in_books(ctx, plan, f"{request.request_id} cannot join {there.instance_id}")
-        elif instance.takes_requests and not instance.is_full:
+        elif instance.takes_requests and instance.has_places_for(request):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 

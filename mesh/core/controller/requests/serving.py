@@ -34,7 +34,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     it; the end of the event places what it can.
     """
     name = original.deployment
+    leader = None if original.first is None else ctx.cell.requests.get(original.first)
     entry = ctx.cell.current(name)
+    if leader is not None:
+        entry = ctx.cell.deployments.get(leader.deployment)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
@@ -60,6 +63,7 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         arrival_s=ctx.now_s,
         queued_at_s=ctx.now_s,
         slack_s=pace.slack_s(slo, answer_tokens),
+        leader=leader,
     )
     ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
@@ -72,6 +76,10 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
+    elif original.answers > ctx.limits.batch_max:
+        most = ctx.limits.batch_max
+        message = f"{original.answers} answers are wanted; an instance computes {most} at a time"
+        refuse(ctx, request, RefusalReason.MEMORY_FULL, message, hint=f"ask for {most} at most")
     elif _cannot_load(ctx, entry):
         again_s = entry.pause_left_s(ctx.now_s)
         refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
@@ -111,7 +119,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         return
     if not outputs.first_index:
         owner = ctx.cell.deployments.get(request.original.deployment)
-        if owner is not None:
+        if owner is not None and request.original.first is None:
             owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:

@@ -142,6 +142,10 @@ class InstanceEntry:
     def is_full(self) -> bool:
         return self.free_places <= 0
 
+    def has_places_for(self, request: RequestEntry) -> bool:
+        """Whether its batch has places for the request and the other answers of its call."""
+        return self.free_places > len(request.mates)
+
     @property
     def promised_bytes(self) -> int:
         """What it holds, weights included, once all that was issued for it is done."""

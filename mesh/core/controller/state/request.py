@@ -6,7 +6,7 @@ disagree on where it runs, or will.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,10 @@ class RequestEntry:
     """By how much its first token may come after its limit, as its client was told."""
     waits_for: "InstanceEntry | None" = None
     """The instance whose load it waits for."""
+    leader: "RequestEntry | None" = None
+    """The request that computes their common prompt."""
+    _mates: tuple["RequestEntry", ...] = field(default=(), init=False)
+    """What the other answers of its call will be, for its price alone."""
     due_s: float = field(init=False)
     """When its next token is due."""
     slack_s: float = 0.0
@@ -85,6 +89,48 @@ class RequestEntry:
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
+        self._mates = tuple([self._mate(n) for n in range(1, self.original.answers)])
+
+    def _mate(self, number: int) -> "RequestEntry":
+        request_id = RequestId(f"{self.request_id}/{number}")
+        return RequestEntry(
+            original=replace(self.original, request_id=request_id, answers=1),
+            slo=self.slo,
+            has_own_slo=self.has_own_slo,
+            pace=self.pace,
+            arrival_s=self.arrival_s,
+            slack_s=self.slack_s,
+            leader=self,
+        )
+
+    @property
+    def mates(self) -> tuple["RequestEntry", ...]:
+        """The other answers that need a place where it gets its first one; none once it has been
+        submitted, or waits for a load: they are booked by themselves from then on.
+        """
+        return () if self.submissions or self.waits_for is not None else self._mates
+
+    @property
+    def follows(self) -> bool:
+        """Whether nothing is to be looked for until the one that computes its prompt has a place or
+        a load.
+        """
+        leader = self.leader
+        return leader is not None and leader.has_no_place
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether it is queued, and no load has been promised to it."""
+        return self.state is RequestState.QUEUED and self.waits_for is None
+
+    def follows_to(self, instance: "InstanceEntry") -> bool:
+        """Whether the one that computes its prompt is on the instance, or goes there with it. Once
+        it has been submitted itself, it goes by what nodes tell.
+        """
+        leader = self.leader
+        if leader is None or self.submissions:
+            return False
+        return leader.has_no_place or instance in (leader.instance, leader.waits_for)
 
     @property
     def request_id(self) -> RequestId:

@@ -30,7 +30,9 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import Request
 from mesh.domain.slo import Slo
+from tests.core.admission import SLOW, BusyCell, instance, node
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 
 OP = OperationId("op-1")
@@ -352,3 +354,47 @@ def test_shutdown_ends_every_request_with_that_reason() -> None:
     refused = of_kind(cell.tell(ShutdownRequested()), RefuseRequest)
     assert {r.request_id for r in refused} == {"r1", "r2"}
     assert {r.reason for r in refused} == {RefusalReason.SHUTTING_DOWN}
+
+
+def answers(count: int, prompt: int = 100) -> list[Request]:
+    """The requests of a call for so many answers."""
+    asked = replace(request("r1", prompt=(1,) * prompt), digests=((32, (1, 2, 3)),), cache_salt="s")
+    first = replace(asked, answers=count)
+    others = [
+        replace(asked, request_id=RequestId(f"r{n}"), first=first.request_id)
+        for n in range(2, count + 1)
+    ]
+    return [first, *others]
+
+
+def test_answers_to_one_prompt_go_where_it_is_computed_and_count_on_it() -> None:
+    cell = BusyCell()
+    orders = [
+        command.order
+        for one in answers(4)
+        for command in commands(
+            cell.invoke(replace(one, deployment=DeploymentName("a"))), SubmitRequest
+        )
+    ]
+    assert [order.cached_tokens for order in orders] == [0, 96, 96, 96]
+    assert {order.request.first for order in orders[1:]} == {"r1"}
+
+
+@pytest.mark.parametrize("places", [3, 4])
+def test_a_call_is_admitted_where_all_of_its_answers_have_a_place(places: int) -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    cell.join(node("n1", replace(instance("a", "a"), batch_max=places)))
+    placed = [
+        bool(commands(cell.invoke(replace(one, deployment=DeploymentName("a"))), SubmitRequest))
+        for one in answers(4)
+    ]
+    assert placed == [places == 4] * 4, "none goes before the first"
+
+
+def test_what_its_prompt_was_computed_for_by_another_is_asked_again_where_that_is_lost() -> None:
+    cell = BusyCell()
+    for one in answers(2):
+        cell.invoke(replace(one, deployment=DeploymentName("a")))
+    cell.tell(NodeDisconnected(link_id=cell.link, reason="it is lost"))
+    _, again = cell.join(node("n2", instance("i2", "a")))
+    assert [order.order.cached_tokens for order in commands(again, SubmitRequest)] == [0, 0]
