@@ -46,7 +46,7 @@ from mesh.evaluation.fidelity.observing import pooled
 from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
 from mesh.evaluation.judging import Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call, offer, offer_again
-from mesh.memory.watermark import recommended
+from mesh.memory.demand import recommended
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
 from mesh.runtime.starting import controller_core
 from mesh.sim.cluster import SETTLE_S

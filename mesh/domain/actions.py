@@ -174,7 +174,7 @@ class RefuseRequest:
     message: str
     retry_after_s: float = 0.0
     hint: str = ""
-    """Empty: what helps against the reason, see `refusal_hints`."""
+    """Empty: what helps against the reason, see `reasons.hint_for`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@
 A message says what happened, to which id, and the numbers compared; the hint says what to do next.
 """
 
-from mesh.domain.reasons import RefusalReason
-from mesh.domain.refusal_hints import hint_for
+from mesh.domain.reasons import RefusalReason, hint_for
 
 
 class MeshError(Exception):

@@ -1,4 +1,11 @@
-"""How much memory an instance needs: its weights, and a KV cache that is worth having."""
+"""How much memory an instance needs: its weights, and a KV cache for its requests.
+
+A request's term of eq. 2 of LLM-Mesh (§6.1) with one refinement: none is expected to write more
+than it may. A cache grows early and by more than is needed, and shrinks late (§6.2).
+The controller core adds the terms up in KV blocks, of which each request begins its own.
+"""
+
+from math import ceil
 
 from mesh.domain.model import Footprint, ModelInfo
 
@@ -27,3 +34,16 @@ def kv_blocks_within(
     """
     fitting = (free_bytes - footprint.weights_bytes) // footprint.kv_block_bytes
     return min(fitting, max(least, wanted)) if fitting >= least else None
+
+
+def recommended(required: int, share: float = 0.25) -> int:
+    """Blocks to grow to, or to shrink to, where so many are required: w of §6.2 more."""
+    return ceil(required * (1.0 + share))
+
+
+def expected_tokens(
+    prompt_tokens: int, output_tokens: int, *, output_tokens_max: int, output_tokens_mean: float
+) -> int:
+    """I + max(O, mean O) of one request, of eq. 2; `output_tokens` are those so far."""
+    expected = max(output_tokens, ceil(output_tokens_mean))
+    return prompt_tokens + min(expected, output_tokens_max)

@@ -12,10 +12,10 @@ from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
-from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Plan, Release, Shortage
 from mesh.policy.ranks import any_instance, fullest_node
 from mesh.policy.room import (
+    by_demand,
     enough,
     joins_first,
     late_by_load_alone,

@@ -17,7 +17,6 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Policy, Rank, Tests
-from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import (
     How,
     Join,
@@ -30,7 +29,7 @@ from mesh.policy.plans import (
     Shortage,
     Start,
 )
-from mesh.policy.room import longest_headroom
+from mesh.policy.room import by_demand, longest_headroom
 from mesh.policy.rules.turns import name_of
 from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
-from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import kv_of_part
 from mesh.policy.plans import Plan, Release, Shortage
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
-from mesh.policy.room import enough, freed_bytes, joins_first, longest_headroom, victims
+from mesh.policy.room import by_demand, enough, freed_bytes, joins_first, longest_headroom, victims
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 

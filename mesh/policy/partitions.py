@@ -11,7 +11,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.policy.interface import KvDemand, KvSize, StartDemand
-from mesh.policy.kv_sizes import by_demand
+from mesh.policy.room import by_demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from math import log1p
 
 from mesh.domain.slo import ColdStart
 from mesh.domain.steps import LoadTier
+from mesh.memory.demand import recommended
+from mesh.policy.interface import KvDemand, KvSize
 from mesh.policy.plans import Join, Plan, Prefetch, Start
 from mesh.policy.views import (
     AheadView,
@@ -193,3 +195,16 @@ def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[Instan
     others = [instance for instance in lesser if instance not in within]
     given = (*within, *enough(others, missing_bytes - freed_bytes(within)))
     return given if freed_bytes(given) >= missing_bytes else None
+
+
+def by_demand(
+    demand: KvDemand, tokens_least: int | None = None, watermark_share: float | None = None
+) -> KvSize:
+    """M_require and M_recommend; None: as the cell is set."""
+    tokens = demand.tokens_least if tokens_least is None else tokens_least
+    share = demand.watermark_share if watermark_share is None else watermark_share
+    least = -(-min(tokens, demand.context_tokens) // demand.block_tokens)
+    required = max(demand.required_blocks, least)
+    wanted = recommended(required, share)
+    kept_max = wanted * (1.0 + share)
+    return KvSize(required_blocks=required, wanted_blocks=wanted, kept_blocks_max=kept_max)

@@ -25,6 +25,9 @@ def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: st
     assert answer["finish_reason"] in ("length", "stop")
     assert answer["ttft_limit_s"] == 30.0
     assert answer["slo_met"] is True
+    shown = cell.mesh("report").out
+    assert shown.startswith("What was served. ")
+    assert "chat" in shown
 
 
 def test_invoke_shows_log_probabilities_of_each_token(cell: RunningCell, chat: str) -> None:

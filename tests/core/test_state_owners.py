@@ -12,7 +12,6 @@ import pytest
 CORE = Path(__file__).resolve().parents[2] / "mesh" / "core"
 STATE = (
     *sorted((CORE / "controller" / "state").glob("*.py")),
-    CORE / "node" / "beside_loads.py",
     CORE / "node" / "local_instance.py",
     CORE / "node" / "state.py",
     CORE / "node" / "context.py",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mesh.domain.access import Role
 from mesh.domain.errors import Forbidden, InvalidInput, Refused
 from mesh.domain.lifecycle import INSTANCE, TABLES, InstanceState, MigrationState, advance
-from mesh.domain.reasons import RefusalReason
-from mesh.domain.refusal_hints import hint_for
+from mesh.domain.reasons import RefusalReason, hint_for
 from mesh.domain.source_rules import SourceRules, names_host, read_source_rules
 from mesh.domain.units import format_bytes, parse_bytes
 from scripts.gen_lifecycle import TARGET, page

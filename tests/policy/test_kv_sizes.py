@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.memory.watermark import expected_tokens, recommended
+from mesh.memory.demand import expected_tokens, recommended
 from mesh.policy.interface import KvDemand
-from mesh.policy.kv_sizes import by_demand
+from mesh.policy.room import by_demand
 
 SHARES = st.integers(0, 16).map(lambda eighths: eighths / 8)
 """Exact in binary, so that what is compared is not rounding."""

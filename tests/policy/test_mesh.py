@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import mesh.policy.mesh
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.state.context import EventContext
 from mesh.domain.actions import SetTimer
 from mesh.domain.deployment import Deployment
@@ -69,7 +69,7 @@ def merging(cell: CellUnderTest) -> list[str]:
         now_s=cell.now_s,
         validations_left=0,
     )
-    plans = MESH.upkeep(Offer(ctx=ctx, may_move=lambda _: True))
+    plans = MESH.upkeep(OpenOptions(ctx=ctx, may_move=lambda _: True))
     return [plan.instance.instance_id for plan in plans if isinstance(plan, Release)]
 
 

@@ -18,6 +18,7 @@ from mesh.report.calls import CallBook, CallEnd
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
+from mesh.sim.workload import Serverless
 from tests.core.cells import hello, request
 from tests.sim.scenarios import SMALL, scenario
 
@@ -106,7 +107,9 @@ def test_a_trace_is_what_perfetto_opens(
 
 
 def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
-    read = replace(read_scenario(Path(__file__).parents[2] / "workloads/faults.toml"), seed=4)
+    read = read_scenario(Path(__file__).parents[2] / "workloads/faults.toml")
+    assert isinstance(read.workload, Serverless)
+    read = replace(read, seed=4, workload=replace(read.workload, duration_s=60.0))
     made = plan(read)
     book = CallBook({one.spec.name: one.spec for one in made.start().deployments}.get)
     run = FaultyRun(made, faults(read, made), check=False, started=lambda start: [book])

@@ -21,8 +21,7 @@ from mesh.domain.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from mesh.domain.reasons import RefusalReason
-from mesh.domain.refusal_hints import hint_for
+from mesh.domain.reasons import RefusalReason, hint_for
 from mesh.wire.errors import (
     HINT_KEY,
     TEXT_BYTES_MAX,

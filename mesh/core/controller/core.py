@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import assert_never
 
 from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
+from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.plan_books import release
+from mesh.core.controller.requests.plan_books import keep_up, release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -166,6 +167,7 @@ class ControllerCore:
                 migration.look_again(ctx)
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
+                _keep_up(ctx)
             case LoadExpired():
                 reports.load_expired(ctx, event.instance_id)
             case RetryLoadDue():
@@ -224,6 +226,16 @@ def _settle(ctx: EventContext) -> None:
             release(ctx, plan)
 
 
+def _keep_up(ctx: EventContext) -> None:
+    """Carry out what the policy has in mind for the cell as a whole, give nodes that rest what may
+    be called next, and come back.
+    """
+    keep_up(ctx)
+    prefetch(ctx)
+    after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
+    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
+
+
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
     operation = ctx.cell.operations.get(operation_id)
     if operation is not None:
@@ -247,7 +259,7 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
         return
     if parked and not expired.parked:
         return  # a second timer of the same moment: the first has parked it
-    decided = ctx.policy.idle(instance, Offer(ctx=ctx, entry=owner))
+    decided = ctx.policy.idle(instance, OpenOptions(ctx=ctx, entry=owner))
     if isinstance(decided, float):
         _look_again(ctx, expired, decided)
         return

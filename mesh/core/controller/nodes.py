@@ -8,16 +8,14 @@ tokens so far. What a node says while it is linked is taken by `reports`.
 from dataclasses import replace
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
-from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
-from mesh.core.controller.requests.plan_books import keep_up
 from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
-from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SetTimer
-from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
+from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone
+from mesh.domain.events import DrainRequested, NodeConnected
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.memory.station import ReservationStation
@@ -90,19 +88,13 @@ def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
 
 
 def check_leases(ctx: EventContext) -> None:
-    """Drop nodes that have been silent too long, give those that rest what may be called next, and
-    look again later.
-    """
+    """Drop nodes that have been silent too long."""
     for node in list(ctx.cell.nodes.values()):
         silent_s = ctx.now_s - node.last_seen_s
         if silent_s > ctx.limits.node_lease_s:
             reason = f"silent for {silent_s:.1f} s; the lease is {ctx.limits.node_lease_s:.1f} s"
             ctx.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
             lose(ctx, node, reason)
-    keep_up(ctx)
-    prefetch(ctx)
-    after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
-    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
 
 
 def drain_node(ctx: EventContext, asked: DrainRequested) -> None:

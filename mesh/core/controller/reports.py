@@ -1,23 +1,20 @@
 """What nodes report, taken over into the books: tokens, heartbeats, and what came of commands.
 
 Each report goes to the room that decides what follows from it: tokens and returned requests to
-`requests`, loads and KV caches to `instances`, imports and profiles to the operator's call that
-asked for them. Before: a message on a node's link. After: `core` places what has become possible.
+`requests`, imports and profiles to the operator's call that asked for them. What comes of loads and
+resizes is taken over here: sizes, footprints, how long loads took, and promises that a node cannot
+keep. Before: a message on a node's link. After: `core` places what has become possible.
 """
 
 from typing import assert_never
 
 from mesh.compute.correction import share_trials
 from mesh.core.controller.deployments import import_done
-from mesh.core.controller.instances.kv_reports import resized, restore, take_over
+from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
-from mesh.core.controller.instances.load_reports import (
-    expect_loads,
-    note_load_failure,
-    note_loaded,
-    take_over_size,
-)
+from mesh.core.controller.instances.loading_lane import plan_load
 from mesh.core.controller.instances.prefetching import import_ended
+from mesh.core.controller.instances.reservations import let_go, send_started
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
@@ -26,9 +23,11 @@ from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
-from mesh.domain.actions import SendCommand
+from mesh.domain.actions import SendCommand, SetTimer
+from mesh.domain.events import RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
@@ -56,6 +55,8 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.steps import HeldModel, LoadTier
+from mesh.memory.station import ReservationKind
 
 EASED_SHARE = 0.95
 """A node has less to compute once its iterations take less than this share of what they did."""
@@ -241,3 +242,138 @@ def load_expired(ctx: EventContext, instance_id: InstanceId) -> None:
         unload(ctx, instance)
         message = f"{instance_id} was not loaded within {ctx.limits.load_s_max:.0f} s"
         _note_failure(ctx, instance, message, "see `mesh logs`")
+
+
+def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
+    """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
+    that there are, or evicted when they do not do: it is tried again only after a pause.
+    """
+    instance = ctx.cell.instances.get(said.instance_id)
+    if instance is None:
+        return
+    instance.note_size(said.kv_blocks)
+    size = instance.footprint.size(said.kv_blocks)
+    asked = node.station.running(instance.instance_id)
+    if asked is not None and size.kv_bytes < asked.size.kv_bytes:
+        instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)
+    send_started(ctx, node, node.station.done(instance.instance_id, size))
+    ctx.wake_all()
+
+
+def take_over(ctx: EventContext, instance: InstanceEntry, kv_blocks: int) -> None:
+    """A heartbeat says how large a cache is: another size than the books have if an earlier link
+    had asked for a resize. What is under way here answers for itself.
+    """
+    station = instance.node.station
+    if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
+        instance.note_size(kv_blocks)
+        size = instance.footprint.size(kv_blocks)
+        send_started(ctx, instance.node, station.record(instance.instance_id, size))
+        ctx.wake_all()
+
+
+def restore(ctx: EventContext, node: NodeEntry) -> None:
+    """Bring what is promised below the capacity again, if it is above: a shrink has failed, or
+    stopped at blocks in use, or a node came with more loaded than it has. What waits in the station
+    would else wait forever. Whatever is too large is asked to shrink again; if that does not do,
+    idle instances go, and then what waits is taken back, the least urgent first.
+    """
+    station = node.station
+    if station.free_bytes >= 0:
+        return
+    for instance in node.instances.values():
+        if not station.is_pending(instance.instance_id):
+            shrink(ctx, instance)
+            park_cache(ctx, instance)
+    idle = node.reclaimable_instances(ctx.now_s)
+    # Where all are idle, one stays: the next request would have it loaded again, at the same size.
+    spared = 1 if len(idle) == len(node.instances) else 0
+    for instance in idle[: len(idle) - spared]:
+        if station.free_bytes < 0:
+            let_go(ctx, instance)
+    for reservation in reversed(station.waiting()):
+        if station.free_bytes >= 0:
+            return
+        instance = node.instances[reservation.instance_id]
+        match reservation.kind:
+            case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
+                unload(ctx, instance)
+                if instance.deployment in ctx.cell.deployments:
+                    # Its deployment may be below its minimum now.
+                    ctx.cell.note_minimum(instance.deployment, lacking=True)
+            case ReservationKind.RESIZE if station.takes_memory(reservation):
+                send_started(ctx, node, station.cancel(instance.instance_id))
+            case ReservationKind.RESIZE | ReservationKind.UNLOAD:
+                pass
+
+
+def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> bool:
+    """Enter what a load has led to. The engine of the node that imported a model has stated its
+    footprint there; what another engine takes for it is an estimate, which may be too little by
+    multiples, until the first instance is there. False where its size was an estimate, and
+    there is no room for what it came to: it has to go, and the next one knows. One that went by
+    what is known stays: the next one would come out no smaller.
+    """
+    node, promised = instance.node, instance.footprint
+    instance.note_size(said.kv_blocks, said.footprint)
+    size = said.footprint.size(said.kv_blocks)
+    smaller, free_bytes = size.bytes < instance.promised_bytes, node.free_bytes
+    started = node.station.done(instance.instance_id, size, instance.shares)
+    send_started(ctx, node, started)
+    if smaller or node.free_bytes > free_bytes:
+        ctx.wake_all()
+    owner = ctx.cell.deployments.get(instance.deployment)
+    if owner is None or owner.deployment is None:
+        return True
+    owner.note_footprint(node.hello.engine, said.footprint)
+    # Another instance may have said it while this one was loading.
+    known = node.footprint_of(owner.deployment)
+    estimated = promised != known.at_context(instance.context_tokens_max)
+    node.note_footprint(owner.deployment.model, said.footprint)
+    return not (estimated and node.free_bytes < 0)
+
+
+def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> None:
+    node, model_id = instance.node, instance.model_id
+    instance.note_loaded(said.tier, ctx.now_s)
+    instance.note_all_prefixes(said.prefixes)
+    # What the node has told of since the load began is of what this one found.
+    node.take_left(instance.deployment)
+    weights_bytes = node.load_bytes(instance.footprint.weights_bytes, said.tier)
+    ctx.cell.expectations.learn_load(
+        node.hello, weights_bytes, said.elapsed_s, said.tier, computed_s=said.computed_s
+    )
+    owner = ctx.cell.deployments.get(instance.deployment)
+    if owner is not None:
+        owner.note_loaded()
+    if said.tier is LoadTier.REMOTE:
+        node.note_stored(model_id)
+    elif said.tier is LoadTier.HOST:
+        context_tokens_max = instance.context_tokens_max
+        held = HeldModel(model_id=model_id, tier=said.tier, context_tokens_max=context_tokens_max)
+        node.note_woken(held)
+
+
+def expect_loads(ctx: EventContext, node: NodeEntry) -> None:
+    """The node has said which models it has at hand: of loads that wait for their turn some may
+    come from nearer than when they were issued. A shape that the first of them has compiled is
+    what the others import.
+    """
+    for instance in node.instances.values():
+        owner = ctx.cell.deployments.get(instance.deployment)
+        kind = node.station.load_kind(instance.instance_id)
+        if instance.state is not InstanceState.LOADING or kind is None:
+            continue
+        if node.station.running(instance.instance_id) or owner is None or owner.deployment is None:
+            continue
+        planned = plan_load(ctx, owner.deployment, node)
+        if planned.kind is kind:
+            instance.plan_load(planned.load_s)
+
+
+def note_load_failure(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, message: str
+) -> None:
+    """Remember a failed load, and try again after its pause."""
+    entry.note_load_failure(node.node_id, message, ctx.now_s, ctx.limits)
+    ctx.act(SetTimer(at_s=entry.paused_until_s, timer=RetryLoadDue(name=entry.spec.name)))

@@ -9,7 +9,7 @@ by eq. 2, the watermark, M_require where M_recommend does not fit. Before: `requ
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.offer import relief
+from mesh.core.controller.instances.open_options import relief
 from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.instances.reservations import issue, reclaim
 from mesh.core.controller.state.context import EventContext
@@ -20,8 +20,8 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import Footprint
+from mesh.memory.demand import expected_tokens
 from mesh.memory.station import ReservationKind
-from mesh.memory.watermark import expected_tokens
 from mesh.policy.interface import KvDemand, KvSize, StartDemand
 
 PARKED_BLOCKS = 1

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from mesh.core.controller.instances.kv_cache import Room, blocks_for_load, start_size
-from mesh.core.controller.instances.offer import relief
+from mesh.core.controller.instances.open_options import relief
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import NodeId
@@ -52,6 +53,8 @@ class InstanceNeeds:
         self._waiting = waiting
         self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
         """By engine, device, capacity and weights: nodes' own footprints differ in these."""
+        self._least_bytes: dict[NodeId, int] = {}
+        """What the instance needs at least, by the nodes that were asked and take one more."""
 
     def kv_blocks(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
         """At least, and wanted."""
@@ -63,10 +66,33 @@ class InstanceNeeds:
             self._known[kind] = found
         return found
 
-    def least_bytes(self, nodes: Iterable[NodeEntry]) -> dict[NodeId, int]:
-        """The bytes of the whole instance on each of the nodes, with the least KV cache."""
-        footprints = [(node, node.footprint_of(self.deployment)) for node in nodes]
-        return {n.node_id: f.instance_bytes(self.kv_blocks(n, f)[0]) for n, f in footprints}
+    def with_room(
+        self, nodes: Iterable[NodeEntry], memo: RequestRefusals | None
+    ) -> list[NodeEntry]:
+        """Those of the nodes that take one more instance, and have the memory for it, or could have
+        it; of the others that is noted in `memo`.
+        """
+        ctx, roomy = self._ctx, []
+        for node in nodes:
+            least_bytes = 0
+            if ctx.takes_another(node, self._entry):
+                footprint = node.footprint_of(self.deployment)
+                least_bytes = footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
+                self._least_bytes[node.node_id] = least_bytes
+            if least_bytes and least_bytes <= ctx.obtainable_bytes(node, self._entry):
+                roomy.append(node)
+            elif memo is not None:
+                memo.note_no_start(node, least_bytes, ctx.now_s)
+        return roomy
+
+    def least_bytes(self, node_id: NodeId) -> int:
+        """The bytes of the whole instance there with the least KV cache; 0 where none may be."""
+        return self._least_bytes.get(node_id, 0)
+
+    def lack(self) -> NoRoom:
+        """What the node that comes nearest would have to hold."""
+        nodes, least = self._ctx.cell.nodes, self._least_bytes
+        return NoRoom.nearest((most, nodes[name].capacity_bytes) for name, most in least.items())
 
     def room(self, node: NodeEntry) -> Room | None:
         """Memory that is free, or that idle instances give way for; `None` where neither does."""

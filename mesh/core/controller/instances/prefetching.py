@@ -1,10 +1,10 @@
 """Models that come nearer before they are called: what the policy has fetched ahead, and when that
 yields.
 
-Asked with every lease check. A model that no store has is imported; one that a short load brings up
+Asked several times a second. A model that no store has is imported; one that a short load brings up
 is loaded for nobody and waits, idle, as a parked instance does: it is in the books, and goes when
-anybody wants its memory. Before: `nodes.check_leases`. After: the lanes of loads and imports, and
-`lifecycle`, for whose loads all of this gives way.
+anybody wants its memory. Before: the end of the policy's upkeep in `core`. After: the lanes of
+loads and imports, and `lifecycle`, for whose loads all of this gives way.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from math import inf
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.loading_lane import plan_load
-from mesh.core.controller.instances.offer import Offer, released
+from mesh.core.controller.instances.open_options import OpenOptions, released
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -33,7 +33,7 @@ from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Ahead(Offer):
+class _Ahead(OpenOptions):
     """See `mesh.policy.views.AheadView`."""
 
     @property

@@ -44,7 +44,7 @@ does.
 """
 
 
-def refuse_hopeless(outlook: Outlook) -> None:
+def refuse_past_deadline(outlook: Outlook) -> None:
     """Refuse the requests in the deployment's queue that the policy does not have wait on."""
     ctx, entry = outlook.ctx, outlook.entry
     # Behind a head that was TPOT_EXCEEDED none of its class was tried: it holds for any length.
@@ -83,11 +83,11 @@ def refuse_hopeless(outlook: Outlook) -> None:
             retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
         else:
-            expected_s, apart_s = outlook.place_or_load_s(), outlook.apart_s
-            told_s = entry.note_told_to_return(
-                expected_s, apart_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
+            expected_s, interval_s = outlook.place_or_load_s(), outlook.interval_s
+            return_at_s = entry.note_return_at(
+                expected_s, interval_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
             )
-            retry_s = max(told_s - ctx.now_s, RETRY_S_LEAST)
+            retry_s = max(return_at_s - ctx.now_s, RETRY_S_LEAST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 

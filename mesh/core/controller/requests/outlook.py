@@ -138,7 +138,7 @@ class Outlook:
         return min(self._departs_s(self._ahead), self.load_s())
 
     @property
-    def apart_s(self) -> float:
+    def interval_s(self) -> float:
         """Seconds from one end to the next, over those that run."""
         ends_s = self._departures()
         if not ends_s:

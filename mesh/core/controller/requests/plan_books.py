@@ -8,7 +8,7 @@ happens, and the journal has it. Before: the policy. After: `search`, `preemptio
 from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.instances.kv_transfer import can_carry
 from mesh.core.controller.instances.lifecycle import start, unload
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.requests import migration, preemption
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
@@ -25,8 +25,10 @@ UPKEEP_MAX = 16
 
 def keep_up(ctx: EventContext) -> None:
     """Carry out what the policy has in mind for the cell as a whole."""
-    offer = Offer(ctx=ctx, may_move=lambda instance: preemption.may_be_preempted(ctx, instance))
-    for plan, _ in zip(ctx.policy.upkeep(offer), range(UPKEEP_MAX), strict=False):
+    options = OpenOptions(
+        ctx=ctx, may_move=lambda instance: preemption.may_be_preempted(ctx, instance)
+    )
+    for plan, _ in zip(ctx.policy.upkeep(options), range(UPKEEP_MAX), strict=False):
         match plan:
             case Move():
                 _move(ctx, plan)

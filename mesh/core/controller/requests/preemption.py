@@ -8,7 +8,7 @@ instance, for which there is no memory. After: it has it.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mesh.core.controller.instances.offer import Offer, released
+from mesh.core.controller.instances.open_options import OpenOptions, released
 from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
@@ -34,10 +34,12 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     def may_move(other: InstanceEntry) -> bool:
         return may_be_preempted(ctx, other)
 
-    offer = Offer(ctx=ctx, entry=ctx.cell.deployments.get(instance.deployment), may_move=may_move)
-    for releases in ctx.policy.relieve(instance, missing_bytes, offer):
+    options = OpenOptions(
+        ctx=ctx, entry=ctx.cell.deployments.get(instance.deployment), may_move=may_move
+    )
+    for releases in ctx.policy.relieve(instance, missing_bytes, options):
         taken = released(ctx, instance, releases, may_move)
-        idle = [other for other in offer.idle(instance) if other not in taken]
+        idle = [other for other in options.idle(instance) if other not in taken]
         if taken and freed_bytes([*taken, *idle]) >= missing_bytes and displace(ctx, taken):
             return True
     return False

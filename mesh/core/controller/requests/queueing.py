@@ -15,7 +15,7 @@ from math import inf
 from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import refuse_hopeless, without_time
+from mesh.core.controller.requests.deadlines import refuse_past_deadline, without_time
 from mesh.core.controller.requests.ending import evict_best_effort
 from mesh.core.controller.requests.outlook import Outlook, latest_start_s
 from mesh.core.controller.requests.preemption import preempt
@@ -88,7 +88,7 @@ def _see_to(
         if entry.queue:
             # Only a look at the whole queue tells it of those who were not tried.
             without = without_time(ctx, entry) if whole_queues else frozenset()
-            refuse_hopeless(Outlook(ctx=ctx, entry=entry, lanes=lanes, without_time=without))
+            refuse_past_deadline(Outlook(ctx=ctx, entry=entry, lanes=lanes, without_time=without))
     if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
         at_s = _retry_at_s(ctx, waiting)
         ctx.cell.set_retry(at_s)
@@ -203,7 +203,8 @@ def _place(
 ) -> bool:
     refusals = request.refusals
     before = refusals.try_again()
-    search = Search(ctx=ctx, entry=entry, request=request, only=only, loaded=True)
+    joins = None if only is None else (only,)
+    search = Search(ctx=ctx, entry=entry, request=request, joins=joins, loaded=True)
     price = search.first()
     if price is not None:
         take(ctx, price)

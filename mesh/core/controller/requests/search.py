@@ -14,7 +14,7 @@ from math import inf
 
 from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to
@@ -24,7 +24,6 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Carry, Join, Move, Plan, Start
@@ -32,7 +31,7 @@ from mesh.policy.views import NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Search(Offer):
+class Search(OpenOptions):
     """What a policy is offered for a request, and what comes of its plans."""
 
     entry: DeploymentEntry
@@ -51,8 +50,6 @@ class Search(Offer):
     iterable must not refer to the search: a reference cycle keeps both in memory until the garbage
     collector runs.
     """
-    only: InstanceEntry | None = None
-    """The one instance that is tried, if not all."""
     last: InstanceEntry | None = field(default=None, init=False)
     """The instance that the policy was offered last; `place` is its position among the candidates.
     """
@@ -71,8 +68,6 @@ class Search(Offer):
     """The policy would rather start an instance, which is looked at later."""
     _needs: InstanceNeeds | None = field(default=None, init=False)
     """`None` until a node is asked."""
-    _needed_bytes: dict[NodeId, int] = field(default_factory=dict, init=False)
-    """What the instance needs, by the nodes that are asked and take one more."""
     _roomy: list[NodeEntry] | None = field(default=None, init=False)
     """Those of them with room; `None` until they are looked for."""
     _fresh: bool = field(default=False, init=False)
@@ -113,11 +108,7 @@ class Search(Offer):
         """
         if self._no_time or self.among is None or self._is_refused():
             return None
-        nodes = self.ctx.cell.nodes
-        needs = [
-            (needed, nodes[name].capacity_bytes) for name, needed in self._needed_bytes.items()
-        ]
-        return NoRoom.nearest(needs)
+        return NoRoom() if self._needs is None else self._needs.lack()
 
     def cheapest(self, new: RequestEntry) -> Price | None:
         """The price of the place that is nearest to taking the request, were it to come now as
@@ -167,8 +158,6 @@ class Search(Offer):
         request, candidates = self.request, self.entry.candidates
         if request is None or self.joins is not None:
             return enumerate(self.joins or ())
-        if self.only is not None:
-            return ((0, self.only),)
         if not self.loaded:
             again = self.late or request.request_id in self.ctx.deferred
             there = (i for i in candidates if i.takes_now) if again else ()
@@ -202,7 +191,8 @@ class Search(Offer):
     def lacks_bytes(self, node: NodeView) -> int:
         assert self.entry.deployment is not None
         free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.deployment)
-        return self._needed_bytes.get(node.node_id, 0) - free_bytes
+        least_bytes = 0 if self._needs is None else self._needs.least_bytes(node.node_id)
+        return least_bytes - free_bytes
 
     def _prepare(self) -> Sequence[NodeEntry]:
         """Find the nodes with room, once."""
@@ -223,15 +213,8 @@ class Search(Offer):
             self._no_time = len(asked) < len(nodes)
         if not asked:  # In overload most often no node has changed since it refused.
             return ()
-        takers = [node for node in asked if ctx.takes_another(node, entry)]
         self._needs = InstanceNeeds(ctx, entry, self._waiting())
-        self._needed_bytes = self._needs.least_bytes(takers)
-        for node in asked:
-            needed_bytes = self._needed_bytes.get(node.node_id)
-            if needed_bytes is not None and needed_bytes <= ctx.obtainable_bytes(node, entry):
-                self._roomy.append(node)
-            elif memo is not None:
-                memo.note_no_start(node, needed_bytes or 0, ctx.now_s)
+        self._roomy = self._needs.with_room(asked, memo)
         self._fresh = not {node.node_id for node in self._roomy} <= entry.avoided.keys()
         return self._roomy
 

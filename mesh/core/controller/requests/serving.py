@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
-from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
 from mesh.core.controller.requests.ending import (
@@ -170,7 +170,7 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         lacking = missing_bytes(ctx, owner, instance)
         if preempt(ctx, instance, lacking) and grow(ctx, instance, ctx.now_s):
             return
-    chosen = ctx.policy.evict(instance, Offer(ctx=ctx, entry=owner))
+    chosen = ctx.policy.evict(instance, OpenOptions(ctx=ctx, entry=owner))
     evicted = instance.requests[chosen.request_id]
     evicted.note_evicted()
     message = (

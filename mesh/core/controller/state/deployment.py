@@ -68,7 +68,7 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
-    told_to_return_s: float = 0.0
+    return_at_s: float = 0.0
     """When the last of those that were refused has been told to come again."""
     called_s: float = -inf
     """When it was called last, unless an operator has had it unloaded since."""
@@ -174,16 +174,16 @@ class DeploymentEntry:
         else:
             insort(self.queue, request, key=lambda waiting: waiting.rank)
 
-    def note_told_to_return(
-        self, at_s: float, apart_s: float, *, now_s: float, wait_s_max: float
+    def note_return_at(
+        self, at_s: float, interval_s: float, *, now_s: float, wait_s_max: float
     ) -> float:
         """One more is refused, and a place expected at `at_s`, infinite where nobody knows: when it
         is to come again, so much after the one that was told before it, but no longer from now than
         anyone is told: what was told in an overload does not outlast it.
         """
-        next_s = max(self.told_to_return_s + apart_s, at_s if at_s < inf else now_s)
-        self.told_to_return_s = min(next_s, now_s + wait_s_max)
-        return self.told_to_return_s
+        next_s = max(self.return_at_s + interval_s, at_s if at_s < inf else now_s)
+        self.return_at_s = min(next_s, now_s + wait_s_max)
+        return self.return_at_s
 
     def dequeue(self, request: RequestEntry) -> None:
         """It waits no more, for no load either."""

@@ -65,7 +65,7 @@ def test_those_who_are_refused_are_told_to_come_one_after_another_and_within_bou
     entry = Entries().deployment
 
     def told(at_s: float, *, now_s: float) -> float:
-        return entry.note_told_to_return(at_s, 0.5, now_s=now_s, wait_s_max=60.0)
+        return entry.note_return_at(at_s, 0.5, now_s=now_s, wait_s_max=60.0)
 
     assert [told(12.0, now_s=10.0) for _ in range(3)] == [12.0, 12.5, 13.0]
     assert [told(inf, now_s=10.0) for _ in range(2)] == [13.5, 14.0], "nobody knows of a place"

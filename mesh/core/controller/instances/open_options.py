@@ -23,7 +23,7 @@ from mesh.policy.views import InstanceView, NodeView
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Offer:
+class OpenOptions:
     """`entry`: the deployment for which a place is sought."""
 
     ctx: EventContext
@@ -141,7 +141,7 @@ def relief(
     node, share = place.node if isinstance(place, InstanceEntry) else place, None
     if isinstance(place, NodeEntry) and entry is not None and entry.deployment is not None:
         share = place.share_of(entry.deployment)
-    for releases in ctx.policy.relieve(place, missing_bytes, Offer(ctx=ctx, entry=entry)):
+    for releases in ctx.policy.relieve(place, missing_bytes, OpenOptions(ctx=ctx, entry=entry)):
         taken = [instance.instance_id for instance in released(ctx, place, releases)]
         if taken and node.station.freed_bytes(taken, share) >= missing_bytes:
             return tuple(taken)
