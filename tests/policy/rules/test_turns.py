@@ -7,11 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mesh.domain.ids import RequestId
 from mesh.policy.rules.alternate import ALTERNATE
 from mesh.policy.rules.first_come import FIRST_COME
 from mesh.policy.rules.headroom import HEADROOM
-from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, TurnRule, next_turn, note_turn
+from mesh.policy.rules.run_queues import Prompt, RunQueue
+from mesh.policy.rules.turns import Grant, TurnRule, name_all, next_turn, note_turn
 from tests.request.rollout import Rollout
 from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Job, Node, a_prompt, queue, times
 from tests.request.strategies import instances
@@ -333,3 +334,15 @@ def decoded_late(jobs: list[Job], now_s: float) -> bool:
             return True
         jobs[0] = job._replace(due_s=job.due_s + job.tpot_s)
     return False
+
+
+def test_those_of_a_turn_are_named_where_their_instance_has_others() -> None:
+    of = queue("a", times=TIMES)
+    of.running = [RequestId("r1")]
+    of.prompts = [
+        Prompt(request_id=RequestId(name), left=4, past=0, due_s=1.0) for name in ("p1", "p2", "p3")
+    ]
+    grant = Grant(queue=of, prefill=6, seconds=0.1)
+    name_all(grant)
+    assert grant.decode == ("r1",)
+    assert grant.prefill == (("p1", 4), ("p2", 2))
