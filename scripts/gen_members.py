@@ -43,7 +43,7 @@ def untold(protocol: Protocol) -> tuple[list[str], list[str], list[str]]:
         values = {
             of for one in get_args(annotation) or (annotation,) for of in get_args(one) or (one,)
         }
-        if name in NOT_BUILT or values <= {None, type(None), ""}:
+        if name in NOT_BUILT or values <= {None, type(None), "", 0, 1}:
             refused.append(name)
         elif annotation is Any or "gnored" in description:
             ignored.append(name)

@@ -322,7 +322,12 @@ def _path(steps: Sequence[int | str], data: Any) -> str:
     path = ""
     for number, step in enumerate(steps):
         last = number == len(steps) - 1
-        if isinstance(data, dict) and step == data.get("type") and not last:
+        if (
+            not last
+            and isinstance(data, dict)
+            and data.get("type") == step
+            and steps[number + 1] in data
+        ):
             continue  # Anthropic's blocks have a member by the name of their type.
         if isinstance(step, int) and isinstance(data, list):
             path, data = f"{path}[{step}]", data[step] if step < len(data) else None

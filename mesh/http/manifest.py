@@ -110,8 +110,8 @@ class _Text(_Part):
 class _Spec(_Part):
     source: Annotated[str, Field(pattern=r"^\S", max_length=SOURCE_CHARS_MAX)]
     context_tokens_max: Annotated[int, Field(ge=1, le=CONTEXT_TOKENS_MAX)] | None = None
-    slo: _Slo | None = None
-    classes: Annotated[dict[str, _Class], Field(min_length=1)] | None = None
+    slo: _Slo = _Slo()
+    classes: Annotated[dict[str, _Class], Field(min_length=1)] = {}
     class_default: str = ""
     scaling: _Scaling = _Scaling()
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
@@ -132,7 +132,7 @@ class _Spec(_Part):
 
     @model_validator(mode="after")
     def _slo_or_classes(self) -> "_Spec":
-        if self.slo is not None and self.classes is not None:
+        if self.classes and "slo" in self.model_fields_set:
             raise PydanticCustomError("classes", "has slo and classes: give one of them")
         return self
 
@@ -140,8 +140,8 @@ class _Spec(_Part):
         """The SLO of a request that names no class, all classes, and the name of its class: without
         a `class_default` the first that has limits.
         """
-        if self.classes is None:
-            return Slo(**(self.slo or _Slo()).model_dump()), (), self.class_default
+        if not self.classes:
+            return Slo(**self.slo.model_dump()), (), self.class_default
         classes = tuple(one.named(name) for name, one in self.classes.items())
         named = self.class_default
         named = named or next((slo.name for slo in classes if not slo.best_effort), "")
@@ -190,8 +190,22 @@ def _manifest(spec: DeploymentSpec) -> dict[str, object]:
     }
     if told.pop("special_tokens_in_content", False):
         told["text"] = {"special_tokens_in_content": True}
+    told["slo"] = _limits(spec.slo)
+    if spec.classes:
+        told["classes"] = {slo.name: _limits(slo) for slo in spec.classes}
+        del told["slo"]
     head = {"apiVersion": "mesh/v1", "kind": "Model", "metadata": {"name": str(spec.name)}}
     return {**head, "spec": told}
+
+
+def _limits(slo: Slo) -> dict[str, object]:
+    if slo.best_effort:
+        return {"best_effort": True, "within_s": slo.ttft_s, "price": slo.price}
+    return {
+        name: value
+        for name, value in plain_fields(slo).items()
+        if name not in ("name", "best_effort") and (slo.name or name != "price")
+    }
 
 
 def read_file(path: str) -> bytes:

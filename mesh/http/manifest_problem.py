@@ -21,6 +21,7 @@ _KINDS = {
     "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
+    "dict_type": "a mapping of names",
     "model_type": "a mapping of fields",
     "finite_number": "a finite number",
 }

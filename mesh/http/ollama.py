@@ -75,7 +75,7 @@ class Options(Strict):
     draft_num_predict: Any = None
     repeat_last_n: Any = None
     penalize_newline: Any = None
-    mirostat: Literal[0] | None = Field(default=None, description="Neither it nor the next two.")
+    mirostat: Literal[0] | None = None
     tfs_z: Literal[1] | None = None
     typical_p: Literal[1] | None = None
     mirostat_tau: Any = Field(default=None, description="Ignored, as is the next one.")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mesh.domain.messages import NodeHello, ResizeKv
 from mesh.domain.model import Footprint, Mixture
 from mesh.domain.profile import Grid, Profile
+from mesh.domain.slo import SLO_S_MAX, Slo
 from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot
 
@@ -104,6 +105,9 @@ def _built(kind: type) -> st.SearchStrategy[Any]:
     built = st.fixed_dictionaries(parts)
     if kind is NodeHello:
         built = built.map(_with_base_below_limit)
+    if kind is Slo:
+        endless = {"tpot_s": SLO_S_MAX}
+        built = built.map(lambda given: given | (endless if given["best_effort"] else {}))
     if kind is Mixture:
         built = built.map(lambda given: given | {"experts": max(given["experts"], given["chosen"])})
     return built.map(lambda given: kind(**given))

@@ -111,7 +111,8 @@ def _on(
     deployment, now_s = entry.deployment, ctx.now_s
     footprint = node.footprint_of(deployment)
     needs = InstanceNeeds(ctx, entry, [request])
-    room, needed_bytes = needs.room(node), needs.least_bytes(node.node_id)
+    room = needs.room(node)
+    needed_bytes = footprint.instance_bytes(needs.kv_blocks(node, footprint)[0])
     if room is not None:
         fit = Fit.ONCE_IDLE_GO if room.reclaim else Fit.NOW
     else:
