@@ -9,10 +9,11 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import Heartbeat, LoadInstance, NodeHello
+from mesh.domain.messages import Heartbeat, KvResized, LoadInstance, NodeHello
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadRate, LoadTier
+from mesh.memory.station import ReservationKind
 from tests.core.cells import (
     FOOTPRINT,
     CellUnderTest,
@@ -87,3 +88,37 @@ def test_validation_has_the_weights_come_first(swapping: bool, copies_s: float) 
     seen = forecast_on(instance, asked, now_s=cell.now_s, limits=CellLimits())
     assert seen.verdict is Verdict.PASSES
     assert seen.first_token_s - cell.now_s == pytest.approx(copies_s, abs=0.15)
+
+
+def grown(cell: CellUnderTest, link_id: int, kv_blocks: int, seconds: float) -> None:
+    """The KV cache of the instance has grown to so many blocks in so long."""
+    entry(cell).station.issue(ReservationKind.RESIZE, I1, FOOTPRINT.size(kv_blocks), 0.0)
+    cell.report(link_id, KvResized(instance_id=I1, kv_blocks=kv_blocks, elapsed_s=seconds))
+
+
+def test_a_kv_cache_grows_for_as_long_as_others_have() -> None:
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    link_id, _ = cell.join(gpu())
+    assert entry(cell).grow_s(FOOTPRINT.kv_block_bytes) == 0.0
+    grown(cell, link_id, 32, 0.4)
+    assert entry(cell).grow_s(64 * FOOTPRINT.kv_block_bytes) == pytest.approx(0.8)
+
+
+def test_validation_waits_for_resizes() -> None:
+    cell = CellUnderTest(on_gpus(Slo(ttft_s=60.0)), rule="mesh")
+    link_id, _ = cell.join(gpu())
+    grown(cell, link_id, 32, 4.0)
+    cell.invoke(request("r1"))
+    instance = cell.core.cell.instances[I1]
+    (asked,) = instance.requests.values()
+    instance.remove(asked)
+
+    def first_s(grow_s: float = 0.0) -> float:
+        limits, now_s = CellLimits(), cell.now_s
+        return forecast_on(instance, asked, now_s=now_s, limits=limits, grow_s=grow_s).first_token_s
+
+    alone_s = first_s()
+    assert first_s(2.0) - alone_s == pytest.approx(2.0, abs=0.01)
+    instance.add(asked, blocks=1, now_s=cell.now_s)
+    entry(cell).station.issue(ReservationKind.RESIZE, I1, FOOTPRINT.size(64), 0.0)
+    assert first_s() - alone_s == pytest.approx(8.0, abs=0.2)
