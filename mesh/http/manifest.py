@@ -31,7 +31,7 @@ from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, ColdStart, Slo, bes
 from mesh.domain.text import ToolFormat
 from mesh.http.manifest_problem import explain
 from mesh.http.yaml_documents import Document, read_documents
-from mesh.report.plain import plain_fields
+from mesh.report.plain import Plain, plain_fields
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
 
@@ -198,7 +198,7 @@ def _manifest(spec: DeploymentSpec) -> dict[str, object]:
     return {**head, "spec": told}
 
 
-def _limits(slo: Slo) -> dict[str, object]:
+def _limits(slo: Slo) -> dict[str, Plain]:
     if slo.best_effort:
         return {"best_effort": True, "within_s": slo.ttft_s, "price": slo.price}
     return {
