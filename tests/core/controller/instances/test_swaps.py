@@ -6,6 +6,7 @@ import pytest
 
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.actions import TellAccepted
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.limits import CellLimits
@@ -21,6 +22,7 @@ from tests.core.cells import (
     deployment,
     hello,
     instance_report,
+    of_kind,
     request,
 )
 
@@ -122,3 +124,20 @@ def test_validation_waits_for_resizes() -> None:
     instance.add(asked, blocks=1, now_s=cell.now_s)
     entry(cell).station.issue(ReservationKind.RESIZE, I1, FOOTPRINT.size(64), 0.0)
     assert first_s() - alone_s == pytest.approx(8.0, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "swapping", "taken"), [(1.8, False, True), (1.8, True, False), (1.2, False, True)]
+)
+def test_only_its_own_load_and_copy_make_a_request_late(
+    ttft_s: float, swapping: bool, taken: bool
+) -> None:
+    """Its load takes 0.5 s, and a copy 1 s, as does that of others that may be under way."""
+    other = replace(deployment("b", slo=Slo(ttft_s=ttft_s)), context_tokens_max=256)
+    other = replace(other, spec=replace(other.spec, devices=(DeviceKind.GPU,)))
+    cell = CellUnderTest(on_gpus(), other, rule="mesh")
+    link_id, _ = cell.join(gpu())
+    told = replace(gpu().instances[0], swapping=swapping)
+    cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
+    said = of_kind(cell.invoke(request("r1", of="b")), TellAccepted)
+    assert [told.grace_s > 0.0 for told in said] == [ttft_s < 1.5] * taken
