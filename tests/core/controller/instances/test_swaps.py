@@ -10,7 +10,7 @@ from mesh.domain.actions import TellAccepted
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import Heartbeat, KvResized, LoadInstance, NodeHello
+from mesh.domain.messages import Heartbeat, KvResized, LoadInstance, NodeHello, ResizeKv
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadRate, LoadTier
@@ -141,3 +141,11 @@ def test_only_its_own_load_and_copy_make_a_request_late(
     cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
     said = of_kind(cell.invoke(request("r1", of="b")), TellAccepted)
     assert [told.grace_s > 0.0 for told in said] == [ttft_s < 1.5] * taken
+
+
+def test_a_kv_cache_gets_what_there_is_of_what_is_wanted() -> None:
+    """Four requests need 20 blocks, for which 25 are wanted; there is room for 22."""
+    cell = CellUnderTest(on_gpus(Slo(ttft_s=60.0, tpot_s=10.0)), rule="mesh")
+    cell.join(replace(gpu(), memory_bytes=WEIGHTS_BYTES + 22 * FOOTPRINT.kv_block_bytes))
+    said = [a for n in range(4) for a in cell.invoke(request(f"r{n}", max_tokens=500))]
+    assert [resize.kv_blocks for resize in commands(said, ResizeKv)] == [22]
