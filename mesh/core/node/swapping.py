@@ -17,7 +17,7 @@ from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
 from mesh.policy.rules.rounds import WorkingWeights
-from mesh.policy.rules.swapping import SwapRule
+from mesh.policy.rules.swapping import BEHIND_S, SwapRule
 
 FAILURES_MAX = 3
 """Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
@@ -59,6 +59,8 @@ def _weights(
     care = node.rule.overestimate
     run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
     due_s = inf if run_queue is None else run_queue.first_due_s
+    if due_s == inf and instance.promising:
+        due_s = instance.best_effort_since_s + BEHIND_S
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance

@@ -151,6 +151,7 @@ class Price:
                 request,
                 share=ctx.share_of(self.node, decodes_share),
                 cached=left_tokens(self.node, self._deployment, request),
+                block_tokens=self.node.footprint_of(self._deployment).block_tokens,
                 now_s=now_s,
                 limits=limits,
                 late=late,
@@ -267,7 +268,7 @@ class Price:
         where an idle instance that was to go for it has to stay by now.
         """
         if self.instance is not None:
-            return room_for(self.ctx, self.entry, self.instance, self.wanted_by)
+            return room_for(self.ctx, self.entry, self.instance, self.wanted_by, self.beside)
         room, there = self.room, self.node.instances
         goes = room is not None and all(self.node.may_go(there[name]) for name in room.reclaim)
         return room if goes else None

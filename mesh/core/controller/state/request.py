@@ -123,6 +123,12 @@ class RequestEntry:
         """Whether it is queued, and no load has been promised to it."""
         return self.state is RequestState.QUEUED and self.waits_for is None
 
+    def follow(self, leader: "RequestEntry | None") -> None:
+        """That one computes its prompt on its instance, or it does so itself from the beginning."""
+        self.leader = leader
+        if leader is None:
+            self.prefill_left = self.tokens
+
     def follows_to(self, instance: "InstanceEntry") -> bool:
         """Whether the one that computes its prompt is on the instance, or goes there with it. Once
         it has been submitted itself, it goes by what nodes tell.
@@ -192,6 +198,7 @@ class RequestEntry:
         to compute so many of its tokens.
         """
         self.advance(RequestState.RUNNING)
+        self.refusals.forget_starts()
         self.submissions += 1
         self.attempt = self.submissions
         self.instance, self.required_blocks = instance, blocks
