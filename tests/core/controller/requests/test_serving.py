@@ -402,10 +402,10 @@ def test_what_its_prompt_was_computed_for_by_another_is_asked_again_where_that_i
 
 @pytest.mark.parametrize(("kv_mib", "starts"), [(20, False), (40, True)])
 def test_a_load_for_a_call_has_room_for_all_of_its_answers(kv_mib: int, *, starts: bool) -> None:
-    """Each of four needs seven blocks of 1 MiB; one by itself gets 16."""
+    """Each of eight needs four blocks of 1 MiB; one by itself gets 16."""
     cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
     cell.join(hello(memory_bytes=(100 + kv_mib) * MIB))
-    first = replace(answers(4, 200)[0], deployment=DeploymentName("a"))
+    first = replace(answers(8)[0], deployment=DeploymentName("a"))
     assert bool(commands(cell.invoke(first), LoadInstance)) is starts
 
 
