@@ -27,12 +27,12 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
     """Have the next weights go off the device or come back, if the rule wants that, and tell the
     cell, whose validations reckon with it.
     """
-    if _begins(ctx, node, margin_s):
+    if _begin_next(ctx, node, margin_s):
         ctx.report(node.heartbeat(ctx.now_s))
 
 
-def _begins(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
-    """Whether the next swap has begun."""
+def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
+    """Begin the next swap, if the rule wants one and none is under way; returns whether it has."""
     rule = node.turns
     if not node.rule.swap_bytes or not isinstance(rule, SwapRule):
         return False
@@ -89,7 +89,7 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin
     else:
         end(ctx, node)
         swapped_s = ctx.now_s - node.swap_started_s
-        _begins(ctx, node, margin_s)
+        _begin_next(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
         if event.resident and not event.error:
             node.note_copied(instance.weights_bytes, swapped_s)

@@ -49,7 +49,7 @@ def test_a_prompt_that_is_given_up_keeps_no_other_instance_from_its_decodes() ->
     a = prompts("a", (9000, 99.0))
     b = queue("b", 1.0, times=TIMES, prompts=[(500, 0.1)])
     c = queue("c", 1.0, times=TIMES)
-    said = []
+    said: list[str] = []
     for _ in range(40):
         grant = turn(a, b, c)
         note_turn(grant)

@@ -17,6 +17,7 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo, best_effort
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, request
+from tests.core.two_nodes import TwoNodes
 
 BATCH = best_effort("batch", 600.0)
 QUICK = Slo(name="quick", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.15)
@@ -197,3 +198,13 @@ def test_best_effort_delays_nobody_while_others_compute() -> None:
     soon = replace(PATIENT, name="", ttft_s=0.6)
     asked = request("s1", of="b", max_tokens=256)
     assert submitted(cell.tell(InvokeRequested(request=asked, slo=soon))) == [("s1", "b")]
+
+
+def test_a_request_that_moves_counts_once_in_its_class() -> None:
+    cell = TwoNodes(slo=PATIENT)
+    entry = cell.core.cell.deployments[DeploymentName("a")]
+    assert entry.deployment is not None
+    entry.use(replace(entry.deployment, spec=replace(entry.spec, classes=(PATIENT,))))
+    cell.moving()
+    (seen, _) = cell.core.snapshot(cell.now_s).deployments
+    assert [(of.name, of.running) for of in seen.classes] == [("patient", 1)]

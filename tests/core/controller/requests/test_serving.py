@@ -16,7 +16,7 @@ from mesh.domain.events import (
     ShutdownRequested,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -426,3 +426,13 @@ def test_the_next_answer_has_the_whole_prompt_to_compute_where_the_first_is_gone
     cell.tell(CancelRequested(request_id=RequestId("r1")))
     second, third = (cell.core.cell.requests[RequestId(name)] for name in ("r2", "r3"))
     assert (second.prefill_left, third.prefill_left, third.leader) == (100, 4, second)
+
+
+@pytest.mark.breaks_invariants
+def test_the_other_answers_come_to_the_revision_that_has_the_first() -> None:
+    """A rollout has turned to the next one between the two."""
+    cell = BusyCell()
+    first, second = (replace(one, deployment=DeploymentName("a")) for one in answers(2))
+    cell.invoke(first)
+    cell.core.cell.deployments[DeploymentName("a")].advance(DeploymentState.RETIRING)
+    assert commands(cell.invoke(second), SubmitRequest)
