@@ -11,8 +11,9 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.swapping import BEHIND_S, SWAPPING
 from mesh.request import shadow
+from mesh.request.pool import Held, Pool
 from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
 from tests.request.schedules import (
     TIMES,
@@ -597,3 +598,14 @@ def test_nobody_is_late_for_best_effort_s_sake(owed_s: float) -> None:
     )
     verdict = validate(schedule, Newcomer(queue=b, prompt=comes, joins_s=0.0))
     assert verdict is (Verdict.DELAYS_RUNNING if owed_s < 0.4 else Verdict.PASSES)
+
+
+def test_weights_of_best_effort_come_where_nobody_else_has_anything_to_compute() -> None:
+    of = {"a": Held(weights_bytes=1, copy_s=1.0, due_s=BEHIND_S)}
+    of["b"] = Held(weights_bytes=1, copy_s=1.0, resident=True)
+    held = {InstanceId(name): each for name, each in of.items()}
+    pool = Pool(rule=SWAPPING, held=held, free_bytes=0)
+    pool.decide([queue("b", 1.0, times=TIMES)], 0.0)
+    assert pool.moving is None
+    pool.decide([], 0.0)
+    assert pool.moving == "b", "it makes room"

@@ -182,15 +182,15 @@ class Price:
             self.instance.kv_bytes + gone
         )
 
-    def look(self, waits: RequestEntry) -> None:
-        """Find out what it lacks; one look of the event. `waits`: who asks for the place, which may
+    def look(self, asked_by: RequestEntry) -> None:
+        """Find out what it lacks; one look of the event. `asked_by` wants the place, and may
         have to let an earlier one through.
         """
         self.seen = _UNSEEN[Verdict.PASSES]
         if self.ctx.policy.promises:
             self.ctx.note_look()
             self.seen = self.forecast()
-        if self.validated and self.room and must_give_way(self.ctx, self.node, waits):
+        if self.validated and self.room and must_give_way(self.ctx, self.node, asked_by):
             self.seen = _UNSEEN[Verdict.DELAYS_RUNNING]
 
     @property

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from mesh.core.controller.instances.node_schedule import _best_effort_s
 from mesh.core.controller.requests.preemption import may_be_preempted
 from mesh.core.controller.requests.serving import relieve
 from mesh.domain.actions import ControllerAction, RefuseRequest
 from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest
+from mesh.domain.profile import Grid
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo, best_effort
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
@@ -208,3 +210,16 @@ def test_a_request_that_moves_counts_once_in_its_class() -> None:
     cell.moving()
     (seen, _) = cell.core.snapshot(cell.now_s).deployments
     assert [(of.name, of.running) for of in seen.classes] == [("patient", 1)]
+
+
+def test_an_iteration_of_best_effort_is_longer_late_in_a_long_prompt() -> None:
+    """100 tokens take 0.1 s at the beginning of a prompt, and 1 s after 400 others."""
+    cost = Grid(rows=(100,), columns=(0, 400), seconds=((0.1, 1.0),))
+    seconds = []
+    for prompt in (100, 500):
+        cell = BusyCell(deployment("a"), profiles=(replace(SLOW, prefill=cost),))
+        asked = request("b1", of="a", prompt=(1,) * prompt, max_tokens=1)
+        cell.tell(InvokeRequested(request=asked, slo=BATCH))
+        cell.iterated("a", b1=100)
+        seconds.append(_best_effort_s(cell.core.cell.nodes[NodeId("n1")], cell.now_s))
+    assert seconds[1] > 3 * seconds[0] > 0.0
