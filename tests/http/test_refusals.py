@@ -117,6 +117,14 @@ async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: 
     assert '"service_tier":"batch"' in streamed.text
     unknown = await http.post("/v1/completions", {**body, "service_tier": "gold"})
     assert (unknown.status_code, error_of(unknown)["param"]) == (400, "service_tier")
+    header = await http.post("/v1/completions", body, headers={"x-slo-class": "gold"})
+    assert (header.status_code, error_of(header)["param"]) == (400, "x-slo-class")
+    long = await http.post("/v1/completions", {**body, "service_tier": "g" * 100_000})
+    assert (long.status_code, len(long.content) < 1_000) == (400, True)
+    whole = await http.post(
+        "/v1/responses", {"model": "chat", "input": "hi", "service_tier": "batch"}
+    )
+    assert whole.json()["service_tier"] == "batch"
 
 
 async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> None:
