@@ -49,6 +49,7 @@ export function Deploy({ asked }) {
       <label>save all deployments as <input value=${saved} maxlength="100" onInput=${(event) => setSaved(event.target.value)} /></label>
       <a class="button" href="api/v1/manifest" download=${saved || "deployments.yaml"}>save</a>
     </div>
+    ${session.role !== "tenant" && html`<p class="dim">A saved file does not say whose a deployment is: deployed anew by an operator, it is nobody's.</p>`}
     <form class="prompt" onSubmit=${send("deploy")}>
       <label>Manifests <textarea class="manifest" rows="16" spellcheck=${false} required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>
       <div class="actions">
