@@ -38,6 +38,10 @@ class Pool:
     moved_s: float = inf
     """When they are there; infinite where none are on their way."""
 
+    def hold(self, name: InstanceId, held: Held) -> None:
+        """One more instance takes part in it."""
+        self.held[name] = held
+
     def computes(self, queue: RunQueue) -> bool:
         """Whether the weights of its instance are on the device, and stay there."""
         name = queue.instance_id

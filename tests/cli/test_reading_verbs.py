@@ -25,7 +25,7 @@ def test_get_lists_deployments_in_aligned_columns(cell: RunningCell, chat: str) 
 def test_get_and_describe_are_the_same_as_json_and_yaml(cell: RunningCell, chat: str) -> None:
     (listed,) = json.loads(cell.mesh("get", "-o", "json").out)
     slo = {"ttft_s": 30.0, "ttft_tokens_per_s": 512.0, "tpot_s": 5.0, "cold_start": "late"}
-    assert listed["spec"]["slo"] == slo
+    assert listed["spec"]["slo"] == slo | {"name": "", "price": 1.0, "best_effort": False}
     assert listed["context_tokens_max"] == 256
     assert listed["model"]["architecture"] == "llama"
     assert json.loads(cell.mesh("get", "chat", "-o", "json").out)["spec"] == listed["spec"]

@@ -68,7 +68,7 @@ DRAINS = [
     )
     for n in range(9)
 ]
-CHAT = {"model_name": "chat"}
+CHAT = {"model_name": "chat", "slo_class": ""}
 OWN = 6
 """Iterations of a place before and after a move of which an own one is the median."""
 

@@ -138,8 +138,8 @@ def forecast_on_start(
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
     if schedule.pool is not None:
         schedule.pool.free_bytes -= more_kv_bytes
-        copy_s = node.copy_s(weights_bytes)
-        schedule.pool.held[queue.instance_id] = Held(weights_bytes=weights_bytes, copy_s=copy_s)
+        coming = Held(weights_bytes=weights_bytes, copy_s=node.copy_s(weights_bytes))
+        schedule.pool.hold(queue.instance_id, coming)
     prompt = _prompt(request, request.tokens - cached)
     return _forecast(schedule, queue, request, at_s, prompt=prompt, loads=True, late=late)
 

@@ -35,6 +35,11 @@ class ClassCounts:
     """How many of those were in time with TTFT and mean TPOT, as was promised."""
     refused: int = 0
 
+    def add(self, *, served: int = 0, met: int = 0, refused: int = 0) -> None:
+        self.served += served
+        self.met += met
+        self.refused += refused
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeploymentEntry:
@@ -158,9 +163,7 @@ class DeploymentEntry:
         self.refused += old.refused
         for name, was in old.by_class.items():
             if counts := self._counts_of(name):
-                counts.served += was.served
-                counts.met += was.met
-                counts.refused += was.refused
+                counts.add(served=was.served, met=was.met, refused=was.refused)
         self.note_prompt(old.prompt_tokens, old.cached_tokens)
 
     def enqueue(self, request: RequestEntry, now_s: float) -> None:
@@ -244,8 +247,7 @@ class DeploymentEntry:
         counts = self._counts_of(slo_class)
         self.history = self.history.after(output_tokens, slo_class if counts else "")
         if counts:
-            counts.served += 1
-            counts.met += met
+            counts.add(served=1, met=int(met))
         self.forgive_loads()
 
     def note_prompt(self, tokens: int, cached_tokens: int) -> None:
@@ -259,7 +261,7 @@ class DeploymentEntry:
     def note_refused(self, slo_class: str = "") -> None:
         self.refused += 1
         if counts := self._counts_of(slo_class):
-            counts.refused += 1
+            counts.add(refused=1)
 
     def _counts_of(self, slo_class: str) -> ClassCounts | None:
         """Nothing is counted of a class that its spec has no more."""
