@@ -192,6 +192,12 @@ class ReservationStation:
         found = (holding.running, holding.waiting) if holding else ()
         return next((r.kind for r in found if r is not None and r.kind in LOADS), None)
 
+    def resizes(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
+        """The resizes of an instance that run or wait: two at most."""
+        holding = self._holdings.get(instance_id)
+        found = (holding.running, holding.waiting) if holding else ()
+        return tuple(r for r in found if r is not None and r.kind is ReservationKind.RESIZE)
+
     def running_reservations(self) -> tuple[Reservation, ...]:
         """The reservations that are started and not done, by deadline."""
         found = [h.running for h in self._holdings.values() if h.running is not None]

@@ -20,7 +20,7 @@ from mesh.policy.plans import Join, Move, Plan, Release, Shortage, Start
 from mesh.policy.room import roomy_first
 from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, Outlook, RequestView
 
 TARGETS_MAX = 2
 """Instances that one look tries to merge another one into."""
@@ -59,6 +59,13 @@ class Mesh(LlmMesh):
         if tests.utilisation(plan) > most:
             return Verdict.TPOT_EXCEEDED
         return tests.shadow(plan)
+
+    # Whoever waits for copies or turns of others is not taken late: that takes time which others
+    # were promised. Only a load that is too long with its own copy makes a request late.
+
+    def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
+        late = super().may_be_late(request, outlook)
+        return late and not outlook.may_load_by(outlook.latest_start_s)
 
     # A request joins what is there before anything starts. Where several deployments wait without
     # an instance, deployments of which less than 40 % is served start first, and then those that

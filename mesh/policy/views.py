@@ -376,7 +376,7 @@ class Outlook(Protocol):
         ...
 
     def may_load_by(self, at_s: float) -> bool:
-        """Whether one more load could be over by then."""
+        """Whether one more load could be over by then, and its weights on the device."""
         ...
 
     def load_s(self) -> float:

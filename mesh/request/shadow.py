@@ -56,6 +56,10 @@ class Schedule:
     """Requests that wait for loads, and when those are over, or since when for room for their KV
     blocks: nobody joins while weights have to make room.
     """
+    grows: Sequence[tuple[float, float]] = ()
+    """KV caches that grow: from when on, and the seconds in which nothing computes. They wait while
+    weights have to make room.
+    """
     slowdown: float = 1.0
     """How much longer iterations take that begin before `slow_until_s`, because a load computes
     beside them.
@@ -90,6 +94,8 @@ class Newcomer:
     """Its instance loads until then, and slows the other iterations down."""
     may_be_late: bool = False
     """Its first token may come when it can: whoever waits for it has been told, or is to be."""
+    grow_s: float = 0.0
+    """For how long nothing computes when it joins, because a KV cache grows for it."""
     first_token_s: float = inf
     """When its first token is with its client; set by `validate` where it passes."""
 
@@ -260,6 +266,7 @@ class _Rollout:
         self._begun_s = self._now_s = now_s
         coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
         self._coming = sorted(coming, key=itemgetter(0))
+        self._grows = sorted(schedule.grows)
         self._excused: list[Prompt] = []
         """Prompts that are late for other reasons than the newcomer."""
         self._calm_s = now_s
@@ -268,17 +275,23 @@ class _Rollout:
         """How much earlier than due the tokens of each class came since the last prompt."""
 
     def run(self) -> Verdict:
+        self._grow()
+        self._begun_s = self._calm_s = self._now_s
         self._excuse_late()
         self._now_s += _slowed_s(self._schedule, self._now_s, self._schedule.best_effort_s)
+        if self._newcomer.grow_s:
+            self._grows.append((self._newcomer.joins_s, self._newcomer.grow_s))
+            self._grows.sort()
         if self._newcomer.loads:
             # From here on: whom this makes late is late on account of the newcomer.
             joins_s = self._newcomer.joins_s
             self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
+            self._grow()
             if self._coming or self._now_s < self._schedule.slow_until_s:
                 self._skip()
                 self._join()
-            if not self._coming and self._settled():
+            if not self._coming and not self._grows and self._settled():
                 return Verdict.PASSES
             verdict = self._step()
             if verdict is not None:
@@ -305,6 +318,16 @@ class _Rollout:
     def _seen_s(self, start_s: float, seconds: float) -> float:
         """When the first tokens of an iteration are with their clients."""
         return start_s + _slowed_s(self._schedule, start_s, seconds) + self._schedule.margin_s
+
+    def _grow(self) -> None:
+        """Have the KV caches grow whose time has come, one after the other."""
+        schedule, pool = self._schedule, self._pool
+        while self._grows and self._grows[0][0] <= self._now_s:
+            if pool is not None and pool.free_bytes < 0:
+                return
+            self._now_s += self._grows.pop(0)[1]
+            if pool is not None:
+                pool.roll(schedule.queues, self._now_s)
 
     def _join(self) -> None:
         while self._coming and self._now_s >= self._coming[0][0]:
@@ -365,7 +388,8 @@ class _Rollout:
             pool.decide(schedule.queues, start_s)
         grant = _next_turn(schedule, start_s)
         if grant is None:
-            comes_s = min((at_s for at_s, _, _ in self._coming if at_s > start_s), default=inf)
+            ats_s = [*(at_s for at_s, _, _ in self._coming), *(at_s for at_s, _ in self._grows)]
+            comes_s = min([at_s for at_s in ats_s if at_s > start_s], default=inf)
             if pool is not None:
                 comes_s = min(comes_s, pool.moved_s)
                 pool.roll(schedule.queues, comes_s)

@@ -176,6 +176,10 @@ class Node:
     copy_s: float = 0.0
     """For each of the sizes that weights have, to the device."""
     away_s: float = 0.0
+    grow_s: float = 0.0
+    """For how long nothing computes when the newcomer joins: a KV cache grows for it."""
+    grows: Sequence[tuple[float, float]] = ()
+    """Other KV caches that grow: from when on, and for how long."""
     moving: int | None = None
     """Whose weights are on their way, by index, until `moved_s`."""
     moved_s: float = 0.0
@@ -208,6 +212,7 @@ class Node:
             prompt=prompt_of(self.newcomer),
             joins_s=self.now_s if self.joins_s is None else self.joins_s,
             may_be_late=self.may_be_late,
+            grow_s=self.grow_s,
         )
         known = (
             queues if target_known else [queue for queue in queues if queue is not newcomer.queue]
@@ -223,6 +228,7 @@ class Node:
             slowdown=self.slowdown,
             slow_until_s=self.slow_until_s,
             margin_s=self.margin_s,
+            grows=self.grows,
             pool=self.pool(),
         )
         return schedule, newcomer

@@ -609,3 +609,36 @@ def test_weights_of_best_effort_come_where_nobody_else_has_anything_to_compute()
     assert pool.moving is None
     pool.decide([], 0.0)
     assert pool.moving == "b", "it makes room"
+
+
+@pytest.mark.parametrize(
+    ("due_s", "first_due_s", "verdict"),
+    [
+        (0.85, 9.0, Verdict.PASSES),
+        (0.75, 9.0, Verdict.FIRST_TOKEN_LATE),
+        (9.0, 0.45, Verdict.DELAYS_RUNNING),
+    ],
+)
+def test_nothing_computes_while_a_kv_cache_grows(
+    due_s: float, first_due_s: float, verdict: Verdict
+) -> None:
+    # 0.2 s for others, 0.3 s for the newcomer; then a decode with its 200 tokens takes 0.3 s.
+    node = Node(instances=[instance("a", first_due_s, times=TIMES)], newcomer=a_prompt(200, due_s))
+    node.grows, node.grow_s = ((0.0, 0.2),), 0.3
+    assert node.verdict() is verdict
+
+
+def test_who_is_late_by_the_growth_of_others_blocks_nobody() -> None:
+    node = Node(instances=[instance("a", 0.25, times=TIMES)], newcomer=a_prompt(200, 9.0))
+    node.grows = ((0.0, 0.2),)
+    assert node.verdict() is Verdict.PASSES
+
+
+@pytest.mark.parametrize(("room", "verdict"), [(2, Verdict.FIRST_TOKEN_LATE), (3, Verdict.PASSES)])
+def test_a_kv_cache_does_not_grow_before_weights_have_made_room(
+    room: int, verdict: Verdict
+) -> None:
+    # c's leave in 0.3 s; then 0.2 s of growth, and 0.3 s with the newcomer's 200 tokens.
+    node = swapping("a", "b", "c", room=room)
+    node.target, node.away_s, node.newcomer.due_s, node.grow_s = 0, 0.3, 0.65, 0.2
+    assert node.verdict() is verdict

@@ -251,8 +251,10 @@ def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
     instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    instance.note_size(said.kv_blocks)
     size = instance.footprint.size(said.kv_blocks)
+    if said.kv_blocks > instance.kv_blocks:
+        node.note_grown(size.kv_bytes, said.elapsed_s)
+    instance.note_size(said.kv_blocks)
     asked = node.station.running(instance.instance_id)
     if asked is not None and size.kv_bytes < asked.size.kv_bytes:
         instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)

@@ -67,11 +67,13 @@ def forecast_on(
     late: bool = False,
     moves: bool = False,
     more_kv_bytes: int = 0,
+    grow_s: float = 0.0,
 ) -> Forecast:
     """What becomes of a request on an instance, loaded or loading, with those that wait for its
     load and those beside it that have been promised it already; `late`: its first token may come
     after its deadline. One that `moves` runs well where it is: it does not try out an estimate.
-    `more_kv_bytes`: what KV caches will take more, which the pool of weights lacks then.
+    `more_kv_bytes`: what KV caches will take more, which the pool of weights lacks then; `grow_s`:
+    for how long nothing computes because of that.
     """
     if request.slo.best_effort and instance.is_loaded:
         return Forecast(verdict=Verdict.PASSES)
@@ -106,7 +108,7 @@ def forecast_on(
         schedule.joining = (*schedule.joining, *others)
     if schedule.pool is not None:
         schedule.pool.free_bytes -= more_kv_bytes
-    return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late)
+    return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late, grow_s=grow_s)
 
 
 def forecast_on_start(
@@ -213,6 +215,7 @@ def _forecast(
     prompt: Prompt,
     loads: bool = False,
     late: bool,
+    grow_s: float = 0.0,
 ) -> Forecast:
     """`prompt`: what is left of it to compute."""
     queue.quicken(request.pace_s)
@@ -222,6 +225,7 @@ def _forecast(
         joins_s=ready_s,
         loads=loads,
         may_be_late=late,
+        grow_s=grow_s,
     )
     verdict = validate(schedule, newcomer)
     return Forecast(verdict=verdict, first_token_s=newcomer.first_token_s)
@@ -406,6 +410,7 @@ def _schedule(
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
     pool = _pool(node, now_s) if node.swaps else None
+    grows: list[tuple[float, float]] = []
     for instance in node.instances.values():
         work = _work(instance)
         if not work:
@@ -414,11 +419,15 @@ def _schedule(
         run_queues[instance.instance_id] = run_queue
         if instance.requests:
             _fill(run_queue, instance, started_s, joining, after_loads, now_s)
+            if pool is not None:
+                grows += [(now_s, seconds) for seconds in _resizes_s(instance)]
             if pool is not None and pool.free_bytes < 0 and _grows(instance):
                 after_loads += [(now_s, run_queue, prompt) for prompt in run_queue.prompts]
                 run_queue.prompts = []
         else:
             ready_s = ends_s[instance.instance_id]
+            if pool is not None:
+                grows += [(ready_s, seconds) for seconds in _resizes_s(instance)]
             led: dict[RequestEntry | None, Prompt] = {}
             for request in work:
                 prompt = led[request] = _prompt_on(instance, request)
@@ -436,6 +445,7 @@ def _schedule(
         started_s=started_s,
         joining=joining,
         after_loads=after_loads,
+        grows=grows,
         slowdown=node.load_slowdown,
         slow_until_s=max(ends_s.values(), default=0.0),
         margin_s=limits.delivery_s_max,
@@ -447,6 +457,12 @@ def _schedule(
 def _grows(instance: InstanceEntry) -> bool:
     """Whether its KV cache is to be larger than it is."""
     return instance.promised_blocks > instance.kv_blocks
+
+
+def _resizes_s(instance: InstanceEntry) -> list[float]:
+    """The seconds of its resizes that are under way, or wait; one that shrinks takes less."""
+    node = instance.node
+    return [node.grow_s(of.size.kv_bytes) for of in node.station.resizes(instance.instance_id)]
 
 
 def _pool(node: NodeEntry, now_s: float) -> Pool:

@@ -168,7 +168,17 @@ class Price:
             late=late,
             moves=self.moves,
             more_kv_bytes=self._more_kv_bytes(),
+            grow_s=self._grow_s(instance),
         )
+
+    def _grow_s(self, instance: InstanceEntry) -> float:
+        """For how long its KV cache grows in the place of iterations, in the room that was found;
+        looked at where weights are swapped.
+        """
+        room, node = self.room, self.node
+        if room is None or not node.swaps or room.kv_blocks <= instance.promised_blocks:
+            return 0.0
+        return node.grow_s(room.kv_blocks * instance.footprint.kv_block_bytes)
 
     def _more_kv_bytes(self) -> int:
         """What KV caches on its node will take more, in the room that was found."""

@@ -166,7 +166,9 @@ class Outlook:
                 lane = node.node_id, planned.kind
                 if lane not in self.lanes:
                     self.lanes[lane] = lane_ends_s(node, ctx.now_s, planned.kind)
-                yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s
+                weights_bytes = node.footprint_of(entry.deployment).weights_bytes
+                copy_s = node.copy_s(weights_bytes) if node.swaps else 0.0
+                yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s + copy_s
 
     def _departs_s(self, ahead: int) -> float:
         """When one more place has come free than so many who wait will have taken; infinite if

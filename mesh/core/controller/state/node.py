@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FOOTPRINTS_MAX = 256
 """Shapes of which a node's own footprints are kept: those that were loaded there last."""
 
+GROWS = LoadRate(fixed_s=0.0, bytes_per_s=32e9)
+"""What times of growing caches are told as ratios to; their sizes count, not this rate."""
 KV_RATE_BYTES_LEAST = 1 << 20
 KV_RATE_LOSS = 10.0
 """By which the expected rate of a node's transfers falls with one that finds no way."""
@@ -86,6 +88,8 @@ class NodeEntry:
     """When the last of them did."""
     swap_times: LoadTimes = field(default_factory=lambda: LoadTimes(1.0))
     """How long swaps took that brought weights to its device, from the host's memory."""
+    grow_times: LoadTimes = field(default_factory=lambda: LoadTimes(1.0))
+    """How long KV caches took to grow, by their new size."""
     left: dict[DeploymentName, set[int]] = field(default_factory=dict)
     """By deployment, the digests of cached KV blocks that its next instance here would find."""
 
@@ -144,6 +148,17 @@ class NodeEntry:
     def away_s(self) -> float:
         """Seconds in which a swap takes weights off the device: as one that moves nothing."""
         return self._host_rate.fixed_s
+
+    def grow_s(self, kv_bytes: int) -> float:
+        """Seconds in which a KV cache grows to this size, in the place of iterations: as the last
+        ones did. Nothing is known of the first.
+        """
+        known = self.grow_times.tier(LoadTier.HOST) is not None
+        return self.grow_times.planned_s(LoadTier.HOST, kv_bytes) if known else 0.0
+
+    def note_grown(self, kv_bytes: int, seconds: float) -> None:
+        """A KV cache has grown to this size."""
+        self.grow_times.learn(LoadTier.HOST, GROWS, kv_bytes, seconds)
 
     @property
     def _host_rate(self) -> LoadRate:
