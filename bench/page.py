@@ -74,6 +74,7 @@ TURN_S, WORK_S = 0.02, 0.004
 """The virtual cell works for so long in each turn, and its clock is as fast as that allows."""
 PROBE_S = 0.001
 BEGIN_S_MAX = 300.0
+END_S_MAX = 30.0
 VIEWERS = 10
 LOADS = 5
 FRAMES_S = 5.0
@@ -197,6 +198,8 @@ def large_cell(*size: int) -> Iterator[tuple[str, Callable[[], float]]]:
 
     def end() -> float:
         here.send("end")
+        if not here.poll(END_S_MAX):
+            raise Unavailable(f"the virtual cell did not end within {END_S_MAX:.0f} s")
         stall_s: float = here.recv()
         return stall_s
 

@@ -150,6 +150,8 @@ def _check_length(content: BinaryIO, file: Path) -> None:
         holes_bytes += end - begin
         if end == size_bytes:
             break
+    else:  # what was not looked at counts as never written
+        holes_bytes += size_bytes - end
     if holes_bytes > SPARSE_SHARE_MAX * size_bytes:
         raise TornModel(
             f"{file.name} is {size_bytes} bytes long, of which {holes_bytes} were never written",

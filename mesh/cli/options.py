@@ -229,7 +229,7 @@ _SAMPLING = (
     click.option("--ignore-eos", is_flag=True, help="Go on after the model would end."),
     click.option("--slo-ttft", "slo_ttft_s", type=float, help="Seconds to its first token."),
     click.option("--slo-tpot", "slo_tpot_s", type=float, help="Seconds for each further one."),
-    click.option("--class", "slo_class", default="", help="Of its SLO classes; none: the default."),
+    click.option("--class", "slo_class", default="", help="The SLO class, if not the default."),
     click.option("--cache-salt", default="", help="Share cached prompts with the same one only."),
     click.option(
         "--stop", metavar="TEXT", multiple=True, callback=_stops, help="End before it. Repeatable."

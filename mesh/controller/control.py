@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
-from mesh.controller.lookup import find_deployment, no_deployment, no_request
+from mesh.controller.lookup import find_deployment, no_deployment, no_request, seen_profiles
 from mesh.controller.operating import Operating, Replies
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
@@ -136,10 +136,9 @@ class Control(ControlServicer):
     ) -> pb.GetProfilesResponse:
         name = DeploymentName(request.name)
         find_deployment(name, self._snapshot())
-        known = self._cell.profiles(name)  # one that is being imported has none yet
-        return pb.GetProfilesResponse(
-            profiles=[to_wire(one, pb.KnownProfile) for one in known or ()]
-        )
+        # One that is being imported has none yet.
+        known = seen_profiles(caller(), self._cell.profiles(name) or ())
+        return pb.GetProfilesResponse(profiles=[to_wire(one, pb.KnownProfile) for one in known])
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Any

@@ -33,7 +33,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.grammar import Grammar
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import RefusalReason
@@ -90,8 +90,11 @@ class GatewayLimits:
 class Call:
     """An invocation under way: its events, until Finished."""
 
-    def __init__(self, stream: ClientStream) -> None:
+    def __init__(self, stream: ClientStream, model_id: ModelId, taken: Taken) -> None:
         self.request = stream.request
+        self.model_id = model_id
+        """The model whose tokens its prompt is."""
+        self.taken = taken
         self._stream = stream
 
     @property
@@ -158,6 +161,15 @@ class Gateway:
         if deployment is None or not caller().may_see(deployment.spec):
             raise no_deployment(name, self.snapshot())
         return deployment
+
+    def check(self, asked: Invocation) -> None:
+        """Raises what a call would be refused with before its prompt is tokenised: NotFound,
+        Unavailable or InvalidInput.
+        """
+        check_invocation(asked)
+        spec = self.deployment(asked.deployment).spec
+        check_task(asked, spec.task)
+        slo_of(asked, spec)
 
     def snapshot(self) -> CellSnapshot:
         """The cell as the caller may see it."""
@@ -244,13 +256,13 @@ class Gateway:
         traced = _UNTRACED
         if self._traces is not None:
             traced = self._traces.call(asked, headers, arrived_s)
-        with traced as trace, self._open(further=first is not None) as taken:
-            stream = await self._stream(asked, arrived_s, answers, first)
+        with traced as trace, self._open(answers, first) as taken:
+            stream, model_id = await self._stream(asked, arrived_s, answers, first)
             if trace is not None:
                 trace(stream.request)
             try:
                 with self._asked(stream):
-                    yield Call(stream)
+                    yield Call(stream, model_id, taken)
             finally:
                 taken.tokens = stream.tokens
 
@@ -337,12 +349,13 @@ class Gateway:
             self._cancel(request_id)
 
     @contextmanager
-    def _open(self, *, further: bool = False) -> Iterator[Taken]:
+    def _open(self, answers: int = 1, first: Call | None = None) -> Iterator[Taken]:
         """A call of the caller's, within the limits, or a further answer of it. Raises Refused."""
         self._check_open()
         self._calls += 1
         try:
-            with self._tenants.call(caller().tenant, further=further) as taken:
+            of = None if first is None else first.taken
+            with self._tenants.call(caller().tenant, answers=answers, first=of) as taken:
                 yield taken
         finally:
             self._calls -= 1
@@ -359,12 +372,11 @@ class Gateway:
 
     async def _stream(
         self, asked: Invocation, arrived_s: float, answers: int, first: Call | None
-    ) -> ClientStream:
-        """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
-        check_invocation(asked)
-        asked_of = self.deployment(asked.deployment).spec
-        check_task(asked, asked_of.task)
-        slo_of(asked, asked_of)
+    ) -> tuple[ClientStream, ModelId]:
+        """Everything before the request is posted. Raises NotFound, Unavailable, InvalidInput,
+        Refused.
+        """
+        self.check(asked)
         if asked.grammar is not None:
             await self._tokenizers.check_grammar(asked.grammar)
         if first is None:
@@ -372,6 +384,11 @@ class Gateway:
         else:
             deployment = self.deployment(asked.deployment)
             prompt_tokens = first.request.prompt_tokens
+            if deployment.model.model_id != first.model_id:
+                raise Unavailable(
+                    f"{asked.deployment!r} has got another model while it was asked",
+                    hint="try again",
+                )
         check_prompt_logprobs(asked, len(prompt_tokens))
         check_named_tokens(asked, deployment.model.vocabulary_tokens)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
@@ -400,7 +417,7 @@ class Gateway:
             answers=answers if shares else 1,
             first=first.request_id if shares and first is not None else None,
         )
-        return ClientStream(
+        stream = ClientStream(
             request=request,
             slo=slo,
             has_own_slo=slo is not deployment.spec.slo,
@@ -409,6 +426,7 @@ class Gateway:
             join_s=self._limits.join_s,
             caller=caller(),
         )
+        return stream, deployment.model.model_id
 
     async def _tokenised(
         self, asked: Invocation, *, is_part: bool = False

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from mesh.domain.checks import CACHE_SALT_CHARS_MAX, CONTEXT_TOKENS_MAX
+from mesh.domain.checks import CACHE_SALT_CHARS_MAX, CONTEXT_TOKENS_MAX, NAME_CHARS_MAX
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, PairPrompt, TextPrompt, TokenPrompt
@@ -123,6 +123,8 @@ def _check_limits(asked: Invocation) -> None:
         raise InvalidInput(
             f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
         )
+    if len(asked.slo_class) > NAME_CHARS_MAX:
+        raise _wrong("slo_class", len(asked.slo_class), f"at most {NAME_CHARS_MAX} long")
     if len(asked.cache_salt) > CACHE_SALT_CHARS_MAX:
         raise _wrong("cache_salt", len(asked.cache_salt), f"at most {CACHE_SALT_CHARS_MAX} long")
     for stop in asked.stop:

@@ -9,7 +9,7 @@ from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import DeploymentState
-from mesh.domain.views import CellSnapshot, DeploymentSnapshot
+from mesh.domain.views import CellSnapshot, DeploymentSnapshot, ProfileView
 
 NAMES_MAX = 8
 """As many names are listed in a hint."""
@@ -21,6 +21,14 @@ def seen_by(caller: Caller, snapshot: CellSnapshot) -> CellSnapshot:
         return snapshot
     mine = tuple(one for one in snapshot.deployments if caller.may_see(one.spec))
     return replace(snapshot, deployments=mine)
+
+
+def seen_profiles(caller: Caller, profiles: Iterable[ProfileView]) -> list[ProfileView]:
+    """Those that hold for a node come first; a tenant is told of these alone, and of no node."""
+    found = sorted(profiles, key=lambda one: not one.nodes)
+    if caller.role is Role.ADMIN:
+        return found
+    return [replace(one, nodes=()) for one in found if one.nodes]
 
 
 def find_deployment(name: DeploymentName, snapshot: CellSnapshot) -> DeploymentSnapshot:

@@ -23,8 +23,11 @@ from mesh.domain.actions import (
     RefuseRequest,
     RemoveDeployment,
     SendCommand,
+    StoreDeployment,
+    StoreRevisions,
     TellAccepted,
 )
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import (
@@ -266,6 +269,8 @@ class Meter:
                     self.recent.refused(now_s, call.of.model, action.reason)
             case RemoveDeployment():
                 self._forget(action.name)
+            case StoreDeployment(deployment=deployment) | StoreRevisions(deployment=deployment):
+                self._forget_classes(deployment.spec)
 
     def _delivered(self, now_s: float, action: DeliverTokens) -> None:
         outputs = action.outputs
@@ -312,6 +317,21 @@ class Meter:
             call.of.met.inc()
         tpot_s = mean_s if call.tokens > 1 else None
         self.recent.finished(now_s, call.of.model, ttft_s=ttft_s, tpot_s=tpot_s, met=met)
+
+    def _forget_classes(self, spec: DeploymentSpec) -> None:
+        """Series of SLO classes that the deployment does not have any more go; what is under way in
+        one is counted in none.
+        """
+        name, has = public_name(spec.name), {"", spec.slo.name, *(one.name for one in spec.classes)}
+        gone = [of for of in self._series if of[0] == name and of[1] not in has]
+        for of in gone:
+            for metric in self._metrics:
+                if _CLASS in metric._labelnames:
+                    metric.remove_by_labels({_MODEL: name, _CLASS: of[1]})
+            del self._series[of]
+        for call in self._calls.values() if gone else ():
+            if call.of.labels in gone:
+                call.of = self._of(name, "")
 
     def _forget(self, name: DeploymentName) -> None:
         """What is under way for it is counted for no deployment from now on."""

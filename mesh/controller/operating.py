@@ -1,7 +1,8 @@
 """What an operator does with a deployment: checked, put into the core, and its replies.
 
 Before: `control`, by gRPC, and `mesh.http.operating`, for the page. After: `operations`. Each
-method raises before anything begins: NotFound for a name that its caller may not see, InvalidInput.
+method raises NotFound for a name that its caller may not see, and InvalidInput, before the core is
+asked; `deploy` and `replay` do so at the first step of their replies, or after a wait.
 """
 
 import asyncio
@@ -94,13 +95,15 @@ class Operating:
 
     async def deploy(self, given: DeploymentSpec) -> Replies:
         """Raises InvalidInput, Forbidden for a source that the caller may not deploy from,
-        AlreadyExists for the name of another tenant, and Refused at the caller's limit.
+        AlreadyExists for the name of another tenant, and Refused at the caller's limit; both
+        again after the wait for a node that is starting.
         """
         spec = self._owned(given)
         check_spec(spec)
         self._sources.check(caller().role, spec.source)
         async for progress in self._wait_for_starting(spec):
             yield progress
+        spec = self._owned(given)  # others have deployed meanwhile
         run = self._operations.run(lambda o: DeployRequested(operation_id=o, spec=spec))
         # Closed at once when the caller goes, so that the core knows at once.
         async with aclosing(run) as replies:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from mesh.controller.lookup import find_deployment, no_request, seen_by
+from mesh.controller.lookup import find_deployment, no_request, seen_by, seen_profiles
 from mesh.controller.recent import Recent
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
@@ -79,16 +79,16 @@ class Reading:
         self._cancel(found.request_id)
 
     def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]:
-        """What all deployments say, or one. Raises NotFound."""
+        """The specs of all deployments that the caller may see, or of one. Raises NotFound."""
         seen = self._seen(asks)
         found = seen.deployments if name is None else (find_deployment(name, seen),)
         return [one.spec for one in found]
 
-    def profiles(self, asks: Caller, name: DeploymentName) -> tuple[ProfileView, ...]:
+    def profiles(self, asks: Caller, name: DeploymentName) -> list[ProfileView]:
         """Those that hold for a node come first. Raises NotFound."""
         find_deployment(name, self._seen(asks))
-        found = self._cell.profiles(name) or ()  # one that is being imported has none yet
-        return tuple(sorted(found, key=lambda one: not one.nodes))
+        # One that is being imported has none yet.
+        return seen_profiles(asks, self._cell.profiles(name) or ())
 
     def _seen(self, asks: Caller) -> CellSnapshot:
         return seen_by(asks, self._cell.snapshot(self._clock.now_s()))

@@ -39,6 +39,8 @@ class Taken:
     """What a call has used; its holder says when it ends."""
 
     tokens: int = 0
+    answers_to_come: int = 0
+    """Further answers that were let in with the call, and have not begun."""
 
 
 class TenantMeter:
@@ -52,28 +54,38 @@ class TenantMeter:
         self._running: dict[TenantName, int] = {}
 
     @contextmanager
-    def call(self, tenant: TenantName, *, further: bool = False) -> Iterator[Taken]:
-        """A call of a tenant, while it is open, or a `further` answer of one that has been let in.
-        Raises Refused.
+    def call(
+        self, tenant: TenantName, *, answers: int = 1, first: Taken | None = None
+    ) -> Iterator[Taken]:
+        """A call of a tenant while it is open. Each of its `answers` counts as running, from now
+        until it has ended; the later ones are given the `first`. Raises Refused.
         """
-        taken = Taken()
+        taken = Taken(answers_to_come=answers - 1)
         if tenant == NOBODY:
             yield taken
             return
-        if not further:
-            self._admit(tenant, self._limits(tenant))
-        self._running[tenant] = self._running.get(tenant, 0) + 1
+        if first is None:
+            self._admit(tenant, self._limits(tenant), answers)
+        if first is not None and first.answers_to_come:
+            first.answers_to_come -= 1
+        else:
+            self._running[tenant] = self._running.get(tenant, 0) + answers
         try:
             yield taken
         finally:
-            self._running[tenant] -= 1
+            self._running[tenant] -= 1 + taken.answers_to_come
+            taken.answers_to_come = 0
             if tenant in self._tokens:
                 self._tokens[tenant].level -= taken.tokens
 
-    def _admit(self, tenant: TenantName, limits: TenantLimits) -> None:
+    def _admit(self, tenant: TenantName, limits: TenantLimits, answers: int) -> None:
         now_s, running = self._clock.now_s(), self._running.get(tenant, 0)
-        if limits.running is not None and running >= limits.running:
-            raise _over(tenant, f"has {running} calls under way", limits.running, RUNNING_RETRY_S)
+        if limits.running is not None and running + answers > limits.running:
+            said = f"has {running} calls under way"
+            if answers > 1:
+                said += f", and asks for {answers} answers at once"
+            again_s = RUNNING_RETRY_S if answers <= limits.running else 0.0
+            raise _over(tenant, said, limits.running, again_s)
         if limits.tokens_per_min is not None:
             rate, most = limits.tokens_per_min / MINUTE_S, limits.tokens_per_min
             bucket = self._tokens.setdefault(tenant, _Bucket(most, now_s))

@@ -27,7 +27,9 @@ from mesh.runtime.clock import Now
 
 SAMPLE_S = 1.0
 LOST_S, LOST_MAX = 300.0, 64
-"""So long a node that was seen and is lost is shown as lost, and at most so many."""
+"""So long a node that was seen and is lost is shown as lost, and at most so many: those that were
+lost last.
+"""
 GAUGE_SAMPLES = 15
 """While nobody views, a picture of the whole cell is taken once in so many samples."""
 
@@ -82,7 +84,15 @@ class Viewed:
         self._seen |= {node.node_id: (now_s, node) for node in nodes}
         kept = [(i, seen) for i, seen in self._seen.items() if seen[0] > now_s - LOST_S]
         here = {node.node_id for node in nodes}
-        lost = [(i, seen) for i, seen in kept if i not in here]
+        # A node that goes while it drains was stopped on purpose.
+        lost = sorted(
+            (
+                (i, seen)
+                for i, seen in kept
+                if i not in here and seen[1].state is not NodeState.DRAINING
+            ),
+            key=lambda one: one[1][0],
+        )
         self._seen = dict([one for one in kept if one[0] in here] + lost[-LOST_MAX:])
 
     def _with_lost(self, nodes: Sequence[NodeSnapshot]) -> tuple[NodeSnapshot, ...]:

@@ -23,7 +23,6 @@ KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
 CACHE_SALT_CHARS_MAX = 256
 CLASSES_MAX = 8
 
-
 _SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^key$|^auth", re.I)
 """In names of a URL's parameters: those of signed URLs among them."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
@@ -94,7 +93,6 @@ def check_slo(slo: Slo) -> None:
     _positive("slo.ttft_s", slo.ttft_s, SLO_S_MAX)
     _positive("slo.ttft_tokens_per_s", slo.ttft_tokens_per_s, SLO_TOKENS_PER_S_MAX)
     _positive("slo.tpot_s", slo.tpot_s, SLO_S_MAX)
-
     if not (math.isfinite(slo.price) and slo.price >= 0):
         raise InvalidInput(f"slo.price is {slo.price:g}; it must be 0 or more")
     if slo.best_effort and slo.tpot_s != SLO_S_MAX:

@@ -299,7 +299,9 @@ class NodeProspect:
     measured: bool
     """Whether its iteration times were measured; otherwise they are an estimate."""
     cold: Verdict
-    """What becomes of a call that comes now, and has it loaded."""
+    """What becomes of a call that comes now, and has it loaded; `passes` where the policy promises
+    nothing.
+    """
     cold_ttft_s: float
     warm: Verdict
     """What would become of a call that comes now, were it loaded."""

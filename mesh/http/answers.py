@@ -217,13 +217,21 @@ class AnswerTo:
     """Its first invocation."""
     answers: int = 1
     """How many answers each of its prompts has."""
-    told: int = 1
-    """How many of them are told, the likeliest ones."""
+    answers_shown: int = 1
+    """How many of them the client is given: the likeliest ones."""
     usage: UsageTold = UsageTold.LAST
+    """When a stream tells its usage."""
     bytes_of: TokenBytes | None = None
     """Reads tokens whose log-probabilities were asked for."""
     reading: Reading = NOTHING_ELSE
     """What the answers of a chat may hold beside words."""
+
+    @property
+    def answers_sharing(self) -> int:
+        """How many answers share the computation of their prompt: those with log-probabilities of
+        prompts each compute it.
+        """
+        return self.answers if self.asked.prompt_logprobs is None else 1
 
 
 class Writer(ABC):
@@ -308,7 +316,7 @@ class ChunkWriter(Writer):
     def closing(self, ends: Sequence[Finished]) -> bytes:
         if self._told is UsageTold.NEVER:
             return DONE
-        told = usage_of(ends, self._thought_tokens(), self._to.answers)
+        told = usage_of(ends, self._thought_tokens(), self._to.answers_sharing)
         return self._last + encoded(told.told()) + b"}\n\n" + DONE
 
     def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
@@ -324,14 +332,15 @@ class ChunkWriter(Writer):
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
         told |= self._beside(answers)
-        usage = usage_of(ends, self._thought_tokens(), self._to.answers)
+        usage = usage_of(ends, self._thought_tokens(), self._to.answers_sharing)
         return encoded({**told, "usage": usage.told()})
 
     def _best(
         self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]
     ) -> list[tuple[Sequence[Tokens], Finished]]:
         """Those answers to each prompt that are told: the likeliest by the token."""
-        made, count, told = list(zip(answers, ends, strict=True)), self._to.answers, self._to.told
+        made, count = list(zip(answers, ends, strict=True)), self._to.answers
+        told = self._to.answers_shown
         if count == told:
             return made
         prompts = [made[begin : begin + count] for begin in range(0, len(made), count)]

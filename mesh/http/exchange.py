@@ -27,6 +27,7 @@ from mesh.http.refusals import (
     retry_headers,
     status_and_code,
 )
+from mesh.wire.own_slo import CLASS_HEADER
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
@@ -266,6 +267,9 @@ class Exchange:
     async def _fail(self, error: MeshError, status: int, code: str) -> None:
         if self._left:
             return
+        of_class = isinstance(error, InvalidInput) and error.field == "slo_class"
+        if of_class and self.header(CLASS_HEADER.encode()) is not None:
+            error = InvalidInput(error.message, hint=error.hint, field=CLASS_HEADER)
         failure = Failure(
             error=error,
             status=status,

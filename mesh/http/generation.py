@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import (
     Accepted,
     ChatPrompt,
@@ -63,11 +62,6 @@ class Generation:
         async with exchange.answering():
             async with exchange.body() as raw:
                 body, writer = self._read(raw)
-            if isinstance(writer, Background):
-                self._gateway.deployment(DeploymentName(body.model))
-                apart = Generation(self._gateway, writer.read, self._bodies)
-                await writer.answer(exchange, apart, scope, raw)
-                return
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max
@@ -81,11 +75,16 @@ class Generation:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
                     asked = tuple(replace(chat, seed=one.seed) for one in asked)
+                if isinstance(writer, Background):
+                    self._gateway.check(asked[0])
+                    apart = Generation(self._gateway, writer.read, self._bodies)
+                    await writer.answer(exchange, apart, scope, raw)
+                    return
                 made, shown = answers_of(body)
                 to = AnswerTo(
                     asked=replace(asked[0], logprobs=logprobs_of(body)),
                     answers=made,
-                    told=shown,
+                    answers_shown=shown,
                     usage=_usage_told(body),
                     bytes_of=bytes_of,
                     reading=reading,

@@ -116,8 +116,8 @@ def journal_application(journal: Journalled, feed: Feed, reads: Callable[[], Rea
 
 
 def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[Route]:
-    """The page, and what it reads of a cell in which nothing can be done; `journal` is whether it
-    is moved in.
+    """The page, and what it reads of a cell in which nothing can be done. With `journal` the page
+    shows what moves through a journal.
     """
     bodies, pages = Bodies(), Page(encoded(ABOUT), shown=True)
     whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": journal}

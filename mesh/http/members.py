@@ -41,7 +41,6 @@ def _option(means: str, name: str, **others: str) -> Row:
     return _everywhere(means, name, **{"ollama": f"options.{name}", **others})
 
 
-_BOTH = {"responses": "temperature", "messages": "temperature"}
 ROWS = (
     Row(
         means="the deployment",
@@ -80,7 +79,7 @@ ROWS = (
         ollama="options.num_predict",
     ),
     _everywhere("the least", "min_tokens"),
-    _option("temperature", "temperature", **_BOTH),
+    _option("temperature", "temperature", responses="temperature", messages="temperature"),
     _option("nucleus", "top_p", responses="top_p", messages="top_p"),
     _option("the likeliest tokens alone", "top_k", messages="top_k"),
     _option("the least share of the likeliest one's probability", "min_p"),

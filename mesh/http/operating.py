@@ -5,6 +5,8 @@ The answer comes when it is done; how far it is meanwhile stands in the cell's s
 leaves cancels what can be cancelled. Before: the routes. After: the controller's `operating`.
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
@@ -29,9 +31,13 @@ from mesh.report.plain import Plain, plain
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
 _SHOWN_CHARS = 100
 
+logger = logging.getLogger(__name__)
+
 
 class Operator(Protocol):
-    """What the controller does; each raises errors of the tree before it begins."""
+    """What the controller does; each raises errors of the tree. What gives replies may raise them
+    at its first step, and `deploy` after it has waited for a node that is starting.
+    """
 
     def deploy(self, given: DeploymentSpec) -> Replies: ...
 
@@ -143,12 +149,14 @@ class Operate:
 class OperateAll:
     """An ASGI application: a file of manifests, which is read as a whole before anything is done
     with it. `each` does it with one deployment and says what came of it; one that fails does not
-    keep the others from being tried.
+    keep the others from being tried. Files are read one at a time, in a thread: 256 KiB take
+    seconds.
     """
 
     def __init__(self, each: Callable[[DeploymentSpec], Awaitable[Plain]], bodies: Bodies) -> None:
         self._each = each
         self._bodies = bodies
+        self._reading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._bodies)
@@ -156,12 +164,15 @@ class OperateAll:
             check_origin(Request(scope))
             async with exchange.body() as raw:
                 given = read(_Manifest, raw)
-            specs = read_manifests(
-                [(given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace"))]
-            )
+            file = given.file[:_SHOWN_CHARS], given.manifest.encode(errors="replace")
             with exchange.watched(lambda _: None):
-                told: list[Plain] = [await self._tried(spec) for spec in specs]
-                await exchange.json(encoded({"deployments": told}))
+                async with self._reading:
+                    specs = await asyncio.to_thread(read_manifests, [file])
+                answers: list[Plain] = []
+                for spec in specs:
+                    answers.append(await self._tried(spec))
+                    await asyncio.sleep(0)  # tokens of calls go out in between
+                await exchange.json(encoded({"deployments": answers}))
 
     async def _tried(self, spec: DeploymentSpec) -> Plain:
         name = str(spec.name)
@@ -169,6 +180,10 @@ class OperateAll:
             return {"name": name, "done": await self._each(spec)}
         except MeshError as error:
             return {"name": name, "error": {"message": error.message, "hint": error.hint}}
+        except Exception:
+            logger.exception("%s of a manifest failed", name)
+            hint = "the controller's log has it"
+            return {"name": name, "error": {"message": "an internal error", "hint": hint}}
 
 
 def operating_together(operator: Operator, bodies: Bodies) -> list[Route]:

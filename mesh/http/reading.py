@@ -44,7 +44,7 @@ class Reads(Protocol):
 
     def specs(self, asks: Caller, name: DeploymentName | None) -> list[DeploymentSpec]: ...
 
-    def profiles(self, asks: Caller, name: DeploymentName) -> tuple[ProfileView, ...]: ...
+    def profiles(self, asks: Caller, name: DeploymentName) -> list[ProfileView]: ...
 
     def trace(self, asks: Caller) -> Iterator[Plain]: ...
 
@@ -73,7 +73,8 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         name = request.query_params.get("name")
         specs = told().specs(caller(), None if name is None else DeploymentName(name))
         named = {"content-disposition": 'attachment; filename="mesh-deployments.yaml"'}
-        return Response(written(specs), media_type="application/yaml", headers=named)
+        text = await asyncio.to_thread(written, specs)
+        return Response(text, media_type="application/yaml", headers=named)
 
     async def profiles(request: Request) -> Response:
         name = DeploymentName(request.path_params["model"])

@@ -52,6 +52,12 @@ class Failure:
     request_id: str = ""
 
 
+_SLO_NAMES = {
+    "slo_class": "service_tier",
+    "slo_ttft_s": "x-slo-ttft-ms",
+    "slo_tpot_s": "x-slo-tpot-ms",
+}
+"""What every protocol calls them: a member, and two headers."""
 Told = tuple[int, dict[str, Any]]
 """The status and the body of an answer."""
 
@@ -103,7 +109,8 @@ class Dialect:
 
     def refusal(self, failure: Failure) -> Told:
         error = failure.error
-        own = self.names.get(error.field) if isinstance(error, InvalidInput) else None
+        named = {**_SLO_NAMES, **self.names}
+        own = named.get(error.field) if isinstance(error, InvalidInput) else None
         if own is not None and isinstance(error, InvalidInput):
             message = error.message
             if message.startswith(f"{error.field} "):

@@ -103,6 +103,8 @@ class ResponseAnswer(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, Any]
+    service_tier: str | None = None
+    """The SLO class; null, where its deployment has none."""
     temperature: float | None
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -249,6 +251,7 @@ class ResponseWriter(BlockWriter):
             status=status,
             model=self._to.asked.deployment,
             output=self._output,
+            service_tier=self._to.slo_class or None,
             temperature=self._to.asked.temperature,
             top_p=self._to.asked.top_p,
             **self._told,

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -340,7 +341,8 @@ class Responses:
             top_p=body.top_p,
             **repeated,
         )
-        run = Run(queued=queued.model_dump(), keep=keep)
+        given_bytes = len(raw) + len(keep.keywords["said"])
+        run = Run(response_queued=queued.model_dump(), keep=keep, given_bytes=given_bytes)
         read_again = partial(self.read, id_=id_)
         return chat, Background(
             id_=queued.id, run=run, runs=self._runs, stream=bool(body.stream), read=read_again
@@ -391,9 +393,12 @@ class Responses:
         run, found = self._runs.get(id_), self._kept.get(id_)
         if request.query_params.get("stream") == "true" and request.method == "GET":
             if run is None:
+                was = found is not None and from_json(found)["background"]
                 raise InvalidInput(
-                    "stream: the events of responses alone are kept that were made in the "
-                    "background",
+                    "stream: the events of this response are not kept any more"
+                    if was
+                    else "stream: the response was not made in the background; its events are not "
+                    "kept",
                     hint="leave it out",
                     field="stream",
                 )
@@ -409,7 +414,7 @@ class Responses:
         return Response(found, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
-        """POST; what is kept and was not made in the background has ended."""
+        """POST; an answer that was not made in the background cannot be cancelled."""
         id_ = request.path_params["id"]
         run = self._runs.get(id_)
         if run is not None:
@@ -417,7 +422,7 @@ class Responses:
         found = self._kept.get(id_)
         if found is None:
             raise HTTPException(404)
-        if run is not None:
+        if run is not None or from_json(found)["background"]:
             return Response(found, media_type="application/json")
         raise InvalidInput(
             "Cannot cancel a synchronous response.", hint="close its connection: that frees it"

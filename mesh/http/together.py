@@ -61,6 +61,8 @@ class Gateway(Protocol):
 
     async def check_grammar(self, grammar: Grammar) -> None: ...
 
+    def check(self, asked: Invocation) -> None: ...
+
     def call(
         self,
         asked: Invocation,

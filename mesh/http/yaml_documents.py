@@ -16,6 +16,8 @@ from mesh.domain.errors import InvalidInput
 MANIFEST_BYTES_MAX = 256 * 1024
 DEPTH_MAX = 16
 """Levels of nesting. A manifest has three; far deeper ones would exhaust the parser's stack."""
+DOCUMENTS_MAX = 256
+"""Documents of one file, empty ones left out."""
 FIELDS_MAX = 10_000
 """Fields and list items of one document, aliases counted every time they are used."""
 
@@ -79,7 +81,7 @@ def _decode(raw: bytes, origin: str) -> str:
 
 
 def _documents(text: str, origin: str) -> Iterator[Document]:
-    loader = yaml.SafeLoader(text)
+    loader, count = yaml.SafeLoader(text), 0
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -88,6 +90,12 @@ def _documents(text: str, origin: str) -> Iterator[Document]:
             lines: dict[Path, int] = {}
             _walk(node, (), lines, origin)
             value = _construct(loader, node, origin)
+            count += value is not None
+            if count > DOCUMENTS_MAX:
+                raise InvalidInput(
+                    f"{origin}: more than {DOCUMENTS_MAX} documents",
+                    hint="deploy them from several files",
+                )
             if value is not None:
                 yield Document(value=value, line=node.start_mark.line + 1, lines=lines)
     finally:

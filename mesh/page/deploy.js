@@ -19,7 +19,8 @@ spec:
 export function Deploy({ asked }) {
   const from = asked.get("from") ?? "";
   const [text, setText] = useState(TEMPLATE);
-  const [file, setFile] = useState("deployments.yaml");
+  const [file, setFile] = useState("manifest");
+  const [saved, setSaved] = useState("deployments.yaml");
   const [said, setSaid] = useState({});
   const [busy, setBusy] = useState("");
   useEffect(() => {
@@ -45,9 +46,10 @@ export function Deploy({ asked }) {
   return html`<h1>Deploy</h1>
     <div class="chosen">
       <label>load a file of manifests <input type="file" accept=".yaml,.yml" onChange=${load} /></label>
-      <label>save all deployments as <input value=${file} maxlength="100" onInput=${(event) => setFile(event.target.value)} /></label>
-      <a class="button" href="api/v1/manifest" download=${file || "deployments.yaml"}>save</a>
+      <label>save all deployments as <input value=${saved} maxlength="100" onInput=${(event) => setSaved(event.target.value)} /></label>
+      <a class="button" href="api/v1/manifest" download=${saved || "deployments.yaml"}>save</a>
     </div>
+    ${session.role !== "tenant" && html`<p class="dim">A saved file does not say whose a deployment is: deployed anew by an operator, it is nobody's.</p>`}
     <form class="prompt" onSubmit=${send("deploy")}>
       <label>Manifests <textarea class="manifest" rows="16" spellcheck=${false} required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>
       <div class="actions">

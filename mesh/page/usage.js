@@ -6,7 +6,8 @@ import { fetched } from "./requests.js";
 import { ask } from "./route.js";
 import { count } from "./words.js";
 
-const BY = ["deployment", "hour", "both", "tenant", "key"];
+const BY = ["deployment", "hour", "both", "tenant", "key", "class"];
+const NAMES = { both: "hour and deployment", class: "deployment and SLO class" };
 const HOURS = { 1: "the last hour", 24: "a day", 168: "a week", 720: "30 days" };
 
 export function Usage({ asked }) {
@@ -22,11 +23,11 @@ export function Usage({ asked }) {
   const choice = (label, name, value, all) => html`<label>${label} <select value=${value} onChange=${(event) => ask({ [name]: event.target.value })}>
     ${Object.entries(all).map(([one, title]) => html`<option value=${one} selected=${one === value}>${title}</option>`)}</select></label>`;
   return html`<h1>Usage</h1>
-    <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, one === "both" ? "hour and deployment" : one])))}
+    <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, NAMES[one] ?? one])))}
       ${choice("of", "since_h", hours, HOURS)}</div>
     <${Fault} error=${told.error} />
     ${told.rows && (told.rows.length
-      ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id}`} />`
+      ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id} ${u.slo_class}`} />`
       : html`<${Notice}>Nothing was used in that time.<//>`)}`;
 }
 
@@ -34,7 +35,8 @@ const HOUR = { title: "hour (UTC)", cell: (u) => new Date(1000 * u.hour_unix_s).
 const DEPLOYMENT = { title: "deployment", cell: (u) => html`<${Text}>${u.deployment || "(unknown)"}<//>` };
 const TENANT = { title: "tenant", cell: (u) => html`<${Text}>${u.tenant || "(none)"}<//>` };
 const KEY = { title: "key", cell: (u) => html`<${Text}>${u.key_id || "(none)"}<//>` };
-const COLUMNS = { deployment: [DEPLOYMENT], hour: [HOUR], both: [HOUR, DEPLOYMENT], tenant: [TENANT], key: [TENANT, KEY] };
+const CLASS = { title: "SLO class", cell: (u) => html`<${Text}>${u.slo_class || "(none)"}<//>` };
+const COLUMNS = { deployment: [DEPLOYMENT], hour: [HOUR], both: [HOUR, DEPLOYMENT], tenant: [TENANT], key: [TENANT, KEY], class: [DEPLOYMENT, CLASS] };
 const COUNTS = [
   { title: "requests", number: true, cell: (u) => count(u.requests) },
   { title: "prompt tokens", number: true, cell: (u) => count(u.prompt_tokens) },

@@ -83,7 +83,7 @@ class Aegaeon(DefaultAnswers):
         yield releases(idle)
 
     # §4.3, algorithm 2: with its first token a request goes into a batch of its model that has
-    # room, else to the node that has the fewest batches.
+    # room, which a move that begins shows, else to the node that has the fewest batches.
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         prefill, decode = self.divided(cell)
@@ -112,7 +112,8 @@ class Aegaeon(DefaultAnswers):
             moved = running[: batch.batch_max - batch.batch] if batch.takes_now else []
             if moved:
                 yield Move(requests=tuple(moved), to=batch, at_once=True)
-                return
+                if any(request.moves_now for request in moved):
+                    return
         if not batches or (running and all(batch.takes_now for batch in batches)):
             there = [batch.node for batch in batches]
             others = [node for node in decode if node not in there]

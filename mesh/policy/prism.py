@@ -20,8 +20,10 @@ from mesh.policy.rules.arbitration import ARBITRATION
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
-TARGET = "target"
-"""The label of an instance that its deployment's others are to move into."""
+TARGET = "target since "
+"""How the label of an instance begins that its deployment's other one is to move into; then comes
+when that was decided.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,10 @@ class Prism(DefaultAnswers):
     """An instance gives way once it has been idle for so long (§A.4: 45 s is best)."""
     gain_min: float = 0.2
     """A model moves only where that lowers the pressure by this share (algorithm 1, line 8)."""
+    target_s_max: float = 120.0
+    """A move that has not come about after so long is given up: both instances stay, until one has
+    been idle.
+    """
     promises: bool = False
     refuses_late: bool = False
     prefetches: bool = False
@@ -46,7 +52,7 @@ class Prism(DefaultAnswers):
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
         if request is not None:
-            for instance in sorted(cell.candidates(), key=lambda i: i.label != TARGET):
+            for instance in sorted(cell.candidates(), key=lambda i: not _is_target(i)):
                 yield Join(request=request, instance=instance)
             made = cell.deployment(request.deployment)
             if made is not None and made.instances:
@@ -91,10 +97,8 @@ class Prism(DefaultAnswers):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         yield from self._evicted(cell)
+        yield from self._finish(cell)
         serving = [i for i in cell.instances() if i.device in self.devices and i.batch]
-        if any(i.label == TARGET for i in cell.instances()):
-            yield from _finish(cell)
-            return
         places = {n.node_id: n for n in cell.nodes() if n.device in self.devices}
         nodes = {name: _Books(node.capacity_bytes) for name, node in places.items()}
         order = sorted(serving, key=lambda i: (-_demand(i.deployment, cell), i.instance_id))
@@ -103,13 +107,36 @@ class Prism(DefaultAnswers):
             pressures = {name: b.pressure(demand, weights_bytes) for name, b in nodes.items()}
             best = min(pressures, key=lambda name: (pressures[name], name))
             here = instance.node.node_id
-            if pressures[best] < pressures[here] * (1.0 - self.gain_min):
-                yield Start(node=places[best], deployment=instance.deployment, label=TARGET)
+            gains = pressures[best] < pressures[here] * (1.0 - self.gain_min)
+            made = cell.deployment(instance.deployment)
+            if gains and made and len(made.instances) == 1 < made.replicas_max:
+                label = f"{TARGET}{cell.now_s:.0f}"
+                yield Start(node=places[best], deployment=instance.deployment, label=label)
                 here = best
             nodes[here].add(demand, weights_bytes)
 
+    def _finish(self, cell: CellView) -> Iterator[Plan]:
+        """Whoever has a target that is loaded moves into it, and goes."""
+        for target in cell.instances():
+            made = cell.deployment(target.deployment)
+            if not _is_target(target) or made is None:
+                continue
+            others = [other for other in made.instances.values() if other is not target]
+            for other in others:
+                if target.takes_now and other.may_go:
+                    yield Release(instance=other)
+                elif target.takes_now and other in cell.neighbours(other.node):
+                    yield Release(instance=other, to=target)
+            since_s = float(target.label.removeprefix(TARGET))
+            if not others or cell.now_s - since_s > self.target_s_max:
+                yield Label(instance=target, label="")
+
 
 PRISM = Prism()
+
+
+def _is_target(instance: InstanceView) -> bool:
+    return instance.label.startswith(TARGET)
 
 
 @dataclass(slots=True)
@@ -142,19 +169,3 @@ def _demand(name: DeploymentName | None, cell: CellView) -> float:
     if made is None:
         return 0.0
     return cell.calls_per_s(made.name) * made.answer_tokens / made.slo.tpot_s
-
-
-def _finish(cell: CellView) -> Iterator[Plan]:
-    """Whoever has a target that is loaded moves into it, and goes."""
-    for target in cell.instances():
-        made = cell.deployment(target.deployment)
-        if target.label != TARGET or made is None:
-            continue
-        others = [other for other in made.instances.values() if other is not target]
-        for other in others:
-            if target.takes_now and other.may_go:
-                yield Release(instance=other)
-            elif target.takes_now and other in cell.neighbours(other.node):
-                yield Release(instance=other, to=target)
-        if not others:
-            yield Label(instance=target, label="")

@@ -208,6 +208,11 @@ class DeploymentView(Protocol):
         ...
 
     @property
+    def replicas_max(self) -> int:
+        """How many instances it may have."""
+        ...
+
+    @property
     def served_share(self) -> float:
         """The share of its ended requests that were served; 1 before the first has ended."""
         ...

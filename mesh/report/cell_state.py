@@ -36,14 +36,23 @@ class CellPicture:
 
 
 def status_fields(status: CellStatus, deployments: Sequence[DeploymentSnapshot]) -> State:
-    """The status as `mesh status -o json` has it, without its instances: with why those of the
-    deployments have failed that have.
+    """The status as `mesh status -o json` has it, without its instances: with the SLO classes of
+    the deployments, and with why those have failed that have.
     """
     failed: Plain = {
         str(one.spec.name): one.phase for one in deployments if one.state is DeploymentState.FAILED
     }
     prefetches = _prefetches(status.prefetches)
-    return {**plain_fields(status), "prefetches": prefetches, "failed": failed}
+    classes: Plain = {
+        str(one.spec.name): [
+            {"name": slo.name, **plain_fields(view)}
+            for slo, view in zip(one.spec.classes, one.classes, strict=False)
+        ]
+        for one in deployments
+        if one.spec.classes
+    }
+    told = {"prefetches": prefetches, "failed": failed, "classes": classes}
+    return {**plain_fields(status), **told}
 
 
 def cell_state(picture: CellPicture) -> State:

@@ -21,6 +21,8 @@ class Held:
     copy_s: float
     """Seconds in which they come to the device."""
     resident: bool = False
+    due_s: float = inf
+    """When what no run queue has, best effort, is due: behind all deadlines."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -72,7 +74,7 @@ class Pool:
                     instance_id=name,
                     weights_bytes=held.weights_bytes,
                     resident=held.resident,
-                    due_s=dues_s.get(name, inf),
+                    due_s=min(dues_s.get(name, inf), held.due_s),
                     may_go=name != busy,
                 )
                 for name, held in self.held.items()

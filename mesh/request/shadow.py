@@ -46,6 +46,10 @@ class Schedule:
     """As the node's rule has it."""
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
+    best_effort_s: float = 0.0
+    """The longest iteration of best effort that may just have begun, if no run queue can compute;
+    nobody whom it makes late is excused.
+    """
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
     after_loads: Sequence[tuple[float, RunQueue, Prompt]] = ()
@@ -122,6 +126,7 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
     for each in schedule.queues:
         each.predict(LOOKAHEAD_TOKENS)
     now_s = _finish_in_flight(schedule)
+    now_s += _slowed_s(schedule, now_s, schedule.best_effort_s)
     for other, prompt in schedule.joining:
         other.prompts.append(prompt)
     queue.prompts += waiting
@@ -162,9 +167,9 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     result = []
     for queue in schedule.queues:
         batch, tokens = queue.batch, queue.context_tokens
-        for prompt in (*queue.prompts, *coming.get(id(queue), ())):
-            batch += 1
-            tokens += prompt.left + prompt.past
+        for first in (*queue.prompts, *coming.get(id(queue), ())):
+            batch += 1 + len(first.mates)
+            tokens += sum(prompt.left + prompt.past for prompt in (first, *first.mates))
         if batch:
             result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
@@ -172,7 +177,7 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
-    makes somebody late.
+    makes somebody late. If it is one of a run queue, none of best effort is in flight.
     """
     start_s = schedule.started_s
     if start_s is None:
@@ -184,6 +189,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
     grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
+    schedule.best_effort_s = 0.0
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
     _advance(schedule, grant, end_s)
     return end_s
@@ -237,7 +243,8 @@ def _compute_prompts(queue: RunQueue, prefill: Prefill) -> list[Prompt]:
         prompt.past += part
         budget.spend(prompt.request_id, part)
         if not prompt.left:
-            queue.prompts.remove(prompt)
+            place = queue.prompts.index(prompt)
+            queue.prompts[place : place + 1] = prompt.mates
             done.append(prompt)
     return done
 
@@ -271,6 +278,7 @@ class _Rollout:
         self._grow()
         self._begun_s = self._calm_s = self._now_s
         self._excuse_late()
+        self._now_s += _slowed_s(self._schedule, self._now_s, self._schedule.best_effort_s)
         if self._newcomer.grow_s:
             self._grows.append((self._newcomer.joins_s, self._newcomer.grow_s))
             self._grows.sort()
@@ -335,6 +343,10 @@ class _Rollout:
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
         if prompt.due_s < self._seen_s(from_s, at_once_s):
             self._excused.append(prompt)
+        for mate in prompt.mates:
+            mate_s = at_once_s + queue.at_once_s(mate, self._schedule.prefill_tokens_max)
+            if mate.due_s < self._seen_s(from_s, mate_s):
+                self._excused.append(mate)
 
     def _skip(self) -> None:
         """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
@@ -429,7 +441,7 @@ class _Rollout:
         for prompt in done:
             if seen_s <= prompt.due_s:
                 continue
-            if prompt is newcomer.prompt:
+            if prompt in (newcomer.prompt, *newcomer.prompt.mates):
                 if not newcomer.may_be_late:
                     return Verdict.FIRST_TOKEN_LATE
             elif prompt not in self._excused:

@@ -128,7 +128,7 @@ def _converter() -> JsonConverter:
     tenth of a second.
     """
     converter = make_converter()
-    # Where nothing is shared, and no SLO has a class, a journal is what it was before any could be.
+    # What classes have, and what models share, is written only where there is any.
     unsaid: Any = override(omit_if_default=True)
     for kind, names in _CLASSES.items():
         hook = make_dict_unstructure_fn(kind, converter, **dict.fromkeys(names, unsaid))

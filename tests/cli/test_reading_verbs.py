@@ -82,6 +82,7 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
     assert (name, limit_mib) == ("cpu0", f"{node['memory_bytes'] / 2**20:.1f}")
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
+    assert status["classes"] == {}, "it has none"
     assert status["prefetches"]["hit_rate"] == status["prefetches"]["used"] == 0
     numbers = cell.mesh("status").out.partition("\n\n")[0]
     shown = dict(line.split(maxsplit=1) for line in numbers.splitlines())

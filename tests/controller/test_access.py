@@ -232,6 +232,9 @@ async def test_nothing_of_another_tenant_is_within_reach(cell: tuple[LiveCell, K
     assert await live.ask(a.deploy, replace(SPEC, tenant="b")) == "deployed"
     assert [one.spec.tenant for one in await live.ask(a.list)] == ["a"]
     assert await live.ask(b.list) == ()
+    held = {key: await live.ask(who.profiles, SPEC.name) for key, who in (("a", a), ("all", admin))}
+    assert [view.nodes for view in held["a"]] == [()], "a tenant is told of no node"
+    assert [view.nodes for view in held["all"]] == [("n1",)]
     named = (b.get, b.delete, b.undo, b.load, b.unload, b.profile, b.profiles, b.tokenizer)
     for call in named:
         with pytest.raises(NotFound, match="there is no deployment 'chat'"):

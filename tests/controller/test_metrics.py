@@ -9,19 +9,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.controller.metrics import CellMetrics, Meter
-from mesh.domain.actions import DeliverTokens, RemoveDeployment, SendCommand
+from mesh.domain.actions import DeliverTokens, RemoveDeployment, SendCommand, StoreDeployment
 from mesh.domain.events import DeleteRequested, DeploymentStored, InvokeRequested, NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import InstanceLoaded
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestTokens
+from mesh.domain.slo import Slo
 from mesh.domain.views import CellSnapshot
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, plan
 from tests.cli.views import CHAT_SMALL, NODE
 from tests.controller.live import FOOTPRINT
-from tests.core.cells import load_instance
+from tests.core.cells import deployment, load_instance
 from tests.sim.scenarios import SMALL, scenario
 
 EMPTY = CellSnapshot(deployments=(), nodes=(), queued=0, running=0, served=0, refused=())
@@ -124,6 +125,24 @@ def test_series_go_with_their_deployment_and_unknown_names_get_none() -> None:
         ended(meter, request_id)
     names = {dict(labels).get("model_name") for _, labels in scraped(meter, EMPTY)}
     assert names <= {None, "", "other"}
+
+
+def test_series_go_with_their_class() -> None:
+    meter = Meter(lambda name: True)
+    chat, old = deployment().spec, Slo(name="old")
+    for request_id in ("r1", "r2"):
+        request = Request(
+            request_id=RequestId(request_id), deployment=chat.name, prompt_tokens=(1, 2)
+        )
+        meter.record(1.0, InvokeRequested(request=request, slo=old), ())
+    ended(meter, "r1")
+    assert any(("slo_class", "old") in labels for _, labels in scraped(meter, EMPTY))
+    stored = StoreDeployment(operation_id=OperationId("1"), deployment=deployment())
+    meter.record(2.0, None, (stored,))
+    ended(meter, "r2")
+    samples = scraped(meter, EMPTY)
+    assert not any(("slo_class", "old") in labels for _, labels in samples)
+    assert total(samples, "vllm:request_success_total", model_name="chat") == 1
 
 
 def test_loads_of_a_revision_are_those_of_its_deployment() -> None:

@@ -63,6 +63,24 @@ def test_a_call_that_ends_makes_room_for_the_next() -> None:
     assert calls(meter, 3) == 3
 
 
+def test_each_answer_to_a_prompt_counts_until_it_has_ended() -> None:
+    meter, _ = metered(TenantLimits(running=4))
+    with pytest.raises(Refused, match="5 answers at once") as raised, meter.call(A, answers=5):
+        pass
+    assert raised.value.retry_after_s == 0.0, "there is never room for them"
+    with meter.call(A, answers=3) as first:
+        assert calls(meter, 1) == 1
+        with meter.call(A), pytest.raises(Refused, match="has 4 calls"), meter.call(A):
+            pass
+        with meter.call(A, first=first), pytest.raises(Refused), meter.call(A, answers=2):
+            pass
+        with meter.call(A, answers=2):
+            pass
+    assert first.answers_to_come == 0, "the third never began"
+    with meter.call(A, answers=4):
+        assert calls(meter, 1) == 0
+
+
 def test_a_window_counts_what_ended_within_it_by_deployment_and_together() -> None:
     recent = Recent()
     for n in range(100):

@@ -423,8 +423,10 @@ async def test_a_prompt_comes_back_with_its_log_probabilities_alone(http: Edge) 
             assert len(told["top_logprobs"][1]) == 3
             assert told["text_offset"] == [0, 1, 2, 3][: 3 + new]
         assert answer["usage"]["completion_tokens"] == new * len(answer["choices"])
+    twice = await http.complete(ids, echo=True, logprobs=0, max_tokens=1, n=2)
+    assert twice.json()["usage"]["prompt_tokens"] == 6, "each answer computes the prompt"
     assert {one.cache_salt for one in requests_of(node)} == {None}
-    assert {one.sampling.prompt_logprobs for one in requests_of(node)} == {2}
+    assert {one.sampling.prompt_logprobs for one in requests_of(node)} == {0, 2}
     streamed = await http.complete("hi!", echo=True, logprobs=0, max_tokens=2, stream=True)
     *chunks, _ = events(streamed)
     texts = [choice["text"] for chunk in chunks for choice in chunk["choices"]]

@@ -16,7 +16,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
 from mesh.http.manifest import read_file, read_manifests, written
-from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
+from mesh.http.yaml_documents import DOCUMENTS_MAX, MANIFEST_BYTES_MAX
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
@@ -290,3 +290,9 @@ def test_what_is_written_is_read_as_the_same() -> None:
     specs = [*read(FULL), *read(HEAD), *read(CLASSES)]
     assert read(written(specs)) == specs
     assert "tensor_parallel" not in written(read(HEAD))
+
+
+def test_a_file_has_a_bound_on_its_documents() -> None:
+    document = "---\nname: {}\n"
+    with pytest.raises(InvalidInput, match=f"more than {DOCUMENTS_MAX} documents"):
+        read("".join(map(document.format, range(DOCUMENTS_MAX + 1))))

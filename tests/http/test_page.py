@@ -3,11 +3,13 @@
 import json
 from hashlib import sha256
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
 import requests
 
+from mesh.http import operating
 from mesh.http.manifest import read_manifests
 from mesh.http.page import HEADERS
 from tests.http.edge import Edge, edge
@@ -102,7 +104,9 @@ async def test_a_deployment_is_operated_by_clients_and_this_page_and_no_other(ht
     assert (await http.post(path + "delete", {})).json()["message"] == "deleted"
 
 
-async def test_deployments_are_saved_asked_about_and_deployed_as_a_file(http: Edge) -> None:
+async def test_deployments_are_saved_asked_about_and_deployed_as_a_file(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await http.cell.deployed()
     saved = await http.get("/api/v1/manifest")
     told = (await http.get("/api/v1/cell")).json()["deployments"]
@@ -122,6 +126,10 @@ async def test_deployments_are_saved_asked_about_and_deployed_as_a_file(http: Ed
     assert (await http.get("/api/v1/cell")).json()["status"]["deployments"] == 1, "a question"
     (done,) = (await http.post("/api/v1/deploy", {"manifest": copy})).json()["deployments"]
     assert done == {"name": "chat-too", "done": "deployed"}
+    threads = []
+    monkeypatch.setattr(operating, "read_manifests", lambda files: threads.append(get_ident()))
+    assert (await http.post("/api/v1/prospect", {"manifest": copy})).status_code == 500
+    assert threads != [get_ident()], "the loop goes on while a file is read"
     silent = await http.post("/api/v1/deployments/chat/replay", {})
     assert (silent.status_code, silent.json()["error"]["code"]) == (404, "model_not_found")
 

@@ -100,7 +100,7 @@ async def test_limits_of_its_own_come_in_headers(http: Edge) -> None:
     submit = await node.told(SubmitRequest)
     assert (submit.order.slo.ttft_limit_s(9), submit.order.slo.tpot_s) == (60.0, 5.0005)
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "x-slo-ttft-ms")
-    assert (negative.status_code, error_of(negative)["param"]) == (400, "slo_ttft_s")
+    assert (negative.status_code, error_of(negative)["param"]) == (400, "x-slo-ttft-ms")
 
 
 async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: Edge) -> None:
@@ -116,7 +116,15 @@ async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: 
     streamed = await http.post("/v1/completions", {**tier, "stream": True})
     assert '"service_tier":"batch"' in streamed.text
     unknown = await http.post("/v1/completions", {**body, "service_tier": "gold"})
-    assert (unknown.status_code, error_of(unknown)["param"]) == (400, "slo_class")
+    assert (unknown.status_code, error_of(unknown)["param"]) == (400, "service_tier")
+    header = await http.post("/v1/completions", body, headers={"x-slo-class": "gold"})
+    assert (header.status_code, error_of(header)["param"]) == (400, "x-slo-class")
+    long = await http.post("/v1/completions", {**body, "service_tier": "g" * 100_000})
+    assert (long.status_code, len(long.content) < 1_000) == (400, True)
+    whole = await http.post(
+        "/v1/responses", {"model": "chat", "input": "hi", "service_tier": "batch"}
+    )
+    assert whole.json()["service_tier"] == "batch"
 
 
 async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> None:

@@ -281,6 +281,11 @@ async def test_a_response_in_the_background_that_is_refused_has_failed(http: Edg
     begun = await answered(http, background=True, input="x" * 600)
     failed = await until(http, begun["id"], "failed")
     assert "maximum context length" in failed["error"]["message"]
+    assert failed["error"]["code"] == "invalid_prompt"
+    for wrong in ({"temperature": -1.0}, {"service_tier": "gold"}):
+        refused = await send(http, background=True, **wrong)
+        (member,) = wrong
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, member)
     followed = await send(http, background=True, stream=True, input="x" * 600)
     (last,) = events(followed)
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")

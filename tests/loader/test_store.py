@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import Cancelled, NotFound, StorageError, TornModel, Unavailable
-from mesh_loader import locks
+from mesh_loader import locks, model_files
 from mesh_loader import store as store_module
-from mesh_loader.model_files import files_of
+from mesh_loader.model_files import check_fetched, files_of
 from mesh_loader.source_index import source_key
 from mesh_loader.store import ModelStore
 from tests.loader.tiny_gguf import write_tiny_gguf
@@ -258,3 +258,16 @@ def test_only_a_folders_model_files_count_and_in_order(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     (tmp_path / "sub.json").mkdir()
     assert [path.name for path in files_of(tmp_path)] == ["a.safetensors", "b.json"]
+
+
+def test_holes_that_nobody_has_looked_at_count_as_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "HOLES_MAX", 2)
+    with (tmp_path / "m.gguf").open("wb") as file:
+        for begin in (8192, 16384, 24576):
+            file.seek(begin)
+            file.write(b"x" * 4096)
+        file.truncate(model_files.SPARSE_BYTES_LEAST)
+    with pytest.raises(TornModel, match="were never written"):
+        check_fetched(tmp_path / "m.gguf")

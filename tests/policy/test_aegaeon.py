@@ -16,7 +16,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import DeviceKind
 from tests.core.admission import instance, node, submitted
-from tests.core.cells import CellUnderTest, commands, only, request
+from tests.core.cells import MIB, CellUnderTest, commands, only, request
 from tests.policy.test_mesh import anywhere
 
 
@@ -86,3 +86,14 @@ def test_nodes_that_move_no_kv_blocks_compute_both() -> None:
     cell.tokens(1, "r1", (7,))
     assert not commands(cell.tell(LeaseCheckDue()), SubmitRequest)
     assert InstanceId("n1-a") in cell.core.cell.instances
+
+
+def test_another_batch_begins_where_the_first_has_no_room_for_a_request() -> None:
+    full = gpu("n3", "a")
+    small = replace(full.instances[0], kv_blocks=1)
+    full = replace(full, instances=(small,), memory_bytes=101 * MIB)
+    cell = Divided(gpu("n1", "a"), gpu("n2"), full)
+    cell.ask("r1", of="a")
+    cell.tokens(1, "r1", (7,))
+    load = only(commands(cell.tell(LeaseCheckDue()), LoadInstance), LoadInstance)
+    assert cell.core.cell.instances[load.instance_id].node.node_id == "n4"

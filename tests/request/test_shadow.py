@@ -11,9 +11,10 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.swapping import BEHIND_S, SWAPPING
 from mesh.request import shadow
-from mesh.request.shadow import LOOKAHEAD_TOKENS, Schedule, in_time_together, validate
+from mesh.request.pool import Held, Pool
+from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
 from tests.request.schedules import (
     TIMES,
     TOKENS_MAX,
@@ -22,6 +23,7 @@ from tests.request.schedules import (
     Request,
     a_prompt,
     instance,
+    prompt_of,
     queue,
     times,
 )
@@ -566,6 +568,47 @@ def test_nobody_joins_while_weights_have_to_make_room(room: int, verdict: Verdic
     node = swapping("a", "b", "c", room=room)
     node.target, node.away_s, node.newcomer.due_s = 0, 0.3, 0.45
     assert node.verdict() is verdict
+
+
+@pytest.mark.parametrize(
+    ("due_s", "verdict"), [(0.205, Verdict.FIRST_TOKEN_LATE), (0.22, Verdict.PASSES)]
+)
+def test_an_answer_whose_prompt_another_computes_begins_after_that(
+    due_s: float, verdict: Verdict
+) -> None:
+    """200 tokens take 0.2 s, and the ten that are left of the other 0.01 s then."""
+    queue_, prompt = queue("a", times=times(decode_s=0.0)), prompt_of(a_prompt(200, due_s))
+    prompt.mates.append(prompt_of(a_prompt(10, due_s)))
+    schedule = Schedule(queues=[queue_], now_s=0.0, prefill_tokens_max=TOKENS_MAX)
+    assert validate(schedule, Newcomer(queue=queue_, prompt=prompt, joins_s=0.0)) is verdict
+
+
+@pytest.mark.parametrize("owed_s", [0.15, 0.45])
+def test_nobody_is_late_for_best_effort_s_sake(owed_s: float) -> None:
+    """An iteration of 0.3 s may have begun before `a` joins, which is due at 0.15 or 0.45."""
+    a, b = (queue(name, times=TIMES) for name in "ab")
+    waits, comes = prompt_of(a_prompt(100, owed_s)), prompt_of(a_prompt(100, 5.0))
+    schedule = Schedule(
+        queues=[a, b],
+        now_s=0.0,
+        prefill_tokens_max=TOKENS_MAX,
+        started_s=0.0,
+        best_effort_s=0.3,
+        joining=[(a, waits)],
+    )
+    verdict = validate(schedule, Newcomer(queue=b, prompt=comes, joins_s=0.0))
+    assert verdict is (Verdict.DELAYS_RUNNING if owed_s < 0.4 else Verdict.PASSES)
+
+
+def test_weights_of_best_effort_come_where_nobody_else_has_anything_to_compute() -> None:
+    of = {"a": Held(weights_bytes=1, copy_s=1.0, due_s=BEHIND_S)}
+    of["b"] = Held(weights_bytes=1, copy_s=1.0, resident=True)
+    held = {InstanceId(name): each for name, each in of.items()}
+    pool = Pool(rule=SWAPPING, held=held, free_bytes=0)
+    pool.decide([queue("b", 1.0, times=TIMES)], 0.0)
+    assert pool.moving is None
+    pool.decide([], 0.0)
+    assert pool.moving == "b", "it makes room"
 
 
 @pytest.mark.parametrize(

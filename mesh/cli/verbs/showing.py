@@ -135,7 +135,7 @@ def status(form: Format, address: str) -> None:
     failed = [one for one in deployments if one.state is DeploymentState.FAILED]
     if form is not Format.TABLE:
         # `instances` is their number; those that are still loading stand in `by_instance` alone.
-        output.structured({**status_fields(found, failed), "by_instance": instances}, form)
+        output.structured({**status_fields(found, deployments), "by_instance": instances}, form)
         return
     reasons = [("failed", f"{one.spec.name}: {one.phase}") for one in failed]
     output.fields([*_status_fields(address, found), *reasons])

@@ -138,7 +138,10 @@ class ControllerCore:
         """What would become of the deployment, were it deployed so: a question, which changes
         nothing. `None` where the size of its model is not known.
         """
-        return prospect(self._context(now_s), spec)
+        found = prospect(self._context(now_s), spec)
+        # What the policy did wrong meanwhile belongs to no event.
+        self.policy.take_faults()
+        return found
 
     def _context(self, now_s: float) -> EventContext:
         return EventContext(

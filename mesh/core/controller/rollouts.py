@@ -46,7 +46,10 @@ def change(ctx: EventContext, rollout: RolloutEntry, asked: DeployRequested) -> 
     serves = rollout.current.deployment
     assert serves is not None
     operation_id, target = asked.operation_id, rollout.target
-    if _is_importing(rollout):
+    if serves.spec.tenant != asked.spec.tenant:
+        message = f"the name {rollout.name!r} is taken"
+        reply_error(ctx, operation_id, "AlreadyExists", message, "choose another one")
+    elif _is_importing(rollout):
         message = f"a revision of {rollout.name!r} is being imported"
         reply_error(ctx, operation_id, "AlreadyExists", message, "wait for that to end")
     elif target is not None and public(target.spec) == asked.spec:

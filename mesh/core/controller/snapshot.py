@@ -80,7 +80,7 @@ def _classes(
     """By the classes of the revision that serves; those before it may answer some still."""
     queued = Counter(r.slo.name for e in answering for r in e.queue)
     instances = [i for e in answering for i in e.instances.values()]
-    running = Counter(r.slo.name for i in instances for r in i.requests.values())
+    running = Counter(r.slo.name for i in instances for r in i.requests.values() if not r.is_copy)
     counted = [e.by_class for e in answering]
     return tuple(
         ClassView(

@@ -174,7 +174,10 @@ class NodeCore:
                 self._broken(ctx, event)
             case SubmitBroke():
                 for instance in self._node.instances.values():
+                    leader = instance.requests.get(event.request_id)
                     submit_broke(ctx, instance, event)
+                    if leader is not None and leader.request_id not in instance.requests:
+                        instance.follow_another(leader)
                     _submit_mates(ctx, instance, self._node.steps_started + 1)
             case SubmitFinished():
                 for instance in self._node.instances.values():
@@ -344,6 +347,7 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 cancel(ctx, instance, request)
+                instance.follow_another(request)
                 _submit_mates(ctx, instance, self._node.steps_started + 1)
 
 
@@ -352,8 +356,8 @@ _DISTURBING = CommandReceived | StepFinished | StepBroke | InstanceLoaded | Link
 
 
 def _submit_mates(ctx: NodeEventContext, instance: LocalInstance, first_step: int) -> None:
-    """The engine is given those whose prompt another one has computed by now, or computes no more.
-    What of it is missing is told as for any other.
+    """The engine is given those whose prompt another one has computed by now. What of it is missing
+    is told as for any other.
     """
     for request in instance.requests.values():
         order = request.order

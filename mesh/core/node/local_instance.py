@@ -246,6 +246,16 @@ class LocalInstance:
         request = None if first is None else self.requests.get(first)
         return request is not None and request.prefill_left > 0
 
+    def follow_another(self, gone: LocalRequest) -> None:
+        """Where a request has gone before its prompt was computed, the first of those who waited
+        for that computes it, and the others wait for this one.
+        """
+        first: RequestId | None = None
+        for request in self.requests.values() if gone.prefill_left else ():
+            if request.fetching and request.order.request.first == gone.request_id:
+                request.follow(first)
+                first = first or request.request_id
+
     def has_work(self) -> bool:
         """Whether a request is on it that is not just held."""
         return any(
@@ -325,6 +335,12 @@ class LocalInstance:
     def has_best_effort(self) -> bool:
         """Whether requests of best effort are on it."""
         return any(request.order.slo.best_effort for request in self.requests.values())
+
+    @property
+    def best_effort_since_s(self) -> float:
+        """When the oldest of them came; infinite where there are none."""
+        of = (r.start_s for r in self.requests.values() if r.order.slo.best_effort)
+        return min(of, default=inf)
 
     def _filled_run_queue(
         self, now_s: float, margin_s: float, factor: float, *, best_effort: bool = False

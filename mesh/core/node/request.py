@@ -76,6 +76,13 @@ class LocalRequest:
         self.prefill_left += len(token_ids) + (0 if self.decodes else self.held - held)
         self.held, self.due_s, self.first_step = held, due_s, first_step
 
+    def follow(self, first: RequestId | None) -> None:
+        """That request computes its prompt; or it does so itself, from the beginning."""
+        request = replace(self.order.request, first=first)
+        cached_tokens = 0 if first is None else self.order.cached_tokens
+        self.order = replace(self.order, request=request, cached_tokens=cached_tokens)
+        self.told = self.order
+
     def note_told(self) -> None:
         """Its engine is told how it is now."""
         self.told = self.order

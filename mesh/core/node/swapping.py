@@ -17,7 +17,7 @@ from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
 from mesh.policy.rules.rounds import WorkingWeights
-from mesh.policy.rules.swapping import SwapRule
+from mesh.policy.rules.swapping import BEHIND_S, SwapRule
 
 FAILURES_MAX = 3
 """Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
@@ -27,12 +27,12 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
     """Have the next weights go off the device or come back, if the rule wants that, and tell the
     cell, whose validations reckon with it.
     """
-    if _begins(ctx, node, margin_s):
+    if _begin_next(ctx, node, margin_s):
         ctx.report(node.heartbeat(ctx.now_s))
 
 
-def _begins(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
-    """Whether the next swap has begun."""
+def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
+    """Begin the next swap, if the rule wants one and none is under way; returns whether it has."""
     rule = node.turns
     if not node.rule.swap_bytes or not isinstance(rule, SwapRule):
         return False
@@ -59,6 +59,8 @@ def _weights(
     care = node.rule.overestimate
     run_queue = instance.run_queue(ctx.now_s, margin_s, node.slowdown, care)
     due_s = inf if run_queue is None else run_queue.first_due_s
+    if due_s == inf and instance.promising:
+        due_s = instance.best_effort_since_s + BEHIND_S
     survey = node.survey
     asked = survey is not None and survey.operation_id is not None
     measured = asked and survey is not None and survey.instance is instance
@@ -87,7 +89,7 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin
     else:
         end(ctx, node)
         swapped_s = ctx.now_s - node.swap_started_s
-        _begins(ctx, node, margin_s)
+        _begin_next(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
         if event.resident and not event.error:
             node.note_copied(instance.weights_bytes, swapped_s)

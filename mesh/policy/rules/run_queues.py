@@ -36,6 +36,8 @@ class Prompt:
     """The pace of its tokens; 0: that of its run queue."""
     first: bool = True
     """Whether its next token is its first."""
+    mates: "list[Prompt]" = field(default_factory=list)
+    """For shadow validation: prompts that begin once it is computed, as their beginning is its."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

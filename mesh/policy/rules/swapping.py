@@ -16,6 +16,9 @@ from mesh.domain.ids import InstanceId
 from mesh.policy.rules.headroom import Headroom
 from mesh.policy.rules.turns import TurnRule
 
+BEHIND_S = 1e9
+"""Best effort is due so long after it came: behind all deadlines, the oldest first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:

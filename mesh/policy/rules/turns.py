@@ -88,7 +88,7 @@ def note_turn(grant: Grant) -> None:
     """
     for queue in grant.passed:
         queue.passed += 1
-    if grant.prefill or not grant.queue.prompts:
+    if grant.prefill or not grant.queue.prompts or grant.queue not in grant.passed:
         grant.queue.passed = 0
 
 

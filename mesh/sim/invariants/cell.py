@@ -296,7 +296,9 @@ def _check_operations(cell: Cell, limits: CellLimits) -> None:
 
 
 def check_refusals(core: ControllerCore) -> None:
-    """A node that had no memory for a new instance, and whose version is the same, has none."""
+    """A node that lacked bytes of a new instance for the head of a queue, and whose version is the
+    same, lacks them.
+    """
     cell = core.cell
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:

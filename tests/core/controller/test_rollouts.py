@@ -94,6 +94,12 @@ def serving_cell() -> tuple[CellUnderTest, int, InstanceId]:
     return cell, link, load.instance_id
 
 
+def test_a_deploy_of_another_tenant_is_no_revision() -> None:
+    cell, _, _ = serving_cell()
+    asked = DeployRequested(operation_id=OP, spec=replace(CHANGED, tenant="b"))
+    assert only(cell.tell(asked), ReplyError).error == "AlreadyExists"
+
+
 def test_a_changed_model_serves_once_it_is_loaded_and_the_old_one_answers_to_the_end() -> None:
     cell, link, old = serving_cell()
     (load,) = imported(cell, link)

@@ -27,7 +27,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import Slo, best_effort
 from mesh.policy.rules.swapping import SWAPPING
 from mesh.policy.rules.turns import name_of
 from tests.core.cells import FOOTPRINT, of_kind, only
@@ -257,3 +257,11 @@ def test_the_heartbeat_after_a_swap_says_what_came_in_which_time() -> None:
     beat = only(reports(swapped(node, "i1", True)), Heartbeat)
     assert (beat.swapped_bytes, beat.swapped_s) == (WEIGHTS_BYTES, 0.5)
     assert node.heartbeat().swapped_bytes == 0
+
+
+def test_best_effort_has_its_weights_come_and_gives_them_up_to_others() -> None:
+    node = swapping_node("i1", "i2")
+    assert swaps(node.submit("r1", "i1", slo=best_effort("batch", 60.0))) == [("i1", True)]
+    assert steps(swapped(node, "i1", True)) == ["i1"]
+    assert swaps(node.submit("r2", "i2", slo=LATER)) == []
+    assert swaps(node.step("i1", token("r1", 0))) == [("i1", False)]

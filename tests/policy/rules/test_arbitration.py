@@ -43,3 +43,15 @@ def test_every_other_turn_is_for_a_prompt() -> None:
         note_turn(grant)
         said.append(grant.queue.instance_id)
     assert said == ["a", "c", "b", "c", "a"]
+
+
+def test_a_prompt_that_is_given_up_keeps_no_other_instance_from_its_decodes() -> None:
+    a = prompts("a", (9000, 99.0))
+    b = queue("b", 1.0, times=TIMES, prompts=[(500, 0.1)])
+    c = queue("c", 1.0, times=TIMES)
+    said: list[str] = []
+    for _ in range(40):
+        grant = turn(a, b, c)
+        note_turn(grant)
+        said.append(grant.queue.instance_id)
+    assert said.count("c") == said.count("b") == 10

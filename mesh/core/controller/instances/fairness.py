@@ -17,11 +17,15 @@ from mesh.domain.reasons import Verdict
 def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
     """Whether an earlier request was promised the node's time, or has been overtaken often enough
     that the node could compute in time, if it had nothing else to do. Best effort gives way to all
-    others that wait for a node like it.
+    others that no load was promised to and whose deployments the node suits.
     """
     if request.slo.best_effort:
-        waiting = ctx.cell.with_queues()
-        return any(not d.queue[0].slo.best_effort and node.suits(d.spec) for d in waiting)
+        return any(
+            not waiting.slo.best_effort and waiting.waits_for is None
+            for deployment in ctx.cell.with_queues()
+            if node.suits(deployment.spec)
+            for waiting in deployment.queue
+        )
     return any(
         earlier.waits_for is not None
         or (

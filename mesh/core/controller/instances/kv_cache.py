@@ -8,6 +8,7 @@ by eq. 2, the watermark, M_require where M_recommend does not fit. Before: `requ
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from mesh.core.controller.instances.open_options import relief
 from mesh.core.controller.instances.prefixes import cached_tokens
@@ -61,18 +62,20 @@ def blocks_for_load(
     footprint: Footprint,
     node: NodeEntry | None = None,
 ) -> tuple[int, int]:
-    """KV blocks of a new instance: the least that serves the first of those who wait, and what is
-    wanted for as many as it would take. Of the `node` where it starts, if that is known.
+    """KV blocks of a new instance: the least that serves the first of those who wait, with all
+    answers of its call, and what is wanted for as many as it would take. The policy may size it for
+    the `node` where it starts, if that is known.
     """
     deployment = entry.deployment
     assert deployment is not None
-    context = deployment.context_tokens_max
-    demands = [
-        request_blocks(entry, request, footprint, context)
-        for request, _ in zip(waiting, range(ctx.limits.batch_max), strict=False)
-    ]
-    least = start_size(ctx, entry, sum(demands[:1]), footprint, node)
-    if len(demands) > 1:
+    context, most = deployment.context_tokens_max, ctx.limits.batch_max
+    among = list(islice(waiting, most))
+    first = [request for one in among[:1] for request in (one, *one.mates)]
+    # Those of its mates that have come are counted with it.
+    others = [r for r in among[1:] if len(first) == 1 or r.leader is not first[0]]
+    demands = [request_blocks(entry, r, footprint, context) for r in [*first, *others][:most]]
+    least = start_size(ctx, entry, sum(demands[: len(first)]), footprint, node)
+    if len(demands) > len(first):
         wanted = start_size(ctx, entry, sum(demands), footprint, node)
     else:
         wanted = least
@@ -116,15 +119,13 @@ def room_for(
     instance: InstanceEntry,
     request: RequestEntry,
     beside: Sequence[RequestEntry] = (),
+    without: Sequence[RequestEntry] = (),
 ) -> Room | None:
-    """How an instance would have the KV cache for one more request, and for those `beside` it;
-    `None` if it cannot.
+    """How an instance would have the KV cache for one more request, and for those `beside` it,
+    `without` some of its requests; `None` if it cannot.
     """
-    footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = request_blocks(owner, request, footprint, context)
-    for other in beside:
-        blocks += request_blocks(owner, other, footprint, context)
-    return _room(ctx, instance, _others_blocks(instance, request) + blocks)
+    blocks = _blocks_with(owner, instance, request, beside)
+    return _room(ctx, instance, blocks - sum(other.required_blocks for other in without))
 
 
 def missing_bytes(
@@ -132,18 +133,32 @@ def missing_bytes(
     owner: DeploymentEntry,
     instance: InstanceEntry,
     request: RequestEntry | None = None,
+    beside: Sequence[RequestEntry] = (),
 ) -> int:
-    """What M_require lacks, with one more request or without, though all idle instances went; 0
-    where it lacks nothing then, or where a grow has just failed: it is not memory that is missing.
+    """What M_require lacks, with one more request and those `beside` it or without, though all
+    idle instances went; 0 where it lacks nothing then, or where a grow has just failed: it is not
+    memory that is missing.
     """
-    footprint, context = instance.footprint, instance.context_tokens_max
     blocks = instance.required_blocks
     if request is not None:
-        blocks = _others_blocks(instance, request)
-        blocks += request_blocks(owner, request, footprint, context)
+        blocks = _blocks_with(owner, instance, request, beside)
     if ctx.now_s < instance.grow_again_s or _room(ctx, instance, blocks) is not None:
         return 0
     return _lacking_bytes(instance, _size(ctx, instance, blocks).required_blocks)
+
+
+def _blocks_with(
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    beside: Sequence[RequestEntry],
+) -> int:
+    """What all on an instance need, with a request and those `beside` it."""
+    footprint, context = instance.footprint, instance.context_tokens_max
+    blocks = _others_blocks(instance, request)
+    for one in (request, *beside):
+        blocks += request_blocks(owner, one, footprint, context)
+    return blocks
 
 
 def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None) -> int:

@@ -12,18 +12,18 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, loads_end_s
-from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.prefixes import cached_tokens, led_tokens
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import SwapRule
+from mesh.policy.rules.swapping import BEHIND_S, SwapRule
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
@@ -97,7 +97,10 @@ def forecast_on(
         if beside:
             schedule.queues.append(run_queue)
     run_queue.quicken(min([run_queue.tpot_s, *(other.pace_s for other in beside)]))
-    others = [(run_queue, _prompt_on(instance, other)) for other in beside]
+    prompt = _prompt_on(instance, request)
+    mates = [other for other in beside if other.leader is request]
+    prompt.mates = [_prompt_on(instance, mate) for mate in mates]
+    others = [(run_queue, _prompt_on(instance, o)) for o in beside if o not in mates]
     if at_s > now_s and not moves:
         after = [(at_s, queue, prompt) for queue, prompt in others]
         schedule.after_loads = (*schedule.after_loads, *after)
@@ -105,7 +108,6 @@ def forecast_on(
         schedule.joining = (*schedule.joining, *others)
     if schedule.pool is not None:
         schedule.pool.free_bytes -= more_kv_bytes
-    prompt = _prompt_on(instance, request)
     return _forecast(schedule, run_queue, request, at_s, prompt=prompt, late=late, grow_s=grow_s)
 
 
@@ -119,6 +121,7 @@ def forecast_on_start(
     now_s: float,
     limits: CellLimits,
     cached: int = 0,
+    block_tokens: int = 1,
     late: bool = False,
     moves: bool = False,
     weights_bytes: int = 0,
@@ -126,7 +129,8 @@ def forecast_on_start(
 ) -> Forecast:
     """What becomes of a request on a new instance of the node, whose load is over at `ready_s`. A
     full node says TPOT_EXCEEDED nearly always, so that its loads are not looked at before. `share`
-    is the node's `decodes_share`; `cached` tokens of the request were left by an earlier instance.
+    is the node's `decodes_share`; `cached` tokens of the request were left by an earlier instance,
+    whose blocks have `block_tokens`.
     `late`, `moves` and `more_kv_bytes` as above; `weights_bytes`: those of the instance.
     """
     if not profile.measured and not moves and node.is_idle():
@@ -143,6 +147,8 @@ def forecast_on_start(
         coming = Held(weights_bytes=weights_bytes, copy_s=node.copy_s(weights_bytes))
         schedule.pool.hold(queue.instance_id, coming)
     prompt = _prompt(request, request.tokens - cached)
+    for mate in request.mates:
+        prompt.mates.append(_prompt(mate, mate.tokens - led_tokens(mate, block_tokens)))
     return _forecast(schedule, queue, request, at_s, prompt=prompt, loads=True, late=late)
 
 
@@ -300,12 +306,14 @@ def in_time_alone(
     return now_s + seconds <= request.due_s
 
 
-def decodes_share(node: NodeEntry, now_s: float) -> float:
+def decodes_share(node: NodeEntry, now_s: float, without: DeploymentName | None = None) -> float:
     """What validation looks at first: one decode of each instance over its TPOT SLO, summed, of
     those to come, too. Were it above 1 with a request, that would be TPOT_EXCEEDED. On a full node
-    that is the answer nearly always, so that it must not cost a copy of the schedule.
+    that is the answer nearly always, so that it must not cost a copy of the schedule. `without` the
+    instances of a deployment.
     """
-    return sum(_decode_share(i, now_s) for i in node.instances.values() if _has_work(i))
+    there = [i for i in node.instances.values() if i.deployment != without]
+    return sum(_decode_share(i, now_s) for i in there if _has_work(i))
 
 
 def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
@@ -380,9 +388,10 @@ def _best_effort_s(node: NodeEntry, now_s: float) -> float:
         if instance.mixed_slos and instance.profile is not None:
             of = [r for r in instance.requests.values() if r.slo.best_effort]
             left = min(sum(r.prefill_left for r in of), node.rule.chunk_tokens_max)
+            past = max((r.tokens - r.prefill_left for r in of if r.prefill_left), default=0)
             times, context = _times(instance, now_s), sum(r.tokens for r in of) / max(len(of), 1)
             seconds = times.decode_s(len(of), context) if of else 0.0
-            most_s = max(most_s, seconds + (times.prefill_s(left, 0) if left else 0.0))
+            most_s = max(most_s, seconds + (times.prefill_s(left, past) if left else 0.0))
     return most_s
 
 
@@ -419,10 +428,17 @@ def _schedule(
             ready_s = ends_s[instance.instance_id]
             if pool is not None:
                 grows += [(ready_s, seconds) for seconds in _resizes_s(instance)]
-            after_loads += [(ready_s, run_queue, _prompt_on(instance, r)) for r in work]
+            led: dict[RequestEntry | None, Prompt] = {}
+            for request in work:
+                prompt = led[request] = _prompt_on(instance, request)
+                if request.leader in led:
+                    led[request.leader].mates.append(prompt)
+                else:
+                    after_loads.append((ready_s, run_queue, prompt))
     schedule = Schedule(
         queues=list(run_queues.values()),
-        now_s=now_s + _best_effort_s(node, now_s),
+        now_s=now_s,
+        best_effort_s=_best_effort_s(node, now_s),
         rule=node.turns,
         prefill_tokens_max=node.rule.chunk_tokens_max,
         turn_s_max=node.rule.turn_s_max,
@@ -462,6 +478,7 @@ def _pool(node: NodeEntry, now_s: float) -> Pool:
                 weights_bytes=each.weights_bytes,
                 copy_s=node.copy_s(each.weights_bytes),
                 resident=each.resident,
+                due_s=min((r.arrival_s + BEHIND_S for r in each.best_effort), default=inf),
             )
             for each in there
         },
@@ -496,7 +513,7 @@ def _fill(
     join, and those whose KV blocks are on their way do so `later`. `validate` predicts its decodes.
     """
     dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
-    context_tokens = 0
+    context_tokens, led = 0, dict[RequestEntry | None, Prompt]()
     for request in _work(instance):
         left = request.prefill_left
         if not left:
@@ -506,8 +523,10 @@ def _fill(
             if request.pace_s != run_queue.tpot_s:
                 mixed = True
             continue
-        prompt = _prompt(request, left)
-        if request.carried_s > now_s:
+        prompt = led[request] = _prompt(request, left)
+        if request.leader in led:
+            led[request.leader].mates.append(prompt)
+        elif request.carried_s > now_s:
             later.append((request.carried_s, run_queue, prompt))
         elif started_s is not None and request.submitted_s > started_s:
             joining.append((run_queue, prompt))

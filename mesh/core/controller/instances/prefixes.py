@@ -23,9 +23,14 @@ def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
     if request.carried_tokens:
         return request.carried_tokens
     if request.follows_to(instance):
-        size = instance.footprint.block_tokens
-        return min(len(request.digests(size)), (request.tokens - 1) // size) * size
+        return led_tokens(request, instance.footprint.block_tokens)
     return _found_tokens(instance.prefixes, instance.footprint.block_tokens, request)
+
+
+def led_tokens(request: RequestEntry, block_tokens: int) -> int:
+    """How many of its tokens another answer of its call computes for it."""
+    blocks = min(len(request.digests(block_tokens)), (request.tokens - 1) // block_tokens)
+    return blocks * block_tokens
 
 
 def left_tokens(node: NodeEntry, deployment: Deployment, request: RequestEntry) -> int:

@@ -151,6 +151,7 @@ class Price:
                 request,
                 share=ctx.share_of(self.node, decodes_share),
                 cached=left_tokens(self.node, self._deployment, request),
+                block_tokens=self.node.footprint_of(self._deployment).block_tokens,
                 now_s=now_s,
                 limits=limits,
                 late=late,
@@ -191,15 +192,15 @@ class Price:
             self.instance.kv_bytes + gone
         )
 
-    def look(self, waits: RequestEntry) -> None:
-        """Find out what it lacks; one look of the event. `waits`: who asks for the place, which may
+    def look(self, asked_by: RequestEntry) -> None:
+        """Find out what it lacks; one look of the event. `asked_by` wants the place, and may
         have to let an earlier one through.
         """
         self.seen = _UNSEEN[Verdict.PASSES]
         if self.ctx.policy.promises:
             self.ctx.note_look()
             self.seen = self.forecast()
-        if self.validated and self.room and must_give_way(self.ctx, self.node, waits):
+        if self.validated and self.room and must_give_way(self.ctx, self.node, asked_by):
             self.seen = _UNSEEN[Verdict.DELAYS_RUNNING]
 
     @property
@@ -277,7 +278,7 @@ class Price:
         where an idle instance that was to go for it has to stay by now.
         """
         if self.instance is not None:
-            return room_for(self.ctx, self.entry, self.instance, self.wanted_by)
+            return room_for(self.ctx, self.entry, self.instance, self.wanted_by, self.beside)
         room, there = self.room, self.node.instances
         goes = room is not None and all(self.node.may_go(there[name]) for name in room.reclaim)
         return room if goes else None

@@ -7,12 +7,13 @@ nobody else pays for it; it is told at once by how much. Before: `queueing`, for
 place. After: `submitting`, which promises, and the end of the load, when they are placed.
 """
 
-from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.lifecycle import start
-from mesh.core.controller.instances.placement import NoRoom
-from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued
+from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
+from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.outlook import Outlook
+from mesh.core.controller.requests.preemption import displace, may_be_preempted
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
@@ -20,8 +21,9 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.units import format_bytes
+from mesh.policy.plans import Start
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that an event tries in vain one after the other, for a place or
@@ -56,15 +58,48 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
         return True
     if request.slo.best_effort or request.accepted or request not in entry.queue:
         return False
-    for node in ctx.cell.nodes.values():
-        # What idles then may go for the load, from the next event on.
-        for instance in node.instances.values() if node.suits(entry.spec) else ():
-            only = all(other.slo.best_effort for other in instance.requests.values())
-            if only and instance.deployment != request.deployment:
-                while evict_best_effort(ctx, instance):
-                    pass
     outlook = Outlook(ctx=ctx, entry=entry).of(request)
-    return ctx.policy.may_be_late(request, outlook) and _look(ctx, entry, request, late=True)
+    late = ctx.policy.may_be_late(request, outlook)
+    if late and _look(ctx, entry, request, late=True):
+        return True
+    if not _displace_best_effort(ctx, entry, request, late=late and not entry.replicas()):
+        return False
+    return _look(ctx, entry, request) or (late and _look(ctx, entry, request, late=True))
+
+
+def _displace_best_effort(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool
+) -> bool:
+    """Have instances with best effort alone go from a node that lacks memory and nothing else for a
+    load, where that makes it fit; whether they do.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    if request.slo.best_effort or not ctx.may_start(entry):
+        return False
+    needs = InstanceNeeds(ctx, entry, (request,))
+    for node in ctx.cell.nodes.values():
+        alone = [i for i in node.instances.values() if 0 < i.batch == len(i.best_effort)]
+        alone = [i for i in alone if may_be_preempted(ctx, i)]
+        if not alone or not ctx.may_evict or not ctx.may_validate:
+            continue
+        if not ctx.takes_another(node, entry) or needs.room(node) is not None:
+            continue
+        footprint, share = node.footprint_of(deployment), node.share_of(deployment)
+        least_bytes = footprint.instance_bytes(needs.kv_blocks(node, footprint)[0])
+        lacks_bytes = least_bytes - node.free_bytes_for(deployment)
+        idle = [i.instance_id for i in node.instances.values() if node.may_go(i)]
+        alone.sort(key=lambda i: (i.batch, i.instance_id))
+        for count in range(1, len(alone) + 1):
+            gone = [*idle, *(i.instance_id for i in alone[:count])]
+            if node.station.freed_bytes(gone, share) < lacks_bytes:
+                continue
+            plan = Start(request=request, node=node)
+            price = Price(ctx, plan, entry, node, None, request, late=late)
+            if price.verdict() is Verdict.PASSES and displace(ctx, alone[:count]):
+                return True
+            break
+    return False
 
 
 def _look(
@@ -101,10 +136,10 @@ def _has_free_lane_or_room(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
 ) -> bool:
     loads = any(i.state is InstanceState.LOADING and not i.ahead for i in node.instances.values())
-    if request.slo.best_effort and (loads or must_give_way(ctx, node, request)):
-        return False
     if not loads and not request.slo.best_effort:
         return True
+    if loads and request.slo.best_effort:
+        return False
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
@@ -137,7 +172,9 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
             among=ctx.cell.nodes.values,
         )
         price = search.first()
-        if price is not None:
+        if price is None and _displace_best_effort(ctx, entry, entry.queue[0], late=True):
+            ctx.wake(entry.spec.name)
+        elif price is not None:
             start(ctx, price)
         else:
             _refuse_in_vain(ctx, entry, search.lacks_room())

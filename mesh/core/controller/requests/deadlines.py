@@ -52,7 +52,7 @@ def refuse_past_deadline(outlook: Outlook) -> None:
     for request in entry.queue:
         if request.waits_for is None:
             heads.setdefault(request.slo.name, request)
-    untried = [name for name, head in heads.items() if _stops_queue(head)]
+    untried = [name for name, head in heads.items() if stops_queue(head)]
     causes: dict[str, Cause] = {}
     for request in list(entry.queue):
         best_effort = request.slo.best_effort
@@ -91,9 +91,12 @@ def refuse_past_deadline(outlook: Outlook) -> None:
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 
-def _stops_queue(head: RequestEntry) -> bool:
-    """Whether what it was refused for holds for all behind it."""
-    return head.refusals.verdict is Verdict.TPOT_EXCEEDED and not head.has_own_slo
+def stops_queue(head: RequestEntry) -> bool:
+    """Whether what it was refused for holds for all of its class behind it, which may want fewer
+    answers.
+    """
+    exceeded = head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    return exceeded and not head.has_own_slo and not head.mates
 
 
 def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:

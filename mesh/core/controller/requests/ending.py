@@ -31,15 +31,16 @@ def refuse(
     abort_on_node(ctx, request)
     owner = ctx.cell.deployments.get(request.original.deployment)
     ctx.cell.note_refused(owner, reason, request.slo.name)
-    ctx.act(
-        RefuseRequest(
-            request_id=request.original.request_id,
-            reason=reason,
-            message=message,
-            retry_after_s=retry_after_s,
-            hint=hint,
-        )
+    told = RefuseRequest(
+        request_id=request.original.request_id,
+        reason=reason,
+        message=message,
+        retry_after_s=retry_after_s,
+        hint=hint,
     )
+    ctx.act(told)
+    if request.original.answers > 1:
+        ctx.cell.note_refused_call(told)
     end(ctx, request)
 
 
@@ -118,15 +119,13 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
     ctx.act(SendCommand(link_id=source.node.link_id, command=command))
 
 
-def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> bool:
+def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> None:
     """Send the last request of best effort that came to an instance back to its queue, with its
-    tokens so far; whether there was one.
+    tokens so far. There has to be one.
     """
-    found = [r for r in instance.requests.values() if r.slo.best_effort and not r.is_copy]
-    if not found:
-        return False
-    request = found[-1]
+    request = instance.best_effort[-1]
     request.note_evicted()
+    ctx.note_evicted(request)
     abort_on_node(ctx, request)
     entry = ctx.cell.deployments.get(request.original.deployment)
     if entry is not None:
@@ -134,7 +133,6 @@ def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> bool:
     else:
         message = "its deployment has gone"
         refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
-    return True
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:

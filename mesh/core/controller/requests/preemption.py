@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mesh.core.controller.instances.open_options import OpenOptions, released
 from mesh.core.controller.instances.pricing import Price, going_to
 from mesh.core.controller.instances.reservations import let_go
-from mesh.core.controller.requests.ending import abort_on_node
+from mesh.core.controller.requests.ending import abort_on_node, evict_best_effort
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
@@ -49,8 +49,9 @@ def displace(
     ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None = None
 ) -> bool:
     """Have instances of a node go whose requests get other places, where each is in time; False
-    when one has none, and nothing moves. Requests whose new instance has to be loaded first are
-    queued. `to`: the only instance that they may join; none is loaded for them then.
+    when one has none, and nothing moves. Best effort is queued, and so are requests whose new
+    instance has to be loaded first. `to`: the only instance that they may join; none is loaded for
+    them then.
     """
     moves = _plan(ctx, taken, to)
     if moves is None:
@@ -58,6 +59,8 @@ def displace(
     for move in sorted(moves, key=lambda move: move.instance is None):
         _move(ctx, move)
     for victim in taken:
+        while victim.best_effort:
+            evict_best_effort(ctx, victim)
         let_go(ctx, victim)
     return True
 
@@ -74,7 +77,8 @@ def may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     most = ctx.limits.preempted_max
     if any(request.migration is not None for request in instance.requests.values()):
         return False
-    often = any(request.evictions >= most for request in instance.requests.values())
+    others = (r for r in instance.requests.values() if not r.slo.best_effort)
+    often = any(request.evictions >= most for request in others)
     above_minimum = owner.replicas() > owner.spec.scaling.replicas_min
     return bool(instance.requests) and not often and above_minimum
 
@@ -92,6 +96,8 @@ def _plan(
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
         for request in sorted(victim.requests.values(), key=_by_deadline):
+            if request.slo.best_effort:
+                continue
             alone = to is None and len(victim.requests) == 1
             among = owner.candidates if to is None else (to,)
             move = _place(ctx, owner, request, moves, among, alone=alone)

@@ -11,7 +11,12 @@ from itertools import count
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.loading_lane import plan_load
-from mesh.core.controller.instances.node_schedule import decodes_share, forecast_on_start
+from mesh.core.controller.instances.node_schedule import (
+    Forecast,
+    alone_s,
+    decodes_share,
+    forecast_on_start,
+)
 from mesh.core.controller.instances.placement import InstanceNeeds, batch_max
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.state.context import EventContext
@@ -120,10 +125,18 @@ def _on(
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
     price = Price(ctx, None, entry, node, None, request, room=room)
     share = ctx.share_of(node, decodes_share)
-    cold = price.forecast()
-    warm = forecast_on_start(
-        node, profile, lambda: now_s, request, share=share, now_s=now_s, limits=ctx.limits
-    )
+    if ctx.policy.promises:
+        cold = price.forecast()
+        warm = forecast_on_start(
+            node, profile, lambda: now_s, request, share=share, now_s=now_s, limits=ctx.limits
+        )
+    else:
+        # Nobody validates: what it takes on a node that does nothing else.
+        seconds = alone_s(profile, request, node.rule, ctx.limits)
+        cold, warm = (
+            Forecast(verdict=Verdict.PASSES, first_token_s=ready_s + seconds)
+            for ready_s in (price.slot.ready_s, now_s)
+        )
     times = Times(profile, node.rule.overestimate)
     most = batch_max(ctx, entry, node)
     context = request.tokens + output_tokens / 2 + LOOKAHEAD_TOKENS
@@ -135,8 +148,10 @@ def _on(
     # Little's law: so many are decoded at once as arrive while one of them is served.
     batch = next(n for n in count(1) if n >= most or calls_per_s * takes_s(n) <= n)
     decode_s = times.decode_s(batch, context)
-    busy_share = share + decode_s / request.pace_s
+    # Those of its calls that run already are among the calls so far.
+    busy_share = decodes_share(node, now_s, without=entry.name) + decode_s / request.pace_s
     carries = calls_per_s * takes_s(batch) <= batch
+    in_time = warm.verdict is Verdict.PASSES and warm.first_token_s <= request.due_s
     return NodeProspect(
         node_id=node.node_id,
         fit=fit,
@@ -153,5 +168,5 @@ def _on(
         batch=batch,
         tpot_s=decode_s,
         busy_share=busy_share,
-        keeps_slo=warm.verdict is Verdict.PASSES and carries and busy_share <= 1.0,
+        keeps_slo=in_time and carries and busy_share <= 1.0,
     )

@@ -12,10 +12,10 @@ validates `CellLimits.validations_max` times at most; the next one goes on from 
 from collections.abc import Sequence
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import missing_bytes, shrink
+from mesh.core.controller.instances.kv_cache import Room, missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import refuse_past_deadline, without_time
+from mesh.core.controller.requests.deadlines import refuse_past_deadline, stops_queue, without_time
 from mesh.core.controller.requests.ending import evict_best_effort
 from mesh.core.controller.requests.outlook import Outlook, latest_start_s
 from mesh.core.controller.requests.preemption import preempt
@@ -30,7 +30,6 @@ from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
-from mesh.domain.reasons import Verdict
 from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Join
 
@@ -173,29 +172,43 @@ def _place_waiting(
         tried = tries.get(name, 0)
         if request.waits_for is not None or request.follows or tried == TRIES_MAX:
             continue
-        placed = _place(ctx, entry, request, only)
-        while not placed and _evicted_for(ctx, entry, request, only):
-            placed = _place(ctx, entry, request, only)
-        if not placed:
+        if not (_place(ctx, entry, request, only) or _evict_for(ctx, entry, request, only)):
             tries[name] = tried + 1
             said = request.refusals.verdict
-            if said in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
+            if not request.has_own_slo and (said is None or stops_queue(request)):
                 tries[name] = TRIES_MAX
             if not entry.spec.classes and tries[name] == TRIES_MAX:
                 return
 
 
-def _evicted_for(
+def _evict_for(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    """Whether best effort has left an instance, for want of whose memory or places a request with
-    limits could not be placed.
+    """Place a request with limits on an instance where best effort has the memory or the places
+    that it lacks, and where it passes: as many of those leave as need be.
     """
-    if request.slo.best_effort or request.state is not RequestState.QUEUED:
+    if request.slo.best_effort or request.state is not RequestState.QUEUED or not ctx.may_evict:
         return False
-    lacks = request.refusals.short_of_memory
-    tried = (only,) if only is not None else tuple(entry.instances.values())
-    return any(evict_best_effort(ctx, i) for i in tried if lacks or i.is_full)
+
+    def room(instance: InstanceEntry, without: Sequence[RequestEntry] = ()) -> Room | None:
+        if instance.free_places + len(without) <= len(request.mates):
+            return None
+        return room_for(ctx, entry, instance, request, request.mates, without)
+
+    tried = [i for i in (entry.candidates if only is None else (only,)) if i.best_effort]
+    open_ = [i for i in tried if i.takes_now and not room(i) and room(i, i.best_effort)]
+    if not open_:
+        return False
+    search = Search(ctx=ctx, entry=entry, request=request, without_room=True)
+    price = search.first(Join(request=request, instance=i) for i in open_)
+    if price is None:
+        return False
+    assert price.instance is not None
+    while (found := room(price.instance)) is None:
+        evict_best_effort(ctx, price.instance)
+    price.room = found
+    take(ctx, price)
+    return True
 
 
 def _place(
@@ -226,7 +239,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     """Place a request in the memory of smaller neighbours."""
 
     def lacking_bytes(instance: InstanceEntry) -> int:
-        return missing_bytes(ctx, entry, instance, request)
+        return missing_bytes(ctx, entry, instance, request, request.mates)
 
     open_ = [i for i in entry.candidates if i.takes_now and i.has_places_for(request)]
     search = Search(ctx=ctx, entry=entry, request=request, without_room=True)

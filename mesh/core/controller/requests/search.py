@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
 
+from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
 from mesh.core.controller.instances.open_options import OpenOptions
-from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom
+from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom, batch_max
 from mesh.core.controller.instances.prefixes import preferred
 from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to
 from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
@@ -61,7 +62,7 @@ class Search(OpenOptions):
     loaded: bool = False
     """Whether loads are looked for only later, once every queue has been tried."""
     without_room: bool = False
-    """Whether instances are priced that have no room yet."""
+    """Whether instances are priced that have no room or no places yet."""
     stopped: bool = field(default=False, init=False)
     """No more can be looked at."""
     deferred: bool = field(default=False, init=False)
@@ -205,6 +206,9 @@ class Search(OpenOptions):
         ctx, entry, self._roomy = self.ctx, self.entry, []
         assert self.among is not None
         nodes: Collection[NodeEntry] = self.among()
+        if self.request is not None and self.request.mates:
+            answers = 1 + len(self.request.mates)
+            nodes = [node for node in nodes if batch_max(ctx, entry, node) >= answers]
         asked = nodes
         memo = self._memo()
         if memo is not None:
@@ -228,8 +232,7 @@ class Search(OpenOptions):
             return (self.request,)
         waiting = [request for request in self.entry.queue if request.waits_for is None]
         waiting.sort(key=lambda request: request is not self.request)
-        first = waiting[:1] if self.request in waiting[:1] else []
-        return [*first, *[mate for one in first for mate in one.mates], *waiting[len(first) :]]
+        return waiting
 
     def _memo(self) -> RequestRefusals | None:
         """What nodes have said of a start for a request that waits; `None` where that is another
@@ -247,6 +250,8 @@ class Search(OpenOptions):
         """
         request, instance, moves = self.request, self._instance_of(plan), self.before is not None
         if instance is None or request is None:
+            return None
+        if not moves and instance.is_loaded and self._gives_way(instance.node):
             return None
         beside: Sequence[RequestEntry] = ()
         if self.before:
@@ -317,6 +322,9 @@ class Search(OpenOptions):
             self.stopped = self._no_time = True
             return None
         moves = self.before is not None
+        if not moves and self._gives_way(node):
+            self._no_time = True
+            return None
         late = self.late or (request.accepted and not moves)
         price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
         verdict = price.verdict()
@@ -330,6 +338,18 @@ class Search(OpenOptions):
             passes = False
         self._no_time = self._no_time or not passes
         return price if passes else None
+
+    def _gives_way(self, node: NodeEntry) -> bool:
+        """Whether the request is of best effort, and has just left its place to others, or others
+        wait for such a node, under whatever policy.
+        """
+        request = self.request
+        if request is None or not request.slo.best_effort:
+            return False
+        just_left = request.request_id in self.ctx.evicted
+        if gives_way := just_left or must_give_way(self.ctx, node, request):
+            request.refusals.note(Verdict.DELAYS_RUNNING)
+        return gives_way
 
     def _instance_of(self, plan: Plan) -> InstanceEntry | None:
         """The instance that the request is to join or to move to, as far as the books go. What is
@@ -355,7 +375,7 @@ class Search(OpenOptions):
         instance = known(ctx, there)
         if instance is None or instance.deployment != request.deployment:
             not_in_books(ctx, plan, f"{request.request_id} cannot join {there.instance_id}")
-        elif instance.takes_requests and instance.has_places_for(request):
+        elif instance.takes_requests and (self.without_room or instance.has_places_for(request)):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 

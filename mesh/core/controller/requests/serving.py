@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.open_options import OpenOptions
-from mesh.core.controller.instances.placement import why_no_node
+from mesh.core.controller.instances.placement import batch_max, why_no_node
 from mesh.core.controller.requests import migration
 from mesh.core.controller.requests.ending import (
     RETRY_AFTER_S,
@@ -35,10 +35,18 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     """
     name = original.deployment
     leader = None if original.first is None else ctx.cell.requests.get(original.first)
-    entry = ctx.cell.current(name)
+    told = None if original.first is None else ctx.cell.refused_calls.get(original.first)
+    if told is not None:
+        entry = ctx.cell.current(name)
+        ctx.cell.note_refused(entry, told.reason, "" if own is None else own.name)
+        ctx.act(replace(told, request_id=original.request_id))
+        return
+    entry, serving = ctx.cell.current(name), [DeploymentState.READY]
     if leader is not None:
+        # The revision that it came to serves what has come to it.
         entry = ctx.cell.deployments.get(leader.deployment)
-    if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
+        serving.append(DeploymentState.RETIRING)
+    if entry is None or entry.state not in serving or entry.deployment is None:
         ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
             RefuseRequest(
@@ -76,8 +84,7 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
     elif not ctx.has_node(entry.spec):
         message, hint = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
-    elif original.answers > ctx.limits.batch_max:
-        most = ctx.limits.batch_max
+    elif original.answers > 1 and original.answers > (most := _answers_max(ctx, entry)):
         message = f"{original.answers} answers are wanted; an instance computes {most} at a time"
         refuse(ctx, request, RefusalReason.MEMORY_FULL, message, hint=f"ask for {most} at most")
     elif _cannot_load(ctx, entry):
@@ -89,6 +96,12 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)
     else:
         ctx.enqueue(entry, request)
+
+
+def _answers_max(ctx: EventContext, entry: DeploymentEntry) -> int:
+    """The most answers of a call that an instance on one of the nodes computes at a time."""
+    nodes = [node for node in ctx.cell.nodes.values() if ctx.takes(node, entry.spec)]
+    return max([batch_max(ctx, entry, node) for node in nodes], default=ctx.limits.batch_max)
 
 
 def _cannot_load(ctx: EventContext, entry: DeploymentEntry) -> bool:
@@ -155,9 +168,10 @@ def cancel(ctx: EventContext, request_id: RequestId) -> None:
 
 
 def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
-    """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows,
-    for which smaller neighbours may have to go; if it cannot, the request that the policy evicts
-    gives its own up and continues elsewhere, or later, with its tokens so far (LLM-Mesh §6.4).
+    """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows;
+    if it cannot, best effort beside others leaves, or smaller neighbours go; else the request that
+    the policy evicts gives its own up and continues elsewhere, or later, with its tokens so far
+    (LLM-Mesh §6.4).
     """
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
@@ -168,11 +182,11 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         for copy in ahead:
             _lost_copy(ctx, copy)
         return
-    others = any(not request.slo.best_effort for request in instance.requests.values())
-    if others and evict_best_effort(ctx, instance):
-        return
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
+        return
+    if 0 < len(instance.best_effort) < instance.batch:
+        evict_best_effort(ctx, instance)
         return
     if owner is not None:
         lacking = missing_bytes(ctx, owner, instance)

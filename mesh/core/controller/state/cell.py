@@ -16,11 +16,15 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
 from mesh.core.controller.state.request import RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
+from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.revision import Revision, Revisions, public_name
+
+REFUSED_CALLS_MAX = 64
+"""Refused calls whose other answers may still be asked for."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,6 +49,8 @@ class Cell:
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments that had no room for all of their `replicas_min` when that was last tried."""
     refused: dict[RefusalReason, int] = field(default_factory=dict)
+    refused_calls: dict[RequestId, RefuseRequest] = field(default_factory=dict)
+    """The last refusals of calls for several answers, by their first requests."""
     prefetches: PrefetchCounts = field(default_factory=PrefetchCounts)
     served: int = 0
     instances_started: int = 0
@@ -228,6 +234,12 @@ class Cell:
         self.refused[reason] = self.refused.get(reason, 0) + 1
         if owner is not None:
             owner.note_refused(slo_class)
+
+    def note_refused_call(self, told: RefuseRequest) -> None:
+        """The first request of a call for several answers is refused; the others come yet."""
+        self.refused_calls[told.request_id] = told
+        while len(self.refused_calls) > REFUSED_CALLS_MAX:
+            del self.refused_calls[next(iter(self.refused_calls))]
 
     def add_operation(self, operation: OperationEntry) -> None:
         self.operations[operation.operation_id] = operation

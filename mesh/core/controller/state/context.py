@@ -24,6 +24,9 @@ VALIDATIONS_OF_MANY = 4
 REQUESTS_OF_ONE = 128
 """A validation rolls so many requests of a node forward within half a millisecond or so."""
 
+EVICTIONS_MAX = 64
+"""An event has no more best effort leave for requests that wait, once so many have left."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EventContext:
@@ -43,6 +46,8 @@ class EventContext:
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this event, and are idle if the queues do not refill them.
     """
+    evicted: set[RequestId] = field(default_factory=set)
+    """Requests of best effort that it has taken off their instances: they get no place in it."""
     releases: list[Release] = field(default_factory=list)
     """Releases that the policy's `places` asked for, to be carried out before the event is over."""
     deferred: set[RequestId] = field(default_factory=set)
@@ -98,6 +103,15 @@ class EventContext:
         wait have the next retry for what this one leaves undone.
         """
         self.validations_left = min(self.validations_left, VALIDATIONS_OF_MANY)
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether best effort may leave instances for a request that waits."""
+        return len(self.evicted) < EVICTIONS_MAX
+
+    def note_evicted(self, request: RequestEntry) -> None:
+        """A request of best effort has left its instance."""
+        self.evicted.add(request.original.request_id)
 
     def note_look(self) -> None:
         """One look less is left to the event."""

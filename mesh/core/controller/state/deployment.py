@@ -102,6 +102,10 @@ class DeploymentEntry:
         return self.history.mean_tokens
 
     @property
+    def replicas_max(self) -> int:
+        return self.spec.scaling.replicas_max
+
+    @property
     def served_share(self) -> float:
         """The share of its ended requests that were served; 1 before the first has ended."""
         ended = self.served + self.refused

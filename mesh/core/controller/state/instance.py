@@ -147,6 +147,13 @@ class InstanceEntry:
         return self.free_places > len(request.mates)
 
     @property
+    def best_effort(self) -> list[RequestEntry]:
+        """Its requests of best effort, in the order in which they came."""
+        if not self.mixed_slos:
+            return []
+        return [r for r in self.requests.values() if r.slo.best_effort and not r.is_copy]
+
+    @property
     def promised_bytes(self) -> int:
         """What it holds, weights included, once all that was issued for it is done."""
         return self.node.station.size(self.instance_id).bytes
@@ -249,6 +256,11 @@ class InstanceEntry:
         self.required_blocks -= request.required_blocks
         request.left()
         self.node.request_left()
+        if request.prefill_left:
+            # As its node does: the first of those who waited for its prompt computes it.
+            others = [r for r in self.requests.values() if r.leader is request and r.prefill_left]
+            for place, other in enumerate(others):
+                other.follow(others[0] if place else None)
 
     def note_ahead(
         self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float

@@ -3,8 +3,8 @@
 A refusal holds until the version of its node changes (`NodeEntry.version`), which counts the times
 that it may have got less to compute or more memory, or until time has passed:
 
-- An instance that has no time for a request has none for a longer one. One whose requests would be
-  delayed is asked again at any later time.
+- An instance that has no time for a request has none for one that is no shorter and of whose call
+  no fewer answers are wanted. One whose requests would be delayed is asked again at any later time.
 - A node that has no time for an instance for a request, or no memory, has none. If memory was
   lacking, a later version is asked again only if it has enough, for NEEDS_HOLD_S.
 
@@ -113,6 +113,10 @@ class RequestRefusals:
                 worth.append(node)
         return worth
 
+    def forget_starts(self) -> None:
+        """It has a place."""
+        self.starts.clear()
+
     def note_no_start(self, node: "NodeEntry", needed_bytes: int = 0, at_s: float = 0.0) -> None:
         """The node has no room for an instance for it. One that lacks memory even when it is empty
         is asked in each version: if all are such, nobody needs to wait.
@@ -137,23 +141,27 @@ class RequestRefusals:
 class InstanceRefusals:
     """What an instance has refused, under the SLOs of its deployment. Others say nothing of it."""
 
-    _exceeded: tuple[int, str, float] = (0, "", inf)
-    """The last TPOT_EXCEEDED: the version of the node, and the class and tokens of the request."""
-    _delays: tuple[int, str, float, float] = (0, "", -inf, inf)
-    """The last DELAYS_RUNNING: the version, the class, the time, and the tokens that were left to
-    compute.
+    _exceeded: tuple[int, str, float, int] = (0, "", inf, 0)
+    """The last TPOT_EXCEEDED: the version of the node, the class and tokens of the request, and the
+    answers that its call wants.
+    """
+    _delays: tuple[int, str, float, float, int] = (0, "", -inf, inf, 0)
+    """The last DELAYS_RUNNING: the version, the class, the time, the tokens that were left to
+    compute, and the answers.
     """
 
     def why(self, version: int, now_s: float, request: "RequestEntry", left: int) -> Verdict | None:
         """Why it refuses a request, if that is known without a validation: it has refused one that
-        was no longer. `left` of its tokens are not in the cache there.
+        was no longer and wanted no more answers. `left` of its tokens are not in the cache there.
         """
         if request.has_own_slo:
             return None
-        of = version, request.slo.name
-        if self._exceeded[:2] == of and request.tokens >= self._exceeded[2]:
+        of, answers = (version, request.slo.name), 1 + len(request.mates)
+        *exceeded, tokens, least = self._exceeded
+        if exceeded == [*of] and request.tokens >= tokens and answers >= least:
             return Verdict.TPOT_EXCEEDED
-        if self._delays[:3] == (*of, now_s) and left >= self._delays[3]:
+        *delays, tokens, least = self._delays
+        if delays == [*of, now_s] and left >= tokens and answers >= least:
             return Verdict.DELAYS_RUNNING
         return None
 
@@ -163,7 +171,8 @@ class InstanceRefusals:
         """A validation has refused the request, with so many of its tokens left to compute."""
         if request.has_own_slo:
             return
+        answers = 1 + len(request.mates)
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._exceeded = version, request.slo.name, request.tokens
+            self._exceeded = version, request.slo.name, request.tokens, answers
         elif verdict is Verdict.DELAYS_RUNNING:
-            self._delays = version, request.slo.name, now_s, left
+            self._delays = version, request.slo.name, now_s, left, answers

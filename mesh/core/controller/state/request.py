@@ -57,7 +57,7 @@ class RequestEntry:
     leader: "RequestEntry | None" = None
     """The request that computes their common prompt."""
     _mates: tuple["RequestEntry", ...] = field(default=(), init=False)
-    """What the other answers of its call will be, for its price alone."""
+    """What the other answers of its call will be, once somebody has asked for its price."""
     due_s: float = field(init=False)
     """When its next token is due."""
     slack_s: float = 0.0
@@ -89,7 +89,6 @@ class RequestEntry:
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
-        self._mates = tuple([self._mate(n) for n in range(1, self.original.answers)])
 
     def _mate(self, number: int) -> "RequestEntry":
         request_id = RequestId(f"{self.request_id}/{number}")
@@ -108,7 +107,11 @@ class RequestEntry:
         """The other answers that need a place where it gets its first one; none once it has been
         submitted, or waits for a load: they are booked by themselves from then on.
         """
-        return () if self.submissions or self.waits_for is not None else self._mates
+        if self.original.answers == 1 or self.submissions or self.waits_for is not None:
+            return ()
+        if not self._mates:
+            self._mates = tuple([self._mate(n) for n in range(1, self.original.answers)])
+        return self._mates
 
     @property
     def follows(self) -> bool:
@@ -122,6 +125,12 @@ class RequestEntry:
     def has_no_place(self) -> bool:
         """Whether it is queued, and no load has been promised to it."""
         return self.state is RequestState.QUEUED and self.waits_for is None
+
+    def follow(self, leader: "RequestEntry | None") -> None:
+        """That one computes its prompt on its instance, or it does so itself from the beginning."""
+        self.leader = leader
+        if leader is None:
+            self.prefill_left = self.tokens
 
     def follows_to(self, instance: "InstanceEntry") -> bool:
         """Whether the one that computes its prompt is on the instance, or goes there with it. Once
@@ -192,6 +201,7 @@ class RequestEntry:
         to compute so many of its tokens.
         """
         self.advance(RequestState.RUNNING)
+        self.refusals.forget_starts()
         self.submissions += 1
         self.attempt = self.submissions
         self.instance, self.required_blocks = instance, blocks

@@ -1,16 +1,25 @@
 """Requests of several SLO classes of one deployment."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
+from mesh.core.controller.instances.node_schedule import _best_effort_s
+from mesh.core.controller.requests.preemption import may_be_preempted
+from mesh.core.controller.requests.serving import relieve
 from mesh.domain.actions import ControllerAction, RefuseRequest
 from mesh.domain.events import InvokeRequested
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest
+from mesh.domain.profile import Grid
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo, best_effort
-from tests.core.admission import BusyCell, submitted
-from tests.core.cells import CellUnderTest, commands, deployment, hello, of_kind, request
+from tests.core.admission import SLOW, BusyCell, instance, node, submitted
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, request
+from tests.core.two_nodes import TwoNodes
 
 BATCH = best_effort("batch", 600.0)
 QUICK = Slo(name="quick", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=0.15)
@@ -18,19 +27,21 @@ PATIENT = Slo(name="patient", ttft_s=8.0, ttft_tokens_per_s=1e9, tpot_s=1.0)
 
 
 class Cell(BusyCell):
-    """Deployments `a` and `b`, each with a loaded instance on one node, and with both classes."""
+    """Deployments `a`, `b` and `c`, each with a loaded instance on one node and both classes."""
 
     def __init__(self) -> None:
-        made = [deployment(name, slo=PATIENT) for name in "ab"]
+        made = [deployment(name, slo=PATIENT) for name in "abc"]
         specs = [
             replace(one.spec, classes=(QUICK, PATIENT), class_default="patient") for one in made
         ]
         deployments = [replace(one, spec=spec) for one, spec in zip(made, specs, strict=True)]
         super().__init__(*deployments)
 
-    def ask_in(self, slo: Slo, name: str, of: str = "a") -> list[ControllerAction]:
+    def ask_in(
+        self, slo: Slo, name: str, of: str = "a", answers: int = 1
+    ) -> list[ControllerAction]:
         asked = request(name, of=of, prompt=(1,) * 3, max_tokens=256)
-        return self.tell(InvokeRequested(request=asked, slo=slo))
+        return self.tell(InvokeRequested(request=replace(asked, answers=answers), slo=slo))
 
 
 def test_a_class_that_finds_no_place_holds_up_no_other() -> None:
@@ -94,3 +105,121 @@ def test_best_effort_gives_its_place_up_to_a_class_and_goes_on_later() -> None:
     (again,) = commands(said, SubmitRequest)
     assert again.order.request.request_id == "b31"
     assert again.order.output_tokens == (7, 8), "no token is lost, and none comes twice"
+
+
+def aborted(actions: Sequence[ControllerAction]) -> list[str]:
+    return [abort.request_id for abort in commands(actions, AbortRequest)]
+
+
+class SmallCell(CellUnderTest):
+    """A node that holds one instance, of 16 KV blocks of 32 tokens, with best effort on it."""
+
+    def __init__(self, rule: str = "llm-mesh", memory_mib: int = 116) -> None:
+        super().__init__(deployment("a"), deployment("b"), profiles=(SLOW,), rule=rule)
+        there = replace(instance("a", "a"), kv_blocks=16)
+        self.link, _ = self.join(node("n1", there, memory_bytes=memory_mib * MIB))
+        self.ask_in(BATCH, "b1", of="a")
+
+    def ask_in(
+        self, slo: Slo, name: str, *, of: str, prompt: int = 100, answers: int = 1
+    ) -> list[ControllerAction]:
+        asked = request(name, of=of, prompt=(1,) * prompt, max_tokens=100)
+        return self.tell(InvokeRequested(request=replace(asked, answers=answers), slo=slo))
+
+
+@pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
+def test_best_effort_stays_where_a_request_would_lack_memory_without_it(rule: str) -> None:
+    """Two answers to 300 tokens need more blocks than the instance can have."""
+    cell = SmallCell(rule)
+    assert aborted(cell.ask_in(PATIENT, "r1", of="a", prompt=300, answers=2)) == []
+    assert aborted(cell.retry()) == []
+    assert submitted(cell.ask_in(BATCH, "b2", of="a")) == [], "it waits behind the other"
+
+
+@pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
+def test_best_effort_gives_the_memory_up_that_a_request_lacks(rule: str) -> None:
+    cell = SmallCell(rule)
+    said = cell.ask_in(PATIENT, "r1", of="a", prompt=300)
+    assert (aborted(said), submitted(said)) == (["b1"], [("r1", "a")])
+
+
+def test_no_more_best_effort_leaves_than_several_answers_need_places() -> None:
+    cell = Cell()
+    for number in range(30):
+        cell.ask_in(BATCH, f"b{number}")
+    said = cell.ask_in(PATIENT, "p1", answers=4)
+    assert (aborted(said), submitted(said)) == (["b29", "b28"], [("p1", "a")])
+
+
+def test_best_effort_of_others_stays_where_a_request_lacks_time() -> None:
+    cell = Cell()
+    cell.ask_in(BATCH, "b1")
+    cell.ask_in(QUICK, "q1", of="b")
+    cell.tokens(cell.link, "q1", [7])
+    said = cell.ask_in(QUICK, "q2", of="c")
+    assert (aborted(said), submitted(said)) == ([], [])
+
+
+@pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
+def test_an_instance_of_best_effort_alone_goes_for_a_load_that_lacks_its_memory(rule: str) -> None:
+    cell = SmallCell(rule, memory_mib=130)
+    said = cell.ask_in(PATIENT, "r1", of="b")
+    assert aborted(said) == ["b1"]
+    assert cell.core.cell.instances[InstanceId("a")].state is InstanceState.UNLOADING
+    assert not commands(said, LoadInstance), "the memory comes free later"
+
+
+def test_best_effort_stays_where_a_starved_cache_can_grow() -> None:
+    cell = Cell()
+    cell.ask_in(BATCH, "b1")
+    cell.ask_in(PATIENT, "p1")
+    starved = cell.core.cell.instances[InstanceId("a")]
+    starved.note_demand(starved.requests[RequestId("p1")], 300)
+    ctx = cell.core._context(cell.now_s)
+    relieve(ctx, starved)
+    assert aborted(ctx.actions) == []
+    assert starved.promised_blocks >= starved.required_blocks
+
+
+def test_best_effort_that_was_evicted_often_keeps_no_instance_in_its_place() -> None:
+    cell = Cell()
+    cell.ask_in(BATCH, "b1")
+    there = cell.core.cell.instances[InstanceId("a")]
+    for _ in range(cell.core._limits.preempted_max):
+        there.requests[RequestId("b1")].note_evicted()
+    assert may_be_preempted(cell.core._context(cell.now_s), there)
+
+
+def test_best_effort_delays_nobody_while_others_compute() -> None:
+    """An iteration of its prompt takes more than a second, and `q1` decodes first."""
+    cell = Cell()
+    cell.ask_in(PATIENT, "q1", of="b")
+    cell.tokens(cell.link, "q1", [7])
+    asked = request("b1", of="a", prompt=(1,) * 256, max_tokens=256)
+    cell.tell(InvokeRequested(request=asked, slo=BATCH))
+    soon = replace(PATIENT, name="", ttft_s=0.6)
+    asked = request("s1", of="b", max_tokens=256)
+    assert submitted(cell.tell(InvokeRequested(request=asked, slo=soon))) == [("s1", "b")]
+
+
+def test_a_request_that_moves_counts_once_in_its_class() -> None:
+    cell = TwoNodes(slo=PATIENT)
+    entry = cell.core.cell.deployments[DeploymentName("a")]
+    assert entry.deployment is not None
+    entry.use(replace(entry.deployment, spec=replace(entry.spec, classes=(PATIENT,))))
+    cell.moving()
+    (seen, _) = cell.core.snapshot(cell.now_s).deployments
+    assert [(of.name, of.running) for of in seen.classes] == [("patient", 1)]
+
+
+def test_an_iteration_of_best_effort_is_longer_late_in_a_long_prompt() -> None:
+    """100 tokens take 0.1 s at the beginning of a prompt, and 1 s after 400 others."""
+    cost = Grid(rows=(100,), columns=(0, 400), seconds=((0.1, 1.0),))
+    seconds = []
+    for prompt in (100, 500):
+        cell = BusyCell(deployment("a"), profiles=(replace(SLOW, prefill=cost),))
+        asked = request("b1", of="a", prompt=(1,) * prompt, max_tokens=1)
+        cell.tell(InvokeRequested(request=asked, slo=BATCH))
+        cell.iterated("a", b1=100)
+        seconds.append(_best_effort_s(cell.core.cell.nodes[NodeId("n1")], cell.now_s))
+    assert seconds[1] > 3 * seconds[0] > 0.0

@@ -261,3 +261,11 @@ def test_a_minimum_keeps_the_second_of_two_idle_instances_that_were_both_to_make
     assert gone == ["e2", "b"]
     (waiting,) = cell.core.cell.deployments[DeploymentName("a")].queue
     assert waiting.original.request_id == "a3"
+
+
+def test_a_neighbour_makes_room_for_all_answers_of_a_call_where_one_fits_by_itself() -> None:
+    cell = FullNode()
+    cell.second_node("b")
+    asked = replace(request("a3", of="a", prompt=(1,) * 100, max_tokens=32), answers=3)
+    decided = cell.invoke(asked)
+    assert [abort.request_id for abort in commands(decided, AbortRequest)] == ["b1"]

@@ -1,15 +1,19 @@
 """What a deployment would meet with is what admission then finds, and asking changes nothing."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from mesh.domain.actions import NotePolicyFault
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
 from mesh.domain.views import Fit, NodeProspect
-from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello
+from mesh.policy.llm_mesh import LlmMesh
+from mesh.policy.plans import Release
+from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, of_kind
 
 SPEC = deployment().spec
 
@@ -73,3 +77,31 @@ def test_a_model_that_nothing_is_known_of_is_no_guess() -> None:
     cell = CellUnderTest(deployment())
     cell.join()
     assert cell.core.prospect(replace(SPEC, source="file:///unknown"), cell.now_s) is None
+
+
+def test_a_policy_that_promises_nothing_has_times_alone() -> None:
+    cell = CellUnderTest(deployment(), rule="fcfs")
+    cell.join()
+    told = asked(cell)
+    assert (told.cold, told.warm, told.keeps_slo) == (Verdict.PASSES, Verdict.PASSES, True)
+    assert told.cold_ttft_s > told.warm_ttft_s > 0
+
+
+def test_calls_that_run_already_are_counted_once() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    before = asked(cell).busy_share
+    (load,) = commands(cell.invoke(), LoadInstance)
+    cell.loaded(link, load.instance_id)
+    assert asked(cell).busy_share == pytest.approx(before, rel=0.01)
+
+
+def test_what_a_policy_does_wrong_when_it_is_asked_is_in_no_journal() -> None:
+    class Raising(LlmMesh):
+        def relieve(self, *_: object) -> Iterator[tuple[Release, ...]]:
+            raise RuntimeError("it has no answer")
+
+    cell = CellUnderTest(deployment(), deployment("other"), rule=Raising())
+    cell.join(hello(memory_bytes=90 * MIB))
+    asked(cell)
+    assert not of_kind(cell.retry(), NotePolicyFault)

@@ -16,7 +16,7 @@ from mesh.domain.events import (
     ShutdownRequested,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -398,3 +398,41 @@ def test_what_its_prompt_was_computed_for_by_another_is_asked_again_where_that_i
     cell.tell(NodeDisconnected(link_id=cell.link, reason="it is lost"))
     _, again = cell.join(node("n2", instance("i2", "a")))
     assert [order.order.cached_tokens for order in commands(again, SubmitRequest)] == [0, 0]
+
+
+@pytest.mark.parametrize(("kv_mib", "starts"), [(20, False), (40, True)])
+def test_a_load_for_a_call_has_room_for_all_of_its_answers(kv_mib: int, *, starts: bool) -> None:
+    """Each of eight needs four blocks of 1 MiB; one by itself gets 16."""
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    cell.join(hello(memory_bytes=(100 + kv_mib) * MIB))
+    first = replace(answers(8)[0], deployment=DeploymentName("a"))
+    assert bool(commands(cell.invoke(first), LoadInstance)) is starts
+
+
+def test_more_answers_than_an_instance_computes_at_a_time_are_all_refused_for_that() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    cell.join(replace(hello(), batch_max=3))
+    for one in answers(4):
+        said = cell.invoke(replace(one, deployment=DeploymentName("a")))
+        refused = only(said, RefuseRequest)
+        assert (refused.request_id, refused.reason) == (one.request_id, RefusalReason.MEMORY_FULL)
+        assert "4 answers" in refused.message
+
+
+def test_the_next_answer_has_the_whole_prompt_to_compute_where_the_first_is_gone() -> None:
+    cell = BusyCell()
+    for one in answers(3):
+        cell.invoke(replace(one, deployment=DeploymentName("a")))
+    cell.tell(CancelRequested(request_id=RequestId("r1")))
+    second, third = (cell.core.cell.requests[RequestId(name)] for name in ("r2", "r3"))
+    assert (second.prefill_left, third.prefill_left, third.leader) == (100, 4, second)
+
+
+@pytest.mark.breaks_invariants
+def test_the_other_answers_come_to_the_revision_that_has_the_first() -> None:
+    """A rollout has turned to the next one between the two."""
+    cell = BusyCell()
+    first, second = (replace(one, deployment=DeploymentName("a")) for one in answers(2))
+    cell.invoke(first)
+    cell.core.cell.deployments[DeploymentName("a")].advance(DeploymentState.RETIRING)
+    assert commands(cell.invoke(second), SubmitRequest)

@@ -1,5 +1,7 @@
 """A cell of one node with one instance, entered by hand: state without a core that decides."""
 
+from dataclasses import replace
+
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -68,9 +70,9 @@ class Entries:
         return instance
 
     def a_request(
-        self, name: str = "r1", *, tokens: int = 3, arrival_s: float = 0.0
+        self, name: str = "r1", *, tokens: int = 3, arrival_s: float = 0.0, answers: int = 1
     ) -> RequestEntry:
-        original = request(name, of=A, prompt=range(tokens))
+        original = replace(request(name, of=A, prompt=range(tokens)), answers=answers)
         entry = RequestEntry(original=original, slo=Slo(), arrival_s=arrival_s)
         self.cell.add_request(entry)
         return entry

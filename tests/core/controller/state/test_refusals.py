@@ -10,7 +10,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Size
 from mesh.domain.reasons import Verdict
-from tests.core.controller.state.entries import Entries
+from tests.core.controller.state.entries import Entries, submit
 from tests.support.profiles import PROFILE
 
 LATE, EXCEEDED, DELAYS = (
@@ -139,3 +139,20 @@ def test_what_was_said_before_holds_unless_something_is_said_now() -> None:
     said.note(EXCEEDED)
     said.keep(before)
     assert said.verdict is EXCEEDED
+
+
+@pytest.mark.parametrize("verdict", [EXCEEDED, DELAYS])
+def test_what_several_answers_are_refused_for_says_nothing_of_one(verdict: Verdict) -> None:
+    known = Entries()
+    one, several, more = (known.a_request(f"of-{n}", answers=n) for n in (1, 4, 5))
+    refusals = known.instance.refusals
+    refusals.note(3, 5.0, several, several.tokens, verdict)
+    said = [refusals.why(3, 5.0, r, r.tokens) for r in (one, several, more)]
+    assert said == [None, verdict, verdict]
+
+
+def test_what_nodes_said_of_a_start_goes_once_the_request_has_a_place() -> None:
+    known = WithOther()
+    known.head.refusals.note_no_start(known.node)
+    submit(known.instance, known.head)
+    assert known.head.refusals.starts == {}

@@ -1,0 +1,205 @@
+"""What an operator and a tenant may do with deployments, replays among it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mesh.controller import operating, replaying, server, viewed
+from mesh.controller.gateway import Gateway
+from mesh.controller.operating import Operating
+from mesh.controller.operations import Operations
+from mesh.controller.recent import Recent
+from mesh.controller.replaying import Replaying
+from mesh.controller.viewed import Viewed
+from mesh.domain.access import Caller, Role, TenantLimits, TenantName
+from mesh.domain.actions import ReplyProgress
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import AlreadyExists, InvalidInput, Unavailable
+from mesh.domain.events import ControllerEvent
+from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.lifecycle import NodeState
+from mesh.domain.messages import NodeStarting, SubmitRequest
+from mesh.domain.model import Task
+from mesh.domain.source_rules import SourceRules
+from mesh.domain.views import CellSnapshot
+from mesh.http.exchange import Bodies
+from mesh.http.operating import OperateAll
+from mesh.report.calls import CallBook
+from mesh.sim.clock import HeapClock
+from mesh.wire import access
+from tests.cli.views import CHAT_SMALL, NODE
+from tests.controller.live import CLASSES, EMBEDS, SPEC, LiveCell, asking, live_cell
+
+A = TenantName("a")
+STARTING = NodeStarting(
+    node_id=NodeId("cpu0"),
+    device=NODE.device,
+    hardware="none",
+    cores=2,
+    engine="fake",
+    memory_bytes=1,
+    phase="measures",
+)
+
+
+@pytest.fixture
+def as_caller() -> Iterator[Any]:
+    token = access._CALLER.set(Caller())
+    yield access._CALLER.set
+    access._CALLER.reset(token)
+
+
+class Within(LiveCell):
+    gateway: Gateway
+    book: CallBook
+    replaying: Replaying
+
+
+@pytest.fixture
+async def within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_caller: Any
+) -> AsyncIterator[Within]:
+    """A live cell with what its controller is made of."""
+    made: list[tuple[Gateway, CallBook, Replaying]] = []
+
+    def kept(gateway: Gateway, book: CallBook) -> Replaying:
+        made.append((gateway, book, Replaying(gateway, book)))
+        return made[0][2]
+
+    monkeypatch.setattr(server, "Replaying", kept)
+    monkeypatch.setattr(replaying, "DRAWN_AHEAD_S", 0.0)
+    async with live_cell(tmp_path) as cell:
+        found = cast(Within, cell)
+        found.gateway, found.book, found.replaying = made[0]
+        yield found
+
+
+async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
+    monkeypatch: pytest.MonkeyPatch, as_caller: Any
+) -> None:
+    monkeypatch.setattr(operating, "STARTING_POLL_S", 0.0)
+    posted: list[ControllerEvent] = []
+    empty = CellSnapshot(deployments=(), nodes=(), queued=0, running=0, served=0, refused=())
+    theirs = replace(CHAT_SMALL, spec=replace(CHAT_SMALL.spec, tenant="b"))
+    cells = [empty]
+
+    async def deployed(_: object) -> str:
+        return ""
+
+    desk = Operating(
+        operations=Operations(post=posted.append, epoch=1),
+        snapshot=lambda: cells[0],
+        whole=lambda: cells[0],
+        clock=HeapClock(),
+        limits=lambda _: TenantLimits(),
+        deployed=deployed,
+        starting=lambda: [STARTING],
+        sources=SourceRules(),
+        replaying=cast(Replaying, None),
+        prospect=lambda spec: None,
+    )
+    as_caller(Caller(role=Role.TENANT, tenant=A))
+    replies = desk.deploy(CHAT_SMALL.spec)
+    assert isinstance(await anext(replies), ReplyProgress)
+    cells[0] = replace(empty, deployments=(theirs,), nodes=(NODE,))
+    with pytest.raises(AlreadyExists, match="is taken"):
+        await anext(replies)
+    assert not posted
+
+
+async def test_a_later_answer_does_not_go_to_another_model(within: Within) -> None:
+    await within.deployed()
+    async with within.gateway.call(asking(), answers=2) as first:
+        first.model_id = ModelId("another")
+        with pytest.raises(Unavailable, match="another model"):
+            async with within.gateway.call(asking(), first=first):
+                pass
+
+
+async def test_a_replay_keeps_classes_and_own_limits(within: Within) -> None:
+    node = await within.deployed(CLASSES)
+    await within.answer(replace(asking(1, 2, 3), slo_class="batch"))
+    await within.answer(replace(asking(1, 2, 3), slo_ttft_s=60.0))
+    told = await within.replaying.replay(SPEC.name, SPEC.name)
+    assert told.startswith("2 of 2 calls")
+    slos = [one.order.slo for one in node.commands if isinstance(one, SubmitRequest)]
+    assert {slo.name for slo in slos[2:]} == {"batch", ""}
+    assert {slo.ttft_limit_s(9) for slo in slos[2:]} >= {60.0}
+
+
+async def test_a_replay_judges_calls_that_the_book_forgets_and_says_what_it_lacks(
+    within: Within,
+) -> None:
+    within.book.stories = deque(maxlen=1)
+    node = await within.deployed()
+    await within.answer()
+    node.held = True
+    waiting = asyncio.create_task(within.answer())
+    await within.until(lambda: sum(isinstance(c, SubmitRequest) for c in node.commands) == 2)
+    node.held = False
+    told = await within.replaying.replay(SPEC.name, SPEC.name)
+    assert "not taken" not in told
+    assert "not remembered any more" in told
+    order = [c.order for c in node.commands if isinstance(c, SubmitRequest)][1]
+    await node.answer(order, 0, 4, last=True)
+    await waiting
+
+
+async def test_a_replay_runs_beside_those_of_others_and_says_why_calls_were_refused(
+    within: Within, as_caller: Any
+) -> None:
+    node = await within.deployed()
+    await within.answer()
+    node.held = True
+    first = asyncio.create_task(within.replaying.replay(SPEC.name, SPEC.name))
+    await within.until(lambda: sum(isinstance(c, SubmitRequest) for c in node.commands) == 2)
+    with pytest.raises(Unavailable, match="another replay"):
+        await within.replaying.replay(SPEC.name, SPEC.name)
+    as_caller(Caller(tenant=A))
+    within.gateway.stop()
+    told = await within.replaying.replay(SPEC.name, SPEC.name)
+    assert "not taken 2 (the controller is stopping)" in told
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_no_replay_of_what_generates_no_text(within: Within) -> None:
+    await within.node(node_id=NodeId("n2"), run_id="run-2", embeds=True)
+    await within.ask(within.client.deploy, replace(SPEC, name=EMBEDS, task=Task.EMBED))
+    with pytest.raises(InvalidInput, match="task embed"):
+        await within.replaying.replay(EMBEDS, EMBEDS)
+
+
+async def test_an_error_that_nobody_foresaw_is_told_by_name_and_ends_nothing() -> None:
+    async def fails(spec: DeploymentSpec) -> str:
+        raise ValueError(spec.name)
+
+    told: Any = await OperateAll(fails, Bodies())._tried(SPEC)
+    assert (told["name"], told["error"]["message"]) == ("chat", "an internal error")
+
+
+def test_the_nodes_that_are_shown_as_lost_are_those_lost_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(viewed, "LOST_MAX", 1)
+    clock = HeapClock()
+    seen = Viewed(
+        cell=cast(Any, None),
+        starting=tuple,
+        failure=lambda _: "",
+        recent=Recent(),
+        log=cast(Any, None),
+        clock=clock,
+        state_path="",
+    )
+    late, early, drained = (replace(NODE, node_id=NodeId(n)) for n in ("late", "early", "drained"))
+    drained = replace(drained, state=NodeState.DRAINING)
+    for nodes in ([late, early], [late, drained], []):
+        clock.advance(1.0)
+        seen._see(nodes)
+    assert [node.node_id for node in seen._with_lost(())] == ["late"]
