@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-page test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -144,9 +144,18 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
-test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
+VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
+
+test-vllm: test-vllm-engine test-vllm-cells ## the vLLM engine, against real vLLM on the CPU
+
+test-vllm-engine: .venv-vllm/.installed
 	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
-	$(call TESTED,$(HOME_HERE) $(VLLM_BIN)/python -m pytest -n 2 --dist worksteal --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py,-n 0)
+	$(call TESTED,$(VLLM_TESTS) -n 2 --dist worksteal tests/contract tests/nodes/engines/vllm,-n 0)
+
+# One at a time: they measure how long iterations take.
+test-vllm-cells: .venv-vllm/.installed
+	@exec 2> >(grep -vE "$(NANOBIND)" >&2)
+	$(call TESTED,$(VLLM_TESTS) tests/e2e tests/clients/test_vllm_bench.py)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
