@@ -6,7 +6,6 @@ page call it; what follows on the path (the wire, the controller) sees validated
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
@@ -206,17 +205,6 @@ def _limits(slo: Slo) -> dict[str, Plain]:
         for name, value in plain_fields(slo).items()
         if name not in ("name", "best_effort") and (slo.name or name != "price")
     }
-
-
-def read_file(path: str) -> bytes:
-    """Raises InvalidInput when the file cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InvalidInput(
-            f"{path}: {reason}", hint="name an existing YAML file, or - for standard input"
-        ) from error
 
 
 def _specs(raw: bytes, origin: str) -> list[tuple[DeploymentSpec, int]]:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mesh.cli.verbs.deploy import read_file
+from mesh.domain.errors import InvalidInput
 from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh
@@ -206,3 +208,10 @@ def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:
         "digests.json",
     ]
     assert "2 damaged in" in ran.err
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"nowhere.yaml: no such file or directory"):
+        read_file(str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(InvalidInput, match="is a directory"):
+        read_file(str(tmp_path))

@@ -15,7 +15,7 @@ from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
-from mesh.http.manifest import read_file, read_manifests, written
+from mesh.http.manifest import read_manifests, written
 from mesh.http.yaml_documents import DOCUMENTS_MAX, MANIFEST_BYTES_MAX
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
@@ -210,13 +210,6 @@ def test_two_files_may_not_share_a_name() -> None:
         read_manifests([("one.yaml", HEAD.encode()), ("two.yaml", HEAD.encode())])
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"nowhere.yaml: no such file or directory"):
-        read_file(str(tmp_path / "nowhere.yaml"))
-    with pytest.raises(InvalidInput, match="is a directory"):
-        read_file(str(tmp_path))
-
-
 def test_the_examples_are_what_the_demo_deploys() -> None:
     folder = Path(__file__).parents[2] / "examples"
     files = [folder / "chat-small.yaml", folder / "chat-fast.yaml"]
@@ -280,7 +273,7 @@ def test_every_family_has_a_manifest_that_can_be_meant() -> None:
     """All can be deployed in one go; what the table of families links is there."""
     root = Path(__file__).parents[2]
     paths = sorted((root / "examples" / "families").glob("*.yaml"))
-    specs = read_manifests([(path.name, read_file(str(path))) for path in paths])
+    specs = read_manifests([(path.name, path.read_bytes()) for path in paths])
     assert [spec.name for spec in specs] == [path.stem for path in paths]
     table = (root / "docs" / "model-store.md").read_text(encoding="utf-8")
     assert {path.name for path in paths if f"families/{path.name})" not in table} == set()

@@ -6,6 +6,7 @@ compares them with what the cell has, and changes nothing either.
 """
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -15,9 +16,9 @@ from mesh.cli.progress import progress
 from mesh.cli.spec_changes import changes
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import MeshError, NotFound, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.revision import needs_no_instance
-from mesh.http.manifest import read_file, read_manifests
+from mesh.http.manifest import read_manifests
 from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.wire.client import MeshClient
 
@@ -86,6 +87,17 @@ def _content(file: str) -> bytes:
     if file == STANDARD_INPUT:
         return sys.stdin.buffer.read(MANIFEST_BYTES_MAX + 1)
     return read_file(file)
+
+
+def read_file(path: str) -> bytes:
+    """Raises InvalidInput when the file cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidInput(
+            f"{path}: {reason}", hint="name an existing YAML file, or - for standard input"
+        ) from error
 
 
 def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
