@@ -24,8 +24,8 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """It is started by `start`, and stopped as a crash, a wish or a hang would stop it. Without fsync:
-    no test takes its machine's power away.
+    """The server is started by `start`, and stopped as a crash or a hang would stop it. Without
+    fsync: no test takes its machine's power away.
     """
 
     def __init__(self, folder: Path) -> None:
