@@ -178,16 +178,9 @@ format: $(VENV)/.installed-dev ## format the code
 	$(BIN)/ruff check --fix .
 
 # Environments of benchmarks that need more than the tests do.
-BENCH_PEERS := cold-start engine fleet structured
+BENCH_PEERS := cold-start engine fleet
 BENCH_VLLM := mixed vllm-step vllm-switch
-bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev)))))
-
-# The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
-.venv-bench-load/.installed: pyproject.toml
-	test -x .venv-bench-load/bin/python || $(PYTHON) -m venv .venv-bench-load
-	echo "setting up .venv-bench-load with the peers; this takes minutes …" >&2
-	.venv-bench-load/bin/python -m $(PIP) -e '.[bench-load]' 2> >(grep -v WARNING >&2)
-	touch $@
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev))))
 
 bench: $(VENV)/.installed-dev ## a benchmark: NAME=slo ARGS="--quick"; without NAME it lists them
 	@$(if $(NAME),$(MAKE) --no-print-directory bench-$(NAME),$(BIN)/python -m bench)
@@ -231,4 +224,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -244,14 +244,14 @@ class Meter:
                 self._delivered(now_s, action)
             case SendCommand(command=SubmitRequest(order=order)):
                 call = self._calls.get(order.request.request_id)
-                if call is None or order.held:
+                if call is None or order.paused:
                     return
                 if call.slo is None:
                     call.of.queued.observe(now_s - call.came_s)
                 else:
                     self._resubmitted.labels(*call.of.labels).inc()
                 call.slo = order.slo
-            case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
+            case SendCommand(command=ContinueRequest(paused=False) as command) if command.token_ids:
                 call = self._calls.get(command.request_id)
                 if call is not None:
                     call.ahead = command.attempt

@@ -209,7 +209,7 @@ class Traces:
             case SendCommand(command=SubmitRequest() as command):
                 if trace := self._calls.get(command.order.request.request_id):
                     self._submitted(now_s, trace, command)
-            case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
+            case SendCommand(command=ContinueRequest(paused=False) as command) if command.token_ids:
                 if trace := self._calls.get(command.request_id):
                     trace.ahead = command.attempt, command.instance_id
             case SendCommand(command=LoadInstance() as command):
@@ -225,7 +225,7 @@ class Traces:
 
     def _submitted(self, now_s: float, trace: Trace, command: SubmitRequest) -> None:
         order = command.order
-        if order.held:
+        if order.paused:
             return
         if "gen_ai.latency.time_in_queue" not in trace.seen:
             trace.seen["gen_ai.latency.time_in_queue"] = now_s - trace.arrived_s

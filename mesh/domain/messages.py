@@ -84,8 +84,8 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueRequest:
-    """A held request has these further tokens, generated where it came from. It is computed up to
-    them, and goes on by itself unless it is still `held`. One that runs is `held` until it is let
+    """A paused request has these further tokens, generated where it came from. It is computed up to
+    them, and goes on by itself unless it stays `paused`. One that runs is `paused` until it is let
     go, or the iteration of others that it is left out of has ended.
     """
 
@@ -93,7 +93,7 @@ class ContinueRequest:
     request_id: RequestId
     attempt: int
     token_ids: tuple[int, ...]
-    held: bool
+    paused: bool
     due_in_s: float
     """Seconds until its next token is due."""
 
@@ -422,7 +422,7 @@ class RequestReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedAhead:
-    """A held request has been computed up to the last of the tokens that its node was given."""
+    """A paused request has been computed up to the last of the tokens that its node was given."""
 
     request_id: RequestId
     attempt: int

@@ -152,7 +152,7 @@ class InstanceView(Protocol):
         ...
 
     @property
-    def ahead(self) -> bool:
+    def prefetched(self) -> bool:
         """Whether it was loaded before anybody called, and still waits for the first call."""
         ...
 

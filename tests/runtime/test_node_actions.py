@@ -357,7 +357,7 @@ def test_blocks_are_imported_some_at_a_time(tmp_path: Path) -> None:
     around, kv = Around(), Come(engine)
     performer = NodePerformer(engine=engine, lanes=around, link=around, models=around, kv=kv)
     source = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="", blocks=2)
-    performer.perform(FetchKv(instance_id=to, request=replace(request, held=True), source=source))
+    performer.perform(FetchKv(instance_id=to, request=replace(request, paused=True), source=source))
     (last, *others) = (event for _, event in around.events)
     assert isinstance(last, KvArrived)
     assert (last.tokens > 0, last.error, kv.released) == (True, "", 1)

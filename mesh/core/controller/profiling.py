@@ -6,7 +6,6 @@ every node of the same fingerprint, running instances included.
 """
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, resize
-from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
 from mesh.core.controller.requests.replicas import start_instance
 from mesh.core.controller.state.context import EventContext
@@ -67,7 +66,7 @@ def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> N
         return idlest.node
     nodes = [n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec)]
     if not nodes:
-        return why_no_node(ctx, entry.spec)[0]
+        return ctx.why_no_node(entry.spec)[0]
     return min(
         nodes,
         key=lambda n: (_lacks_room(ctx, entry, n), ctx.policy.node_rank(n), n.node_id),

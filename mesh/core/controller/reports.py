@@ -12,16 +12,16 @@ from mesh.compute.correction import share_trials
 from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
-from mesh.core.controller.instances.loading_lane import plan_load
+from mesh.core.controller.instances.node_schedule import plan_load
 from mesh.core.controller.instances.prefetching import import_ended
-from mesh.core.controller.instances.reservations import let_go, send_started
+from mesh.core.controller.instances.reservations import send_started, unload_loaded
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.migration import computed_ahead, kv_arrived
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.replicas import room_changed
-from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
+from mesh.core.controller.requests.serving import deliver, grow_or_evict, miss, requeue, returned
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -76,7 +76,7 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
         case Heartbeat():
             _heartbeat(ctx, node, said)
         case RequestReturned():
-            give_back(ctx, said)
+            returned(ctx, said)
         case ComputedAhead():
             computed_ahead(ctx, said)
         case KvArrived():
@@ -138,7 +138,7 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
         if request is not None:
             request.note_prefill_left(tokens)
     if said.starved and any(request_id in instance.requests for request_id in said.starved):
-        relieve(ctx, instance)
+        grow_or_evict(ctx, instance)
 
 
 def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
@@ -220,7 +220,7 @@ def _gone(ctx: EventContext, said: InstanceGone) -> None:
 
 
 def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint: str) -> None:
-    if instance.ahead:
+    if instance.prefetched:
         # Whoever calls has the load tried for himself.
         instance.node.prefetches.note_failed(instance.model_id)
         return
@@ -287,12 +287,12 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
         if not station.is_pending(instance.instance_id):
             shrink(ctx, instance)
             park_cache(ctx, instance)
-    idle = node.reclaimable_instances(ctx.now_s)
+    idle = node.idle_instances(ctx.now_s)
     # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
     for instance in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
-            let_go(ctx, instance)
+            unload_loaded(ctx, instance)
     for reservation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return
@@ -320,7 +320,7 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
     instance.note_size(said.kv_blocks, said.footprint)
     size = said.footprint.size(said.kv_blocks)
     smaller, free_bytes = size.bytes < instance.promised_bytes, node.free_bytes
-    started = node.station.done(instance.instance_id, size, instance.shares)
+    started = node.station.done(instance.instance_id, size, instance.shared_weights)
     send_started(ctx, node, started)
     if smaller or node.free_bytes > free_bytes:
         ctx.wake_all()

@@ -55,7 +55,7 @@ def _check_requests(node: LocalNode, instance: LocalInstance) -> None:
         )
         left = request.prefill_left
         hold(0 <= left <= tokens, "{} has {} of {} tokens to compute", request_id, left, tokens)
-        hold(request.held == request.order.held, "{} is held: {}", request_id, request.held)
+        hold(request.paused == request.order.paused, "{} is paused: {}", request_id, request.paused)
         step = request.first_step
         hold(step <= node.steps_started + 1, "{} is to begin with step {}", request_id, step)
     if instance.kept_run_queue is not None:

@@ -1,4 +1,4 @@
-"""The node core with a held request: it computes it ahead, says so, and lets it go when told."""
+"""The node core with a paused request: it computes it ahead, says so, and lets it go when told."""
 
 from mesh.domain.actions import AbortInEngine, NodeAction, StartStep, SubmitToEngine
 from mesh.domain.ids import InstanceId, RequestId
@@ -32,25 +32,25 @@ def submission() -> SubmitRequest:
         slo=Slo(),
         age_s=1.0,
         due_in_s=2.0,
-        held=True,
+        paused=True,
     )
     return SubmitRequest(instance_id=InstanceId("i1"), order=order)
 
 
-def more(*token_ids: int, held: bool = True, attempt: int = 2) -> ContinueRequest:
+def more(*token_ids: int, paused: bool = True, attempt: int = 2) -> ContinueRequest:
     return ContinueRequest(
         instance_id=InstanceId("i1"),
         request_id=RequestId("a"),
         attempt=attempt,
         token_ids=token_ids,
-        held=held,
+        paused=paused,
         due_in_s=0.2,
     )
 
 
-def test_a_held_request_is_computed_and_then_gets_no_turn() -> None:
+def test_a_paused_request_is_computed_and_then_gets_no_turn() -> None:
     node, asked = holding()
-    assert only(asked, SubmitToEngine).request.held
+    assert only(asked, SubmitToEngine).request.paused
     assert only(asked, StartStep).prefill == 4, "all but its last token"
     after = node.step("i1", prefill_tokens=4)
     assert only(reports(after), ComputedAhead) == ComputedAhead(
@@ -75,8 +75,8 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
     assert only(asked, StartStep).prefill == 2
     assert of_kind(reports(node.step("i1", prefill_tokens=2)), ComputedAhead)
 
-    asked = node.command(more(44, held=False))
-    assert not only(asked, SubmitToEngine).request.held
+    asked = node.command(more(44, paused=False))
+    assert not only(asked, SubmitToEngine).request.paused
     assert only(asked, StartStep).prefill == 2, "its last token, and the one before"
     after = node.step("i1", token("a", 5, attempt=2), prefill_tokens=2)
     assert not of_kind(reports(after), ComputedAhead)
@@ -89,10 +89,10 @@ def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on
     node.submit("a")
     assert not of_kind(node.command(more(attempt=1)), SubmitToEngine), "that may be its last"
     after = node.step("i1", token("a", 0), prefill_tokens=3)
-    assert only(after, SubmitToEngine).request.held
+    assert only(after, SubmitToEngine).request.paused
     assert not of_kind(after, StartStep)
-    on = node.command(more(attempt=1, held=False))
-    assert not only(on, SubmitToEngine).request.held
+    on = node.command(more(attempt=1, paused=False))
+    assert not only(on, SubmitToEngine).request.paused
     assert only(on, StartStep).prefill == 0, "it decodes as before"
 
 
@@ -103,10 +103,10 @@ def test_it_is_left_out_of_one_iteration_of_the_others() -> None:
         node.submit(name)
     node.step("i1", token("a", 0), token("b", 0), prefill_tokens=6)
     node.command(more(attempt=1))
-    held = node.step("i1", token("a", 1), token("b", 1))
-    assert only(held, SubmitToEngine).request.held
+    paused = node.step("i1", token("a", 1), token("b", 1))
+    assert only(paused, SubmitToEngine).request.paused
     after = node.step("i1", token("b", 2))
-    assert not only(after, SubmitToEngine).request.held
+    assert not only(after, SubmitToEngine).request.paused
 
 
 def test_one_that_ends_in_that_iteration_is_not_begun_anew() -> None:
@@ -122,15 +122,15 @@ def test_an_engine_is_not_told_of_a_pause_that_was_over_before_it_began() -> Non
     node = NodeUnderTest()
     node.load()
     node.submit("a")
-    for held in (True, False):
-        node.command(more(attempt=1, held=held))
+    for paused in (True, False):
+        node.command(more(attempt=1, paused=paused))
     after = node.step("i1", token("a", 0), prefill_tokens=3)
     assert not of_kind(after, SubmitToEngine)
     assert of_kind(after, StartStep)
 
 
 def test_an_iteration_that_began_before_says_nothing_of_it() -> None:
-    """One is under way for another request when the held one comes."""
+    """One is under way for another request when the paused one comes."""
     node = NodeUnderTest()
     node.load()
     node.submit("b")

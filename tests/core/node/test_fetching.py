@@ -34,13 +34,13 @@ def fetching(tokens: int = 70) -> NodeUnderTest:
         slo=Slo(),
         age_s=1.0,
         due_in_s=2.0,
-        held=True,
+        paused=True,
         cached_tokens=64,
         kv=SOURCE,
     )
     asked = node.command(SubmitRequest(instance_id=InstanceId("i1"), order=order))
     fetch = only(asked, FetchKv)
-    assert (fetch.source, fetch.request.held) == (SOURCE, True)
+    assert (fetch.source, fetch.request.paused) == (SOURCE, True)
     assert not of_kind(asked, SubmitToEngine)
     assert not of_kind(asked, StartStep), "there is nothing to compute until they are there"
     return node
@@ -65,7 +65,7 @@ def test_one_that_has_nothing_left_to_compute_is_ahead() -> None:
 def test_all_of_it_is_computed_where_none_come() -> None:
     node = fetching()
     after = node.tell(replace(CAME, tokens=0, error="Unavailable", message="it was lost"))
-    assert only(after, SubmitToEngine).request.held
+    assert only(after, SubmitToEngine).request.paused
     assert only(after, StartStep).prefill == 69
     assert only(reports(after), KvArrived).error == "Unavailable"
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.core.controller.instances.open_options import relief
-from mesh.core.controller.instances.prefixes import cached_tokens
-from mesh.core.controller.instances.reservations import issue, reclaim
+from mesh.core.controller.instances.open_options import idle_to_unload
+from mesh.core.controller.instances.reservations import issue, unload_idle
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -34,7 +33,7 @@ class Room:
     """An instance can have so many KV blocks, once these idle instances have gone."""
 
     kv_blocks: int
-    reclaim: tuple[InstanceId, ...] = ()
+    unloads: tuple[InstanceId, ...] = ()
     least_blocks: int = 0
     """The least that one which starts can do with."""
 
@@ -111,6 +110,15 @@ def start_size(
         start=start,
     )
     return ctx.policy.kv(demand)
+
+
+def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:
+    """What the node's engine can carry, and the policy has an instance there serve at a time."""
+    deployment = entry.deployment
+    assert deployment is not None
+    most = min(node.hello.batch_max, ctx.limits.batch_max)
+    served_max = start_size(ctx, entry, 0, node.footprint_of(deployment), node).batch_max
+    return most if served_max is None else min(served_max, most)
 
 
 def room_for(
@@ -194,8 +202,8 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
             return Room(kv_blocks=kv_blocks)
     required = size.required_blocks
     owner = ctx.cell.deployments.get(instance.deployment)
-    reclaim = relief(ctx, owner, instance, _lacking_bytes(instance, required))
-    return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
+    unloads = idle_to_unload(ctx, owner, instance, _lacking_bytes(instance, required))
+    return Room(kv_blocks=required, unloads=unloads) if unloads else None
 
 
 def _lacking_bytes(instance: InstanceEntry, kv_blocks: int) -> int:
@@ -215,9 +223,9 @@ def claim(
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    if instance.ahead:
+    if instance.prefetched:
         ctx.cell.prefetches.note_load(nearer=True)
-    cached = cached_tokens(instance, request)
+    cached = instance.cached_tokens(request)
     instance.add(request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached)
     _take(ctx, instance, room, request.due_s)
 
@@ -234,7 +242,7 @@ def expect(
     is resized after the load if the room says so; no room: it has been sized for the request.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    if instance.ahead:
+    if instance.prefetched:
         ctx.cell.prefetches.note_load(nearer=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
@@ -300,6 +308,6 @@ def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s:
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:
-    reclaim(ctx, instance.node, room.reclaim)
+    unload_idle(ctx, instance.node, room.unloads)
     if room.kv_blocks > instance.promised_blocks:
         resize(ctx, instance, room.kv_blocks, needed_s)

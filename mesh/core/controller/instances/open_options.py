@@ -8,11 +8,13 @@ when it is asked for. Before: the rooms that ask. After: the policy.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
 from mesh.core.controller.instances.node_schedule import (
     batch_decode_s,
     decodes_share,
+    lane_ends_s,
+    loads_end_s,
     node_prompts_s,
+    plan_load,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -53,16 +55,6 @@ class OpenOptions:
     def starts(self) -> Sequence[NodeEntry]:
         return ()
 
-    def _ranked(self, nodes: Sequence[NodeEntry]) -> Sequence[NodeEntry]:
-        if not nodes:
-            return ()
-        rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in nodes]
-        if all(tier is tiers[0] for tier in tiers):
-            return sorted(nodes, key=lambda node: (rank(node), node.node_id))
-        found = zip(nodes, tiers, strict=True)
-        keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
-        return [node for _, node in sorted(keyed, key=lambda of: of[0])]
-
     def lacks_bytes(self, node: NodeView) -> int:
         return self.needed_bytes(self._node(node)) - node.free_bytes - self.shares_bytes(node)
 
@@ -72,9 +64,9 @@ class OpenOptions:
 
     def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
         if isinstance(place, InstanceEntry):
-            return [i for i in place.node.reclaimable_instances(self.ctx.now_s) if i is not place]
+            return [i for i in place.node.idle_instances(self.ctx.now_s) if i is not place]
         sparing = self.entry.deployment if self.entry is not None else None
-        return self._node_of(place).reclaimable_instances(self.ctx.now_s, sparing)
+        return self._node_of(place).idle_instances(self.ctx.now_s, sparing)
 
     def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
         if self.may_move is None:
@@ -138,7 +130,7 @@ class OpenOptions:
         return self.entry.deployment
 
 
-def relief(
+def idle_to_unload(
     ctx: EventContext,
     entry: DeploymentEntry | None,
     place: InstanceEntry | NodeEntry,
@@ -147,15 +139,15 @@ def relief(
     """Idle instances that give way where so much memory is missing; none if all do not do."""
     node, share = place.node if isinstance(place, InstanceEntry) else place, None
     if isinstance(place, NodeEntry) and entry is not None and entry.deployment is not None:
-        share = place.share_of(entry.deployment)
+        share = place.shared_weights_of(entry.deployment)
     for releases in ctx.policy.relieve(place, missing_bytes, OpenOptions(ctx=ctx, entry=entry)):
-        taken = [instance.instance_id for instance in released(ctx, place, releases)]
+        taken = [instance.instance_id for instance in checked_releases(ctx, place, releases)]
         if taken and node.station.freed_bytes(taken, share) >= missing_bytes:
             return tuple(taken)
     return ()
 
 
-def released(
+def checked_releases(
     ctx: EventContext,
     place: InstanceEntry | NodeEntry,
     releases: Sequence[Release],

@@ -1,8 +1,7 @@
 """What a policy has in mind for the cell as a whole, and who is to go: its `upkeep` and releases.
 
 A plan may be about what has gone meanwhile, or about what no engine here can do. Then nothing of it
-happens, and the journal has it. Before: the policy. After: `search`, `preemption`, `migration`,
-`simple_plans`.
+happens, and the journal has it. Before: the policy. After: `search`, `preemption`, `migration`.
 """
 
 from mesh.core.controller.instances.kv_cache import park
@@ -10,8 +9,7 @@ from mesh.core.controller.instances.kv_transfer import can_carry
 from mesh.core.controller.instances.lifecycle import start, unload
 from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.requests import migration, preemption
-from mesh.core.controller.requests.search import Search
-from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
+from mesh.core.controller.requests.search import Search, StartNodes, carry_out, known, not_in_books
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState, RequestState
@@ -59,7 +57,9 @@ def release(ctx: EventContext, plan: Release) -> bool:
             park(ctx, instance)
         return True
     elif plan.how is How.UNLOAD and preemption.may_be_preempted(ctx, instance):
-        return migration.leave(ctx, instance, to) or preemption.displace(ctx, [instance], to)
+        return migration.migrate_and_drain(ctx, instance, to) or preemption.move_and_unload(
+            ctx, [instance], to
+        )
     else:
         not_in_books(ctx, plan, f"{instance.instance_id} may not go now")
     return False
@@ -72,7 +72,7 @@ def _start(ctx: EventContext, plan: Start) -> None:
     if entry is None or entry.deployment is None or node is not plan.node or node is None:
         not_in_books(ctx, plan, f"no {plan.deployment} to start on {plan.node.node_id}")
     elif ctx.may_start(entry) and ctx.takes_another(node, entry):
-        price = Search(ctx=ctx, entry=entry, among=lambda: (node,)).first((plan,))
+        price = Search(ctx=ctx, entry=entry, start_nodes=StartNodes(lambda: (node,))).first((plan,))
         if price is not None:
             start(ctx, price)
 

@@ -46,7 +46,7 @@ class NodePrefetches:
         else:
             self.note_failed(importing.model_id)
 
-    def give_way(self) -> None:
+    def cancel(self) -> None:
         """The import is stopped for the sake of a load; it may be begun again."""
         self.importing = None
 

@@ -62,7 +62,7 @@ def test_an_instance_that_a_policy_has_go_goes_once_what_runs_on_it_has_moved() 
     cell = TwoNodes(policy=Releasing(), beside=("r2",))
     begun = cell.tell(LeaseCheckDue())
     orders = [command.order for command in commands(begun, SubmitRequest)]
-    assert [(order.request.request_id, order.held) for order in orders] == [
+    assert [(order.request.request_id, order.paused) for order in orders] == [
         ("r1", True),
         ("r2", True),
     ]
@@ -78,13 +78,13 @@ def test_it_goes_at_once_where_its_requests_cannot_move_live() -> None:
     cell = TwoNodes(policy=Releasing(), to=replace(TARGET, computes_ahead=False))
     said = cell.tell(LeaseCheckDue())
     assert only(commands(said, UnloadInstance), UnloadInstance).instance_id == "i1"
-    assert not only(commands(said, SubmitRequest), SubmitRequest).order.held
+    assert not only(commands(said, SubmitRequest), SubmitRequest).order.paused
 
 
 def test_of_more_than_may_move_at_a_time_none_begins_to() -> None:
     cell = TwoNodes(policy=Releasing(), beside=("r2",), limits=replace(LIMITS, migrations_max=1))
     orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
-    assert [order.held for order in orders] == [False, False]
+    assert [order.paused for order in orders] == [False, False]
 
 
 @pytest.mark.parametrize(("most", "move"), [(3, True), (2, False)])
@@ -97,7 +97,7 @@ def test_what_moves_to_a_node_already_counts_with_all_that_would(most: int, move
     cell.invoke(request("r3", of="b", prompt=(1,) * 100, max_tokens=100))
     cell.tokens(other, "r3", (40, 41, 42))
     orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
-    held = [order.request.request_id for order in orders if order.held]
+    held = [order.request.request_id for order in orders if order.paused]
     assert held == (["r3", "r1", "r2"] if move else ["r3"])
 
 
@@ -117,11 +117,11 @@ def test_where_not_all_of_an_instance_have_a_place_none_moves_and_no_move_counts
     at once, they do that.
     """
     alone = TwoNodes(policy=policy, to=to, slo=slo)
-    assert only(commands(alone.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest).order.held
+    assert only(commands(alone.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest).order.paused
     cell = TwoNodes(policy=policy, to=to, slo=slo, beside=("r2", "r3"))
     for _ in range(3):
         orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
-        assert not any(order.held for order in orders)
+        assert not any(order.paused for order in orders)
     assert [request.moves for request in cell.core.cell.requests.values()] == [0, 0, 0]
 
 

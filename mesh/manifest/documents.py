@@ -2,7 +2,7 @@
 
 Only what a manifest needs: mappings, lists, text, numbers, booleans. What PyYAML would let pass in
 silence (a field written twice) or crash on (an integer tag on text, a thousand brackets) is
-InvalidInput here, with line and column. `manifest` gives the values their meaning.
+InvalidInput here, with line and column. `specs` gives the values their meaning.
 """
 
 from collections.abc import Iterator, Mapping

@@ -28,8 +28,8 @@ from mesh.domain.model import ComputePrecision, Task, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
-from mesh.http.manifest_problem import explain
-from mesh.http.yaml_documents import Document, read_documents
+from mesh.manifest.documents import Document, read_documents
+from mesh.manifest.problem import explain
 from mesh.report.plain import Plain, plain_fields
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"

@@ -1,6 +1,6 @@
 """Says what is wrong with a manifest, and what to write instead, in terms of the file.
 
-`manifest` hands over what pydantic found; the answer is one InvalidInput: the line, the path of the
+`specs` hands over what pydantic found; the answer is one InvalidInput: the line, the path of the
 field, what stands there, and a hint with the nearest known field or an example.
 """
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from mesh.domain.errors import InvalidInput
-from mesh.http.yaml_documents import Document, path_text
+from mesh.manifest.documents import Document, path_text
 
 _KINDS = {
     "string_type": "text",

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class SharedWeights:
     """The part of what an instance holds that all instances with its key hold together."""
 
     key: Hashable
     size_bytes: int
 
 
-def counted_once(sizes: Iterable[tuple[int, Share | None]]) -> list[int]:
+def counted_once(sizes: Iterable[tuple[int, SharedWeights | None]]) -> list[int]:
     """For each instance, in their order, the bytes that none before it has. `sizes` has the bytes
     of each and the part that it shares.
     """
     there: dict[Hashable, int] = {}
     counted = []
-    for size_bytes, share in sizes:
-        if share is not None:
-            shared_bytes, known_bytes = min(share.size_bytes, size_bytes), there.get(share.key, 0)
-            there[share.key] = max(shared_bytes, known_bytes)
+    for size_bytes, shared in sizes:
+        if shared is not None:
+            shared_bytes, known_bytes = min(shared.size_bytes, size_bytes), there.get(shared.key, 0)
+            there[shared.key] = max(shared_bytes, known_bytes)
             size_bytes -= min(shared_bytes, known_bytes)
         counted.append(size_bytes)
     return counted

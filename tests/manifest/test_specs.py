@@ -15,8 +15,8 @@ from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo, best_effort
 from mesh.domain.text import ToolFormat
-from mesh.http.manifest import read_manifests, written
-from mesh.http.yaml_documents import DOCUMENTS_MAX, MANIFEST_BYTES_MAX
+from mesh.manifest.documents import DOCUMENTS_MAX, MANIFEST_BYTES_MAX
+from mesh.manifest.specs import read_manifests, written
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
