@@ -64,9 +64,9 @@ class Outlook:
     now_s: float = field(init=False)
     _request: RequestEntry = field(init=False)
     _later_s: float = 0.0
-    _no_time: bool = False
-    _earlier: int = 0
-    _earlier_without_time: int = 0
+    no_time: bool = False
+    earlier: int = 0
+    earlier_without_time: int = 0
     """Those who wait on before the request; how many of them are `without_time`."""
     _departures_s: list[float] | None = None
     _loads_s: Iterator[float] | None = None
@@ -79,17 +79,12 @@ class Outlook:
     def of(self, request: RequestEntry, later_s: float = 0.0) -> Self:
         """The same, for a request, or for one that has its id and is due by so much later."""
         self._request, self._later_s, self.now_s = request, later_s, self.ctx.now_s
-        self._no_time = request.original.request_id in self.without_time
+        self.no_time = request.original.request_id in self.without_time
         return self
-
-    def note_waits(self) -> None:
-        """The request waits on, ahead of those after it."""
-        self._earlier += 1
-        self._earlier_without_time += self._no_time
 
     @property
     def latest_start_s(self) -> float:
-        request, known_s = self._request, latest_start_s(self.ctx, self._request)
+        request, known_s = self._request, self.ctx.latest_start_s(self._request)
         if known_s is None:
             known_s = request.due_s - self._later_s - self._quickest_s(request)
             request.note_latest_start(self.ctx.cell.fleet_changes, known_s)
@@ -122,7 +117,7 @@ class Outlook:
         return self._load_s
 
     def may_change(self) -> bool:
-        if self._no_time:
+        if self.no_time:
             return False
         said = self._request.refusals
         passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
@@ -141,12 +136,12 @@ class Outlook:
     def place_s(self) -> float:
         grow_s = [i.grow_again_s for i in self.entry.instances.values()]
         grows_s = min([at_s for at_s in grow_s if at_s > self.ctx.now_s], default=inf)
-        earlier = self._earlier_without_time if self._no_time else self._earlier
+        earlier = self.earlier_without_time if self.no_time else self.earlier
         return min(self._departs_s(earlier), grows_s)
 
     def place_or_load_s(self) -> float:
         """When a place or a load is expected for one more than those who wait."""
-        return min(self._departs_s(self._earlier), self.load_s())
+        return min(self._departs_s(self.earlier), self.load_s())
 
     @property
     def interval_s(self) -> float:
@@ -161,7 +156,7 @@ class Outlook:
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return
         assert entry.deployment is not None
-        needs = InstanceNeeds(ctx, entry, entry.queue)
+        needs: InstanceNeeds | None = None
         unloading, most = InstanceState.UNLOADING, ctx.policy.instances_per_node
         taken = [i.node for i in entry.instances.values() if i.state is not unloading]
         for node in ctx.cell.nodes.values():
@@ -171,7 +166,9 @@ class Outlook:
                 looks -= 1
                 # Weights that the host has may go with those who make room.
                 in_host = node.tier_of(entry.deployment) is LoadTier.HOST
-                room = needs.room(node) if in_host else None
+                if in_host and needs is None:
+                    needs = InstanceNeeds(ctx, entry, entry.queue)
+                room = needs.room(node) if in_host and needs is not None else None
                 without = room.unloads if room is not None else ()
                 planned = plan_load(ctx, entry.deployment, node, without)
                 lane = node.node_id, planned.kind
@@ -244,20 +241,6 @@ class Outlook:
         return min(seconds, default=limits.delivery_s_max)
 
 
-def latest_start_s(ctx: EventContext, request: RequestEntry) -> float | None:
-    """When its first token would be late if it had not begun, if an outlook has worked that out for
-    these nodes, and for what is known of their speed.
-    """
-    known = request.latest_start
-    return known[1] if known is not None and known[0] == ctx.cell.fleet_changes else None
-
-
-def too_long(ctx: EventContext, request: RequestEntry) -> bool:
-    """Whether it would have been late even if it had computed at once, and alone."""
-    known_s = latest_start_s(ctx, request)
-    return known_s is not None and known_s < request.arrival_s
-
-
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Clients that are refused for want of a place are told to come again after a time within these
 bounds.
@@ -305,14 +288,15 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         if waits and not (request.accepted or best_effort):
             waits = ctx.policy.waits(request, of)
         if waits is True:
-            outlook.note_waits()
+            outlook.earlier += 1
+            outlook.earlier_without_time += of.no_time
             continue
         if isinstance(waits, Shortage):
             request.refusals.note(waits)
         causes[name], message = _why(ctx, outlook, request, causes.get(name))
         reason = causes[name].reason
-        if too_long(ctx, request):
-            too_slow = latest_start_s(ctx, request) == -inf
+        if ctx.is_too_long(request):
+            too_slow = ctx.latest_start_s(request) == -inf
             raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
             remedy = raises if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
@@ -378,8 +362,8 @@ def _why(
         return Cause(reason=RefusalReason.LOAD_FAILED), message
     if request.refusals.last is Verdict.POLICY:
         return Cause(reason=RefusalReason.POLICY), request.refusals.message
-    if too_long(ctx, request):
-        never = latest_start_s(ctx, request) == -inf
+    if ctx.is_too_long(request):
+        never = ctx.latest_start_s(request) == -inf
         late = RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE
         cause = Cause(reason=late)
     else:

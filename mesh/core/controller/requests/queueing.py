@@ -19,7 +19,6 @@ from math import inf
 
 from mesh.core.controller.instances.kv_cache import (
     Room,
-    blocks_for_load,
     missing_bytes,
     room_for,
     shrink,
@@ -29,19 +28,17 @@ from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued
 from mesh.core.controller.requests.outlook import (
     Outlook,
-    latest_start_s,
     refuse_past_deadline,
     stops_queue,
     without_time,
 )
 from mesh.core.controller.requests.preemption import may_be_preempted, move_and_unload, preempt
 from mesh.core.controller.requests.replicas import keep_minima
-from mesh.core.controller.requests.search import InstanceNeeds, NoRoom, Search, StartNodes
+from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
 from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
-from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
@@ -118,7 +115,7 @@ def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:
     before the first token was due.
     """
     after_s = ctx.limits.place_retry_s
-    latest = (latest_start_s(ctx, request) for entry in waiting for request in entry.queue)
+    latest = (ctx.latest_start_s(request) for entry in waiting for request in entry.queue)
     first_s = min((at_s for at_s in latest if at_s and at_s > ctx.now_s), default=inf)
     return ctx.now_s + min(after_s, max(first_s - ctx.now_s, after_s * RETRY_SHARE_LEAST))
 
@@ -331,12 +328,13 @@ def _displace_best_effort(
     assert deployment is not None
     if request.slo.best_effort or not ctx.may_start(entry):
         return False
-    needs = InstanceNeeds(ctx, entry, (request,))
+    needs: InstanceNeeds | None = None
     for node in ctx.cell.nodes.values():
         alone = [i for i in node.instances.values() if 0 < i.batch == len(i.best_effort)]
         alone = [i for i in alone if may_be_preempted(ctx, i)]
         if not alone or not ctx.may_evict or not ctx.may_validate:
             continue
+        needs = needs or InstanceNeeds(ctx, entry, (request,))
         if not ctx.takes_another(node, entry) or needs.room(node) is not None:
             continue
         footprint, share = node.footprint_of(deployment), node.shared_weights_of(deployment)
@@ -364,43 +362,21 @@ def _look(
     is loaded for a request that will be late is the first of its deployment, where memory is free,
     or where idle instances can go and no other load is promised.
     """
-
-    def free() -> list[NodeEntry]:
-        nodes = ctx.cell.nodes.values()
-        return [node for node in nodes if _has_free_lane_or_room(ctx, entry, request, node)]
-
     may_start = ctx.may_start(entry) and not (late and entry.replicas())
-    nodes = free if late or request.slo.best_effort else ctx.cell.nodes.values
+    on = StartNodes(ctx.cell.nodes.values, free=late or request.slo.best_effort)
     search = Search(
         ctx=ctx,
         entry=entry,
         request=request,
         late=late,
-        start_nodes=StartNodes(nodes) if may_start else None,
+        start_nodes=on if may_start else None,
     )
     price = search.first()
     if price is not None:
         take(ctx, price)
     elif not late:
-        _refuse_in_vain(ctx, entry, search.lacks_room())
+        _refuse_in_vain(ctx, entry, search.never_has_room())
     return price is not None
-
-
-def _has_free_lane_or_room(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
-) -> bool:
-    loads = any(
-        i.state is InstanceState.LOADING and not i.prefetched for i in node.instances.values()
-    )
-    if not loads and not request.slo.best_effort:
-        return True
-    if loads and request.slo.best_effort:
-        return False
-    deployment = entry.deployment
-    assert deployment is not None
-    footprint = node.footprint_of(deployment)
-    least, _ = blocks_for_load(ctx, entry, (request,), footprint)
-    return footprint.instance_bytes(least) <= node.free_bytes_for(deployment)
 
 
 def _tries_estimate(entry: DeploymentEntry, request: RequestEntry) -> bool:
@@ -433,15 +409,18 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
         elif price is not None:
             start(ctx, price)
         else:
-            _refuse_in_vain(ctx, entry, search.lacks_room())
+            _refuse_in_vain(ctx, entry, search.never_has_room())
 
 
-def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacks: NoRoom | None) -> None:
+def _refuse_in_vain(
+    ctx: EventContext, entry: DeploymentEntry, lacks: tuple[int, int] | None
+) -> None:
     """No node could ever hold an instance: nobody needs to wait for one."""
-    if lacks is not None and not entry.instances and lacks.in_vain and lacks.largest_bytes:
+    if lacks is not None and not entry.instances:
+        needed_bytes, largest_bytes = lacks
         message = (
-            f"{entry.spec.name!r} needs {format_bytes(lacks.needed_bytes)} on a node; "
-            f"the largest has {format_bytes(lacks.largest_bytes)}"
+            f"{entry.spec.name!r} needs {format_bytes(needed_bytes)} on a node; "
+            f"the largest has {format_bytes(largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
         refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
-from typing import Self
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.kv_cache import Room, batch_max, blocks_for_load, room_for
@@ -32,27 +31,6 @@ from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.memory.demand import kv_blocks_within
 from mesh.policy.plans import Carry, Join, Label, Move, Plan, Refuse, Release, Start
 from mesh.policy.views import InstanceView, NodeView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoRoom:
-    """What the node that comes nearest would have to hold, and its capacity. Both 0: no node."""
-
-    needed_bytes: int = 0
-    largest_bytes: int = 0
-
-    @classmethod
-    def nearest(cls, needs: Iterable[tuple[int, int]]) -> Self:
-        """The node that lacks least. `needs` has what each node would have to hold and its
-        capacity.
-        """
-        needed_bytes, capacity_bytes = min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
-        return cls(needed_bytes=needed_bytes, largest_bytes=capacity_bytes)
-
-    @property
-    def in_vain(self) -> bool:
-        """No node could hold it, were it empty."""
-        return not self.largest_bytes or self.needed_bytes > self.largest_bytes
 
 
 class InstanceNeeds:
@@ -102,10 +80,11 @@ class InstanceNeeds:
         """The bytes of the whole instance there with the least KV cache; 0 where none may be."""
         return self._least_bytes.get(node_id, 0)
 
-    def lack(self) -> NoRoom:
-        """What the node that comes nearest would have to hold."""
+    def nearest(self) -> tuple[int, int]:
+        """What the node that lacks least would have to hold, and its capacity; 0, 0 without one."""
         nodes, least = self._ctx.cell.nodes, self._least_bytes
-        return NoRoom.nearest((most, nodes[name].capacity_bytes) for name, most in least.items())
+        needs = ((most, nodes[name].capacity_bytes) for name, most in least.items())
+        return min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
 
     def room(self, node: NodeEntry) -> Room | None:
         """Memory that is free, or that idle instances give way for; `None` where neither does."""
@@ -125,6 +104,8 @@ class StartNodes:
     """The nodes where an instance may start, and what came of those that a search has tried."""
 
     among: Callable[[], Collection[NodeEntry]]
+    free: bool = False
+    """Whether only nodes come into question that take no memory and no time from other loads."""
     needs: InstanceNeeds | None = None
     """`None` until a node is asked."""
     roomy: list[NodeEntry] | None = None
@@ -200,14 +181,15 @@ class Search(OpenOptions):
                 break
         return None
 
-    def lacks_room(self) -> NoRoom | None:
-        """What the node that comes nearest would have to hold, after a search in vain; `None` when
-        it is not memory that is missing.
+    def never_has_room(self) -> tuple[int, int] | None:
+        """After a search in vain: the bytes that the node which lacks least would have to hold, and
+        its capacity; `None` when an instance may have room later, or memory is not what is missing.
         """
         on = self.start_nodes
-        if on is None or on.no_time or self._is_refused():
+        if on is None or on.no_time or on.needs is None or self._is_refused():
             return None
-        return NoRoom() if on.needs is None else on.needs.lack()
+        needed_bytes, largest_bytes = on.needs.nearest()
+        return (needed_bytes, largest_bytes) if 0 < largest_bytes < needed_bytes else None
 
     def cheapest(self, new: RequestEntry) -> Price | None:
         """The price of the place that is nearest to taking the request, were it to come now as
@@ -306,6 +288,8 @@ class Search(OpenOptions):
             return on.roomy
         ctx, entry, on.roomy = self.ctx, self.entry, []
         nodes = on.among()
+        if on.free:
+            nodes = [node for node in nodes if self._is_free(node)]
         if self.request is not None and self.request.mates:
             answers = 1 + len(self.request.mates)
             nodes = [node for node in nodes if batch_max(ctx, entry, node) >= answers]
@@ -325,6 +309,21 @@ class Search(OpenOptions):
         on.roomy = on.needs.with_room(asked, memo)
         on.fresh = not {node.node_id for node in on.roomy} <= entry.avoided.keys()
         return on.roomy
+
+    def _is_free(self, node: NodeEntry) -> bool:
+        """Whether a load there waits for no other: its lane is free, or it has the memory now. Best
+        effort needs both.
+        """
+        request, deployment = self.request, self.entry.deployment
+        assert request is not None, "somebody is late, or of best effort"
+        there, loading = node.instances.values(), InstanceState.LOADING
+        loads = any(i.state is loading and not i.prefetched for i in there)
+        if loads == request.slo.best_effort:
+            return not loads
+        assert deployment is not None
+        footprint = node.footprint_of(deployment)
+        least, _ = blocks_for_load(self.ctx, self.entry, (request,), footprint)
+        return footprint.instance_bytes(least) <= node.free_bytes_for(deployment)
 
     def _waiting(self) -> Iterable[RequestEntry]:
         """Those whom a new instance is for, the request first."""

@@ -231,6 +231,18 @@ class EventContext:
             self._obtainable[of] = (node.version, most)
         return most
 
+    def latest_start_s(self, request: RequestEntry) -> float | None:
+        """When its first token would be late if it had not begun, if an outlook has worked that out
+        for these nodes, and for what is known of their speed.
+        """
+        known = request.latest_start
+        return known[1] if known is not None and known[0] == self.cell.fleet_changes else None
+
+    def is_too_long(self, request: RequestEntry) -> bool:
+        """Whether it would have been late even if it had computed at once, and alone."""
+        known_s = self.latest_start_s(request)
+        return known_s is not None and known_s < request.arrival_s
+
     def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:
         """`work_out` of the node now, which is done once until its requests change."""
         changes, share = self._shares.get(node.node_id, (-1, 0.0))
