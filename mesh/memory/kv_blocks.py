@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mesh.domain.steps import PrefixChange
-from mesh.memory.block_keys import digest_of
+from mesh.memory.block_keys import CachedDigests, digest_of
 from mesh.memory.cache_budget import CacheBudget
-from mesh.memory.cached_digests import CachedDigests
 from mesh.memory.shared_weights import SharedWeights
 
 
