@@ -28,7 +28,7 @@ from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingPa
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Answer
 from mesh.policy.registry import DEFAULT_POLICY
-from mesh.runtime.journal import ControllerStart, NodeStart, Start, open_journal
+from mesh.runtime.journal import ControllerStart, JournalHeader, NodeStart, open_journal
 from mesh.sim.scenario import Scenario
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_workloads.asked import Asked
@@ -311,7 +311,9 @@ def test_a_seed_that_fails_is_named_with_its_command_and_the_others_go_on(
 R1, I1 = RequestId("r1-1"), InstanceId("i")
 
 
-def kept(path: Path, start: Start, *told: tuple[float, ControllerEvent | NodeEvent]) -> Path:
+def kept(
+    path: Path, start: JournalHeader, *told: tuple[float, ControllerEvent | NodeEvent]
+) -> Path:
     journal = open_journal(path, start)
     for now_s, event in told:
         journal.record(now_s, event, ())

@@ -3,7 +3,7 @@
 A plan has a request join an instance, loaded or loading, or move to one, or has an instance start
 on a node. Each is held against the books, then priced (`instances.pricing`), then shown to the
 policy. What has refused is remembered and not validated again. Before: whoever wants a place
-(`queueing`, `preemption`, `migration`, `replicas`, `plan_books`, `outlook`). After:
+(`queueing`, `preemption`, `migration`, `replicas`, `upkeep`, `outlook`). After:
 `submitting`, which books the price that was found.
 """
 
