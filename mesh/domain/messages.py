@@ -6,6 +6,7 @@ declared here once: the node core's actions and events are the same values. No f
 time: ages and spans only.
 """
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh.domain.errors import MeshError
@@ -16,7 +17,7 @@ from mesh.domain.profile import Profile, Stalls
 from mesh.domain.ranges import Count, Factor, Name, Rate, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
+from mesh.domain.steps import HeldModel, LoadOrder, LoadRate, LoadTier, PrefixChange
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -55,6 +56,19 @@ class LoadInstance:
     node to bring in by its turn rule: its KV cache, and its weights if the engine
     `loads_on_device`. 0: it comes up whole.
     """
+
+    def order(self, model_path: Path, import_s: float = 0.0) -> LoadOrder:
+        """What the node's engine is asked for, once the model is in this folder."""
+        return LoadOrder(
+            instance_id=self.instance_id,
+            deployment=self.deployment,
+            model=self.model,
+            model_path=model_path,
+            kv_blocks=self.kv_blocks,
+            context_tokens_max=self.context_tokens_max,
+            batch_max=self.batch_max,
+            import_s=import_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
