@@ -2,7 +2,7 @@
 
 Who asks a policy offers it what may be decided now: instances that may take a request, nodes for a
 new one, neighbours that may be moved. Nothing of the cell is copied; what has to be worked out is,
-when it is asked for. Before: the rooms that ask. After: the policy.
+when it is asked for. Before: `search`, `upkeep` and who else asks a policy. After: the policy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
