@@ -165,7 +165,7 @@ class ControllerCore:
     def _dispatch(self, ctx: EventContext, event: ControllerEvent) -> None:
         match event:
             case NodeReported():
-                reports.report(ctx, event.link_id, event.report)
+                reports.take_in(ctx, event.link_id, event.report)
             case InvokeRequested():
                 serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():

@@ -144,23 +144,25 @@ def _measured_blocks(ctx: EventContext, instance: InstanceEntry) -> int:
     return min(wanted, instance.promised_blocks + free_bytes // footprint.kv_block_bytes)
 
 
-def tell_of_load(ctx: EventContext, instance: InstanceEntry, said: LoadProgress) -> None:
+def tell_of_load(ctx: EventContext, instance: InstanceEntry, report: LoadProgress) -> None:
     """Those who want a profile of what loads there wait for it, too."""
     for operation in ctx.cell.operations.values():
         wants = operation.kind is OperationKind.PROFILE and operation.name == instance.deployment
         if wants and operation.node is instance.node:
             operation_id = operation.operation_id
-            ctx.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
+            ctx.act(
+                ReplyProgress(operation_id=operation_id, phase=report.phase, share=report.share)
+            )
 
 
-def profile_done(ctx: EventContext, said: ProfileDone) -> None:
+def profile_done(ctx: EventContext, report: ProfileDone) -> None:
     """A profile was measured: use it wherever it holds, as its node does already, and keep it. The
     call is answered when it is kept; were that to fail, it would hold until the controller ends.
     """
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is None or operation.instance is None or not operation.measuring:
         return
-    instance, profile = operation.instance, said.profile
+    instance, profile = operation.instance, report.profile
     asked = (instance.model_id, instance.node.hello.fingerprint)
     if (profile.model_id, profile.fingerprint) != asked:
         message = f"the node measured {profile.model_id} on {profile.fingerprint} instead"
@@ -196,16 +198,16 @@ def _spread(ctx: EventContext, profile: Profile, told_by: InstanceEntry | None =
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
 
 
-def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
+def profile_refined(ctx: EventContext, report: ProfileRefined) -> None:
     """An instance's iterations have told where its measured profile was off. That holds for what is
     loaded from now on, too, beside what others of its kind have told; those that run learn by
     themselves. One of an earlier survey than the instance is predicted by comes too late. A better
     known one, that has come of iterations or of its node's rests, takes the place of the profile.
     """
-    instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
+    instance, profile = ctx.cell.instances.get(report.instance_id), report.profile
     known = None if instance is None else instance.profile
     if instance is not None and known is not None and _survey(profile) == _survey(known):
-        instance.refine_profile(said, ctx.now_s)
+        instance.refine_profile(report, ctx.now_s)
         kept = ctx.cell.refine_profile(known, profile)
         ctx.act(StoreProfile(operation_id=None, profile=kept))
     elif instance is not None and known is not None and _is_news(instance, known, profile):

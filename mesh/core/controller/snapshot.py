@@ -42,7 +42,7 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
         running=cell.running(),
         served=cell.served,
         refused=tuple(sorted(cell.refused.items())),
-        prefetches=cell.prefetches.said,
+        prefetches=cell.prefetches.view,
     )
 
 

@@ -133,7 +133,7 @@ def _nowhere(ctx: EventContext, deployment: Deployment) -> bool:
 
 def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> None:
     ctx.cell.prefetches.note_begun()
-    number = ctx.cell.prefetches.said.begun
+    number = ctx.cell.prefetches.view.begun
     ahead = ImportAhead(
         operation_id=OperationId(f"prefetch-{ctx.epoch}-{number}"),
         model_id=deployment.model.model_id,
@@ -178,12 +178,12 @@ def _load(
     load(ctx, entry, node, room, planned, inf, prefetched=True)
 
 
-def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:
+def import_ended(ctx: EventContext, node: NodeEntry, report: ImportDone | ImportFailed) -> None:
     """What an import that nobody waits for came to; others are not its business."""
     ahead = node.prefetches.importing
-    if ahead is None or ahead.operation_id != said.operation_id:
+    if ahead is None or ahead.operation_id != report.operation_id:
         return
-    stored = isinstance(said, ImportDone) and said.model.model_id == imported_id(ahead.model_id)
+    stored = isinstance(report, ImportDone) and report.model.model_id == imported_id(ahead.model_id)
     node.prefetches.end(stored=stored)
     if stored:
         node.note_stored(ahead.model_id)

@@ -390,10 +390,12 @@ def _earlier(
         for waiting in owner.queue:
             if waiting.rank >= request.rank:
                 break
-            said = waiting.refusals
-            if not said.verdict or said.short_of_memory or instance.is_full:
+            refusals = waiting.refusals
+            if not refusals.verdict or refusals.short_of_memory or instance.is_full:
                 continue
-            waits_here = said.verdict is not Verdict.TPOT_EXCEEDED and waiting.waits_for is instance
+            waits_here = (
+                refusals.verdict is not Verdict.TPOT_EXCEEDED and waiting.waits_for is instance
+            )
             if waits_here or waiting.waits_for is None:
                 found.append((waiting, instance))
     return found

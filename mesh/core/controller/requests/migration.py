@@ -205,27 +205,27 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
     )
 
 
-def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
+def kv_arrived(ctx: EventContext, node: NodeEntry, report: KvArrived) -> None:
     """The target has the blocks that it fetched, or some of them, or none: it computes the rest."""
-    migration = ctx.cell.migrations.get(said.request_id)
-    if migration is None or migration.copy.attempt != said.attempt:
+    migration = ctx.cell.migrations.get(report.request_id)
+    if migration is None or migration.copy.attempt != report.attempt:
         return
     if migration.state is MigrationState.FETCHING:
-        if not said.error:
-            node.note_transfer(said.moved_bytes, said.elapsed_s, ctx.now_s)
-        elif said.error == Unavailable.__name__:
+        if not report.error:
+            node.note_transfer(report.moved_bytes, report.elapsed_s, ctx.now_s)
+        elif report.error == Unavailable.__name__:
             node.note_no_transfer(ctx.now_s)
         migration.advance(MigrationState.COMPUTING)
-        migration.copy.note_arrived(said.tokens)
+        migration.copy.note_arrived(report.tokens)
         node.touch()
 
 
-def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:
+def computed_ahead(ctx: EventContext, report: ComputedAhead) -> None:
     """The target has computed all that it was sent; the next token of the source decides, unless it
     goes on at once.
     """
-    migration = ctx.cell.migrations.get(said.request_id)
-    if migration is None or migration.copy.attempt != said.attempt:
+    migration = ctx.cell.migrations.get(report.request_id)
+    if migration is None or migration.copy.attempt != report.attempt:
         return
     if migration.state is MigrationState.COMPUTING:
         migration.copy.note_prefill_left(0)

@@ -119,14 +119,14 @@ class Outlook:
     def may_change(self) -> bool:
         if self.no_time:
             return False
-        said = self._request.refusals
+        refusals = self._request.refusals
         passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
-        may_pass = said.in_time_as_predicted or said.verdict in passing
+        may_pass = refusals.in_time_as_predicted or refusals.verdict in passing
         for instance in self.entry.instances.values():
             station = instance.node.station
             if not instance.takes_now:
                 continue
-            if not said.short_of_memory:
+            if not refusals.short_of_memory:
                 if may_pass:
                     return True
             elif station.waiting() or station.running_reservations():

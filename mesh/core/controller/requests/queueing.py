@@ -190,8 +190,8 @@ def _place_waiting(
             continue
         if not (_place(ctx, entry, request, only) or _evict_for(ctx, entry, request, only)):
             tries[name] = tried + 1
-            said = request.refusals.verdict
-            if not request.has_own_slo and (said is None or stops_queue(request)):
+            verdict = request.refusals.verdict
+            if not request.has_own_slo and (verdict is None or stops_queue(request)):
                 tries[name] = TRIES_MAX
             if not entry.spec.classes and tries[name] == TRIES_MAX:
                 return

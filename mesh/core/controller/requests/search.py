@@ -428,11 +428,11 @@ class Search(OpenOptions):
         late = self.late or (request.accepted and not moves)
         price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
         verdict = price.verdict()
-        passes, said = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
-        if said is not Verdict.PASSES:
-            request.refusals.note(said)
+        passes, answer = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
+        if answer is not Verdict.PASSES:
+            request.refusals.note(answer)
         if memo is not None:
-            memo.note_start(node, said if isinstance(said, Verdict) else Verdict.POLICY)
+            memo.note_start(node, answer if isinstance(answer, Verdict) else Verdict.POLICY)
         if not self.late and passes and price.is_tight():
             on.tight.append(price)
             passes = False

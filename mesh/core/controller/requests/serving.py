@@ -201,14 +201,14 @@ def grow_or_evict(ctx: EventContext, instance: InstanceEntry) -> None:
     requeue(ctx, evicted, RefusalReason.MEMORY_FULL, message)
 
 
-def returned(ctx: EventContext, said: RequestReturned) -> None:
+def returned(ctx: EventContext, report: RequestReturned) -> None:
     """A node returns a request unfinished: its instance broke, or would not take it."""
-    request = ctx.cell.requests.get(said.request_id)
+    request = ctx.cell.requests.get(report.request_id)
     moves = request.migration if request is not None else None
-    if moves is not None and moves.copy.attempt == said.attempt:
+    if moves is not None and moves.copy.attempt == report.attempt:
         cancel_migration(ctx, moves)
-    elif request is not None and request.attempt == said.attempt and request.instance is not None:
-        requeue(ctx, request, RefusalReason.ENGINE_FAILED, said.message)
+    elif request is not None and request.attempt == report.attempt and request.instance is not None:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, report.message)
 
 
 def miss(ctx: EventContext, missed: PrefixMissed) -> None:

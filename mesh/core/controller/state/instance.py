@@ -349,18 +349,18 @@ class InstanceEntry:
         self.tier, self.loaded_at_s, self.out = tier, now_s, self.node.swaps
         self.note_progress("", 1.0)
 
-    def note_report(self, said: InstanceReport, now_s: float) -> None:
+    def note_report(self, report: InstanceReport, now_s: float) -> None:
         """What a heartbeat, or a hello, says of it, but for the size of its KV cache, and what is
         in that.
         """
-        self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
-        self.correction.told(said.correction, now_s, planned=said.correction_planned)
-        if not said.swapping:
+        self.kv_blocks_used, self.kv_blocks_cached = report.kv_blocks_used, report.kv_blocks_cached
+        self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
+        if not report.swapping:
             self.swap_began_s = None
-        elif self.swap_began_s is None or self.out != said.out:
+        elif self.swap_began_s is None or self.out != report.out:
             self.swap_began_s = now_s
-        self.stalls, self.out = said.stalls, said.out
-        self.off_p50, self.off_p95 = said.off_p50, said.off_p95
+        self.stalls, self.out = report.stalls, report.out
+        self.off_p50, self.off_p95 = report.off_p50, report.off_p95
 
     def cached_tokens(self, request: RequestEntry) -> int:
         """How many of the request's tokens it need not compute, by what its node has told of its
@@ -410,13 +410,13 @@ class InstanceEntry:
         self.profile, self.correction = profile, Correction()
         self.node.touch()
 
-    def refine_profile(self, said: ProfileRefined, now_s: float) -> None:
+    def refine_profile(self, report: ProfileRefined, now_s: float) -> None:
         """Predict by the same one, nearer to what its iterations take, and by what is left to
         correct of it: both at once, so that nothing is counted twice.
         """
-        self.profile = said.profile
-        if said.correction is not None:
-            self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        self.profile = report.profile
+        if report.correction is not None:
+            self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
         self.node.touch()
 
     def keep_for_profile(self) -> None:

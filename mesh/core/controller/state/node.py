@@ -364,18 +364,18 @@ class NodeEntry:
         """It has said something."""
         self.last_seen_s = now_s
 
-    def note_heartbeat(self, said: Heartbeat) -> None:
+    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
         """What it says of its process and its engine."""
-        self.rss_bytes, self.engine_bytes = said.rss_bytes, said.engine_bytes
-        self.load_slowdown = max(said.load_slowdown, 1.0)
-        if said.models is not None:
-            self.models = _by_id(said.models)
-        if said.base_bytes > self.base_bytes:
-            self.base_bytes = said.base_bytes
-            self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
-        if said.swapped_bytes:
-            seconds = said.swapped_s
-            self.swap_times.learn(LoadTier.HOST, self._host_rate, said.swapped_bytes, seconds)
+        self.rss_bytes, self.engine_bytes = heartbeat.rss_bytes, heartbeat.engine_bytes
+        self.load_slowdown = max(heartbeat.load_slowdown, 1.0)
+        if heartbeat.models is not None:
+            self.models = _by_id(heartbeat.models)
+        if heartbeat.base_bytes > self.base_bytes:
+            self.base_bytes = heartbeat.base_bytes
+            self.station.limit(max(self.hello.memory_bytes - heartbeat.base_bytes, 0))
+        if heartbeat.swapped_bytes:
+            seconds = heartbeat.swapped_s
+            self.swap_times.learn(LoadTier.HOST, self._host_rate, heartbeat.swapped_bytes, seconds)
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
 
