@@ -183,9 +183,9 @@ class EngineRequest:
     request_id: RequestId
     attempt: int = 1
     prompt_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...] = ()
     sampling: SamplingParams
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
     """The model's own."""
     paused: bool = False
     cache_salt: str | None = None

@@ -20,7 +20,6 @@ def ahead(
         prompt_tokens=PROMPT,
         output_tokens=output,
         sampling=sampling,
-        stop_token_ids=(),
         paused=paused,
     )
     driver.engine.submit(driver.instance_id, request)

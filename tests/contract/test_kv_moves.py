@@ -23,7 +23,6 @@ def ahead(prompt: tuple[int, ...], output: list[int], *, paused: bool) -> Engine
         prompt_tokens=prompt,
         output_tokens=tuple(output),
         sampling=greedy(),
-        stop_token_ids=(),
         paused=paused,
     )
 

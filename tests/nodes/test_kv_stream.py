@@ -49,9 +49,7 @@ def request(*, paused: bool) -> EngineRequest:
     return EngineRequest(
         request_id=REQUEST,
         prompt_tokens=tuple(range(3, 103)),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
         paused=paused,
     )
 

@@ -246,9 +246,7 @@ def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Se
     request = EngineRequest(
         request_id=RequestId("measured"),
         prompt_tokens=made_up_tokens(number, length, left, vocabulary_tokens),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=2),
-        stop_token_ids=(),
     )
     sequence = Sequence(
         request,
