@@ -8,11 +8,13 @@ when it is asked for. Before: the rooms that ask. After: the policy.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mesh.compute.times import Times
 from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
 from mesh.core.controller.instances.node_schedule import (
     batch_decode_s,
     decodes_share,
     node_prompts_s,
+    times_of,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -107,6 +109,9 @@ class OpenOptions:
 
     def decode_s(self, instance: InstanceView) -> float:
         return batch_decode_s(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
+
+    def times(self, instance: InstanceView) -> Times:
+        return times_of(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
 
     def ready_s(self, instance: InstanceView) -> float:
         ends_s = loads_end_s(self._node(instance.node), self.ctx.now_s)
