@@ -27,7 +27,7 @@ from mesh.evaluation.polyserve import (
 from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
 from mesh.runtime.policies import policy_of
 
-QUICK_S, USUAL_S = 20.0, 60.0
+QUICK_S, USUAL_S = 10.0, 60.0
 QUICK_STEP = 5
 
 

@@ -49,7 +49,7 @@ POLYSERVE = "polyserve-co"
 BASELINES = ("co-random", "co-minimal", "co-chunk")
 REFUSES_NOBODY = "-no-refusal"
 """How the name of a policy ends that refuses nobody for an SLO."""
-BUDGETS = (256, 512, 1024, 2048)
+BUDGETS = (512, 1024, 2048)
 """Tokens of an iteration under a baseline; the best one counts."""
 BUDGET_PERCENT = 50
 """The share of the optimal rate at which it is chosen."""

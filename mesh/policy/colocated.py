@@ -81,21 +81,24 @@ def first_token_s(
     request: RequestView, instance: InstanceView, cell: CellView, limit_s: float
 ) -> float:
     """When its first token would come, were iterations to take `limit_s`: behind the iteration in
-    flight and the prompts that are there, in chunks that can be kept while contexts grow (§4.7).
-    Infinite where there is none.
+    flight (§4.6) and the prompts that are there, in chunks that can be kept while contexts grow
+    (§4.7). Infinite where there is no room for any.
     """
     times, batch = cell.times(instance), instance.batch
     if not batch:
         return cell.now_s + alone_s(request.tokens, times)
-    left = request.tokens + sum(of.prefill_left for of in cell.requests(instance))
-    iterations = 1
+    waiting = sum(of.prefill_left for of in cell.requests(instance))
+    left, iterations = request.tokens + waiting, 1
     for _ in range(2):
         decode_s = times.decode_s(batch, instance.tokens / batch + iterations)
         chunk = times.chunk_tokens(limit_s - decode_s, request.tokens // 2, batch, left)
         if not chunk:
             return inf
         iterations = -(-left // chunk)
-    return cell.now_s + (iterations + 1) * limit_s
+    began_s, now_s = instance.node.iteration_started_s, cell.now_s
+    takes_s = limit_s if waiting else decode_s
+    free_s = now_s if began_s is None else max(began_s + takes_s, now_s)
+    return free_s + iterations * limit_s
 
 
 def alone_s(tokens: int, times: Times) -> float:

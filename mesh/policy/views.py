@@ -95,6 +95,11 @@ class NodeView(Protocol):
         """Requests on it."""
         ...
 
+    @property
+    def iteration_started_s(self) -> float | None:
+        """When the iteration in flight began; `None` when there is none."""
+        ...
+
 
 class InstanceView(Protocol):
     """An instance, loaded or on its way."""
