@@ -93,5 +93,6 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
 
 
 def test_hardly_any_load_is_met_and_every_workload_has_its_lengths() -> None:
-    assert attained("polyserve-co", SMALL, 1.0).overall > 0.9
+    few = Load(workload="lmsys", servers=2, counted_s=6.0)
+    assert attained("polyserve-co", few, 2.0).overall == 1.0
     assert all(Load(workload=name).warm_s > 5.0 for name in WORKLOADS)
