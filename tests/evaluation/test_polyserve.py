@@ -92,7 +92,7 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
     assert (made["optimal_share_co"], made["overload_share"]) == (0.7, 0.9)
 
 
-def test_a_light_load_is_met_where_each_tier_has_a_server_and_every_workload_has_its_lengths() -> None:
+def test_a_light_load_is_met_where_each_tier_has_a_server() -> None:
     few = Load(workload="lmsys", servers=4, counted_s=6.0)
     assert attained("polyserve-co", few, 2.0).overall == 1.0
     assert all(Load(workload=name).warm_s > 5.0 for name in WORKLOADS)
