@@ -124,7 +124,7 @@ test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve la
 	.venv-clients-agents/bin/python -m pytest tests/clients/test_agents.py
 	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py tests/clients/test_strict.py
 	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py tests/clients/test_strict.py
-	.venv-clients-pydantic_ai/bin/python -m pytest tests/clients/test_pydantic_ai.py
+	.venv-clients-pydantic_ai/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_pydantic_ai.py
 	.venv-clients-llama_index/bin/python -m pytest -W ignore tests/clients/test_llama_index.py
 	.venv-clients-lm_eval/bin/python -m pytest tests/clients/test_lm_eval.py
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
