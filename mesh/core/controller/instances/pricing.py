@@ -122,8 +122,7 @@ class Price:
             return self.forecast()
         if must_give_way(ctx, self.node, request):
             return _UNSEEN[Verdict.DELAYS_RUNNING]
-        left, version = request.tokens - cached_tokens(instance, request), self.node.version
-        known = instance.refusals.why(version, ctx.now_s, request, left)
+        left, known = self._known(instance, request)
         if known is not None:
             if known is Verdict.TPOT_EXCEEDED:
                 # Counts as one all the same: an event must not go through every full instance.
@@ -132,11 +131,19 @@ class Price:
         ctx.note_validation(self.node)
         forecast = self.forecast()
         if forecast.verdict is not Verdict.PASSES:
+            version = self.node.version
             instance.refusals.note(version, ctx.now_s, request, left, forecast.verdict)
             care = self.node.rule.overestimate
             if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
                 request.refusals.note_in_time_as_predicted()
         return forecast
+
+    def _known(self, instance: InstanceEntry, request: RequestEntry) -> tuple[int, Verdict | None]:
+        """How many of its tokens are left to compute there, and why it is refused if that is known
+        without a validation.
+        """
+        left = request.tokens - cached_tokens(instance, request)
+        return left, instance.refusals.why(self.node.version, self.ctx.now_s, request, left)
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
@@ -199,7 +206,10 @@ class Price:
         self.seen = _UNSEEN[Verdict.PASSES]
         if self.ctx.policy.promises:
             self.ctx.note_look()
-            self.seen = self.forecast()
+            known = None
+            if self.instance is not None and self.instance.is_loaded and not self.late:
+                _, known = self._known(self.instance, self.wanted_by)
+            self.seen = self.forecast() if known is None else _UNSEEN[known]
         if self.validated and self.room and must_give_way(self.ctx, self.node, asked_by):
             self.seen = _UNSEEN[Verdict.DELAYS_RUNNING]
 
