@@ -42,7 +42,7 @@ from mesh.evaluation.load_client import offer
 
 AT_ONCE = (1, 8, 32)
 TEXTS = 64
-"""Of one measurement."""
+"""One measurement has so many."""
 WORDS = 48
 CONTEXT_TOKENS = 512
 SLO = Slo(ttft_s=4.0)
@@ -51,7 +51,7 @@ CHAT_SLO = Slo(ttft_s=3.0, tpot_s=0.25)
 CALLS_PER_S = 0.5
 PROMPT_TOKENS, OUTPUT_TOKENS = (32, 96), (16, 48)
 CALLERS = 4
-"""Of texts, beside the chats."""
+"""So many have texts embedded beside the chats."""
 EMBEDS, CHAT = DeploymentName("embeds"), DeploymentName("chat")
 
 Vectors = list[list[float]]
@@ -176,7 +176,7 @@ def _make_embedder(source: Path, made: Path) -> None:
 
 
 def least_cosine(some: Vectors, others: Vectors) -> float:
-    """Of the vectors of the same texts; those of one that was refused are left out."""
+    """The least similar vectors of the same text; a text that was refused is left out."""
     pairs = [(one, other) for one, other in zip(some, others, strict=True) if one and other]
     sides = [np.array(side, np.float64) for side in zip(*pairs, strict=True)]
     ours, theirs = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
