@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -91,6 +91,15 @@ SERVICES = (
 logger = logging.getLogger(__name__)
 
 
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Health can be asked for and not watched, for which clients take that of who serves no such
+    call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
+    """
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health is not watched here: use Check")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     listen: str
@@ -135,7 +144,7 @@ async def serve(
     ending = asyncio.Event() if stop is None else stop
     with ExitStack() as opened:
         access = _opened_access(config, opened)
-        guard, health_ = Guard(access.gate), health.HealthServicer()
+        guard, health_ = Guard(access.gate), _Health()
         server = grpc.aio.server(options=server_options(), interceptors=[guard])
         health_pb2_grpc.add_HealthServicer_to_server(health_, server)
         if stop is None:
