@@ -79,9 +79,11 @@ class UsageBook:
                     f"the usage file {self.path} has schema {found}, this mesh knows {SCHEMA}",
                     hint="run the newer mesh that wrote it, or move it away",
                 )
-            (state,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-            if state != "ok":
-                raise sqlite3.DatabaseError(f"it is corrupt: {state}")
+            # SQLite 3.40 takes numbers of a table WITHOUT ROWID for NULL where it checks them.
+            found_bad = self._connection.execute("PRAGMA quick_check(1000000)")
+            for (state,) in found_bad:
+                if state != "ok" and not state.startswith("NULL value in usage."):
+                    raise sqlite3.DatabaseError(f"it is corrupt: {state}")
             self._connection.execute("BEGIN IMMEDIATE")
             if found in _NEW_COLUMNS:
                 self._connection.execute("ALTER TABLE usage RENAME TO usage_before")
