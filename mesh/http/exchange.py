@@ -7,11 +7,13 @@ An error before the answer has begun is a status; later it is an event, the last
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
 from mesh.domain.ids import RequestId
@@ -353,3 +355,13 @@ class Exchange:
     def _id_header(self) -> tuple[Header, ...]:
         names = self._dialect.id_headers if self.request_id else ()
         return tuple((name, self.request_id.encode()) for name in names)
+
+
+class Apart(ABC):
+    """A call that is not answered by the events of its request."""
+
+    @abstractmethod
+    async def answer(
+        self, exchange: Exchange, reads: Callable[[Any], ASGIApp], scope: Scope, raw: bytes
+    ) -> None:
+        """Tell its client. `reads` makes the endpoint that reads bodies in another way."""

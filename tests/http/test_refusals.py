@@ -112,8 +112,10 @@ async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: 
         await http.post("/v1/completions", tier),
         await http.post("/v1/completions", body, headers={"x-slo-class": "batch"}),
         await http.post("/v1/completions", {**body, "service_tier": "auto"}),
+        await http.post("/v1/completions", {**body, "service_tier": "flex"}),
     ]
-    assert [one.json()["service_tier"] for one in answers] == ["batch", "batch", "chat"]
+    tiers = [one.json()["service_tier"] for one in answers]
+    assert tiers == ["batch", "batch", "chat", "chat"]
     streamed = await http.post("/v1/completions", {**tier, "stream": True})
     assert '"service_tier":"batch"' in streamed.text
     unknown = await http.post("/v1/completions", {**body, "service_tier": "gold"})

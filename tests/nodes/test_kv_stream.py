@@ -45,14 +45,12 @@ class Here:
         raise AssertionError("a stream posts nothing")
 
 
-def request(*, held: bool) -> EngineRequest:
+def request(*, paused: bool) -> EngineRequest:
     return EngineRequest(
         request_id=REQUEST,
         prompt_tokens=tuple(range(3, 103)),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
-        held=held,
+        paused=paused,
     )
 
 
@@ -86,7 +84,7 @@ class Nodes:
             ticket=ticket,
             blocks=blocks,
         )
-        action = FetchKv(instance_id=INSTANCE, request=request(held=True), source=source)
+        action = FetchKv(instance_id=INSTANCE, request=request(paused=True), source=source)
 
         async def result() -> KvFetched | MeshError:
             came: asyncio.Future[KvFetched | MeshError] = self.loop.create_future()
@@ -100,7 +98,7 @@ def nodes_with(tmp_path: Path, tls: Tls | None, dialling: Tls | None) -> Iterato
     loop, engine = asyncio.new_event_loop(), ScriptedEngine()
     model = StoredModel(info=write_tiny_model(tmp_path / "model"), path=tmp_path / "model")
     engine.load(model.order(INSTANCE), no_progress)
-    engine.submit(INSTANCE, request(held=False))
+    engine.submit(INSTANCE, request(paused=False))
     engine.step(INSTANCE, 256)
     ends = [
         KvStream(

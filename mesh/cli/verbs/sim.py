@@ -22,9 +22,8 @@ from mesh.cli.progress import Report, progress
 from mesh.cli.report_file import read_report, write_report
 from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.evaluation.simulation_report import SimulationReport, node_uses
+from mesh.evaluation.simulation_report import SimulationReport, VirtualReport, node_uses
 from mesh.evaluation.summary import summarize
-from mesh.evaluation.virtual_report import VirtualReport
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.sim.checking import FaultyRun
