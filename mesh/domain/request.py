@@ -93,6 +93,16 @@ class Request:
         return len(self.prompt_tokens) if self.first is None else 0
 
     @property
+    def call(self) -> RequestId:
+        """The id that all answers of its call have in common: that of the first one."""
+        return self.first or self.request_id
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether its call wants several answers of one prompt."""
+        return self.answers > 1 or self.first is not None
+
+    @property
     def tokens_max(self) -> int:
         """Prompt and output tokens together, at most."""
         return len(self.prompt_tokens) + self.sampling.max_tokens

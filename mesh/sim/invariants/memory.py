@@ -92,7 +92,7 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
     for request in instance.requests.values():
         asked = request.original.request_id
         tokens = min(request.tokens, instance.context_tokens_max)
-        has, needs = request.required_blocks, instance.footprint.blocks_for(tokens)
+        has, needs = request.held_blocks, instance.footprint.blocks_for(tokens)
         hold(has >= needs, "{} counts with {} blocks, and takes {}", asked, has, needs)
 
 

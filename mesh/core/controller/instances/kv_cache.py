@@ -39,9 +39,16 @@ class Room:
 
 
 def request_blocks(
-    owner: DeploymentEntry, request: RequestEntry, footprint: Footprint, context_tokens_max: int
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    footprint: Footprint,
+    context_tokens_max: int,
+    *,
+    led: bool = False,
 ) -> int:
-    """KV blocks that a request is expected to need: its term of eq. 2."""
+    """KV blocks that a request is expected to need: its term of eq. 2. `led`: it shares the full
+    blocks of its prompt with the answer of its call that computes them.
+    """
     prompt = len(request.original.prompt_tokens)
     tokens = expected_tokens(
         prompt,
@@ -51,7 +58,8 @@ def request_blocks(
         - prompt,
         output_tokens_mean=owner.history.mean_of(request.slo.name),
     )
-    return -(-tokens // footprint.block_tokens)
+    shared = led_tokens(request, footprint.block_tokens) if led else 0
+    return -(-(tokens - shared) // footprint.block_tokens)
 
 
 def blocks_for_load(
@@ -72,7 +80,10 @@ def blocks_for_load(
     first = [request for one in among[:1] for request in (one, *one.mates)]
     # Those of its mates that have come are counted with it.
     others = [r for r in among[1:] if len(first) == 1 or r.leader is not first[0]]
-    demands = [request_blocks(entry, r, footprint, context) for r in [*first, *others][:most]]
+    demands = [
+        request_blocks(entry, r, footprint, context, led=r.leader is first[0])
+        for r in [*first, *others][:most]
+    ]
     least = start_size(ctx, entry, sum(demands[: len(first)]), footprint, node)
     if len(demands) > len(first):
         wanted = start_size(ctx, entry, sum(demands), footprint, node)
@@ -165,7 +176,8 @@ def _blocks_with(
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = _others_blocks(instance, request)
     for one in (request, *beside):
-        blocks += request_blocks(owner, one, footprint, context)
+        led = one.follows_to(instance)
+        blocks += request_blocks(owner, one, footprint, context, led=led)
     return blocks
 
 
@@ -222,11 +234,15 @@ def claim(
     """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
-    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    footprint, led = instance.footprint, request.follows_to(instance)
+    blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
     if instance.prefetched:
         ctx.cell.prefetches.note_load(nearer=True)
     cached = instance.cached_tokens(request)
-    instance.add(request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached)
+    shared = cached // footprint.block_tokens if led else 0
+    instance.add(
+        request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached, shared_blocks=shared
+    )
     _take(ctx, instance, room, request.due_s)
 
 
@@ -241,7 +257,8 @@ def expect(
     """Enter a request that waits for a load, which has to be over by `needed_s` for it. The cache
     is resized after the load if the room says so; no room: it has been sized for the request.
     """
-    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    footprint, led = instance.footprint, request.follows_to(instance)
+    blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
     if instance.prefetched:
         ctx.cell.prefetches.note_load(nearer=True)
     instance.expect(request, blocks)
@@ -263,8 +280,8 @@ def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntr
     """A request is longer than expected: its demand grows with it, and so does the cache."""
     tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
-    if blocks > request.required_blocks:
-        instance.note_demand(request, blocks)
+    if blocks > request.held_blocks:
+        instance.note_demand(request, blocks, request.shared_blocks)
         grow(ctx, instance, request.due_s)
 
 

@@ -380,14 +380,14 @@ def continues_s(
     most = node.rule.chunk_tokens_max
     chunk_s = max(
         (
-            _times(other, now_s).prefill_s(min(r.prefill_left, most), r.tokens - r.prefill_left)
+            times_of(other, now_s).prefill_s(min(r.prefill_left, most), r.tokens - r.prefill_left)
             for other in node.instances.values()
             for r in other.requests.values()
             if r.prefill_left
         ),
         default=0.0,
     )
-    own_s = _times(instance, now_s).prefill_s(tokens, request.tokens - tokens)
+    own_s = times_of(instance, now_s).prefill_s(tokens, request.tokens - tokens)
     return limits.delivery_s_max + chunk_s + round_s(node, now_s) + own_s
 
 
@@ -432,7 +432,7 @@ def node_prompts_s(node: NodeEntry, now_s: float) -> float:
         if prompts and node.swaps and not instance.resident:
             total_s += node.copy_s(instance.footprint.weights_bytes)
         for request, left in prompts:
-            total_s += _times(instance, now_s).prefill_s(left, request.tokens - left)
+            total_s += times_of(instance, now_s).prefill_s(left, request.tokens - left)
     return total_s
 
 
@@ -462,7 +462,7 @@ def _decode_s(instance: InstanceEntry, now_s: float, more: Sequence[RequestEntry
         work = _work(instance)
         batch, tokens = len(work), sum(request.tokens for request in work)
     batch, tokens = batch + len(more), tokens + sum(request.tokens for request in more)
-    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
+    return times_of(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
 
 
 def _has_work(instance: InstanceEntry) -> bool:
@@ -486,13 +486,14 @@ def _best_effort_s(node: NodeEntry, now_s: float) -> float:
             of = [r for r in instance.requests.values() if r.slo.best_effort]
             left = min(sum(r.prefill_left for r in of), node.rule.chunk_tokens_max)
             past = max((r.tokens - r.prefill_left for r in of if r.prefill_left), default=0)
-            times, context = _times(instance, now_s), sum(r.tokens for r in of) / max(len(of), 1)
+            times, context = times_of(instance, now_s), sum(r.tokens for r in of) / max(len(of), 1)
             seconds = times.decode_s(len(of), context) if of else 0.0
             most_s = max(most_s, seconds + (times.prefill_s(left, past) if left else 0.0))
     return most_s
 
 
-def _times(instance: InstanceEntry, now_s: float) -> Times:
+def times_of(instance: InstanceEntry, now_s: float) -> Times:
+    """What predicts its iterations, corrected and overestimated as its node rule says."""
     assert instance.profile is not None
     factor = instance.correction.planned(now_s) * instance.node.rule.overestimate
     return Times(instance.profile, factor)
@@ -594,7 +595,9 @@ def _pool(node: NodeEntry, now_s: float) -> Pool:
 
 def _run_queue(instance: InstanceEntry, pace_s: float, now_s: float) -> RunQueue:
     """An empty run queue. How many turns have passed it over is known to its node alone."""
-    return RunQueue(instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=pace_s)
+    return RunQueue(
+        instance_id=instance.instance_id, times=times_of(instance, now_s), tpot_s=pace_s
+    )
 
 
 def _fill(

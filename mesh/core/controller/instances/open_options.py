@@ -8,6 +8,7 @@ when it is asked for. Before: `search`, `upkeep` and who else asks a policy. Aft
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mesh.compute.times import Times
 from mesh.core.controller.instances.node_schedule import (
     batch_decode_s,
     decodes_share,
@@ -15,6 +16,7 @@ from mesh.core.controller.instances.node_schedule import (
     loads_end_s,
     node_prompts_s,
     plan_load,
+    times_of,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -99,6 +101,9 @@ class OpenOptions:
 
     def decode_s(self, instance: InstanceView) -> float:
         return batch_decode_s(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
+
+    def times(self, instance: InstanceView) -> Times:
+        return times_of(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
 
     def ready_s(self, instance: InstanceView) -> float:
         ends_s = loads_end_s(self._node(instance.node), self.ctx.now_s)

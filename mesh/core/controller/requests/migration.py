@@ -367,7 +367,7 @@ def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -
 
 def _note_if_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
     """Its blocks have to do for the tokens that it has by now."""
-    if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+    if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
         note_longer(ctx, instance, request)
 
 

@@ -135,7 +135,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
             owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
-        if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+        if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
         if request.migration is not None:

@@ -230,7 +230,13 @@ class InstanceEntry:
         return sum(request.required_blocks for request in self.expected.values())
 
     def add(
-        self, request: RequestEntry, *, blocks: int, now_s: float, cached_tokens: int = 0
+        self,
+        request: RequestEntry,
+        *,
+        blocks: int,
+        now_s: float,
+        cached_tokens: int = 0,
+        shared_blocks: int = 0,
     ) -> None:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
@@ -239,7 +245,13 @@ class InstanceEntry:
             self.unpark()
         self.prefetched = False
         self.node.request_joins(now_s)
-        request.submitted(self, blocks=blocks, now_s=now_s, cached_tokens=cached_tokens)
+        request.submitted(
+            self,
+            blocks=blocks,
+            now_s=now_s,
+            cached_tokens=cached_tokens,
+            shared_blocks=shared_blocks,
+        )
         self.requests[request.original.request_id] = request
         self._note_slo(request)
         self.tokens += request.tokens
@@ -254,6 +266,8 @@ class InstanceEntry:
         self.mixed_slos = self.mixed_slos and bool(self.requests)
         self.tokens -= request.tokens
         self.required_blocks -= request.required_blocks
+        if request.original.is_one_of_several and not request.shared_blocks:
+            self._pass_on_blocks(request)
         request.left()
         self.node.request_left()
         if request.prefill_left:
@@ -261,6 +275,13 @@ class InstanceEntry:
             others = [r for r in self.requests.values() if r.leader is request and r.prefill_left]
             for place, other in enumerate(others):
                 other.follow(others[0] if place else None)
+
+    def _pass_on_blocks(self, gone: RequestEntry) -> None:
+        """One of those that share the blocks of its prompt is counted with them now."""
+        sharing = (r for r in self.requests.values() if r.shared_blocks)
+        heir = next((r for r in sharing if r.original.call == gone.original.call), None)
+        if heir is not None:
+            self.note_demand(heir, heir.held_blocks)
 
     def note_ahead(
         self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float
@@ -300,10 +321,10 @@ class InstanceEntry:
         self.tokens += len(token_ids)
         self.has_served = True
 
-    def note_demand(self, request: RequestEntry, blocks: int) -> None:
-        """A request on it needs so many KV blocks, all in all."""
-        self.required_blocks += blocks - request.required_blocks
-        request.note_demand(blocks)
+    def note_demand(self, request: RequestEntry, blocks: int, shared_blocks: int = 0) -> None:
+        """A request on it needs so many KV blocks, all in all, of which it shares some."""
+        self.required_blocks += blocks - shared_blocks - request.required_blocks
+        request.note_demand(blocks - shared_blocks, shared_blocks)
 
     def advance(self, to: InstanceState) -> None:
         self.state = advance(INSTANCE, self.state, to)

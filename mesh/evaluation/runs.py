@@ -1,7 +1,7 @@
-"""Runs cells of the evaluation side by side, each in a process of its own, and shows how far it is.
+"""Runs simulations of an evaluation side by side, each in a process, and shows how far it is.
 
-A run shares nothing with another and follows from its load alone, so that the order in which they
-end does not matter. Before: `mesh bench paper`. After: `cells`.
+A run shares nothing with another and follows from its job alone, so that the order in which they
+end does not matter. Before: `mesh bench paper`, `mesh bench polyserve`. After: the cells of either.
 """
 
 import os
@@ -14,61 +14,68 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
+from typing import Any, Generic, Protocol, TypeVar
 
 from mesh.domain.errors import MeshError
-from mesh.evaluation.paper.cells import PaperCase, PaperRun, run
-from mesh.sim.cell_costs import MEASURED, CellCosts
-from mesh.sim.costs import Resizing
 from mesh_loader.bounded_child import die_with_parent
-from mesh_workloads.trace import Trace
 
 JOBS_MAX = 256
 Report = Callable[[str, float], None]
 """A phase in words, and the share that is done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    cell: PaperCase
-    policy: str
-    work: Trace
-    costs: CellCosts = MEASURED
-    resize: Resizing | None = None
-    check_refusals: bool = False
+class Job(Protocol):
+    """A run to be made; it is pickled."""
+
+    @property
+    def name(self) -> str:
+        """For whoever watches."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """The runs with the most begin first."""
+        ...
+
+    def compute(self) -> Any: ...
+
+
+J = TypeVar("J", bound=Job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    job: Job
-    run: PaperRun
+class Done(Generic[J]):
+    job: J
+    run: Any
+    """What the job has computed."""
     seconds: float
     """The wall time that the run took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    job: Job
+class Failed(Generic[J]):
+    job: J
     why: str
 
 
-def run_all(jobs: Sequence[Job], processes: int, show: Report) -> list[Done | Failed]:
+def run_all(jobs: Sequence[J], processes: int, show: Report) -> list[Done[J] | Failed[J]]:
     """In the order of the jobs. A run that fails leaves the others alone; one that is the only one
     raises what it raises.
     """
-    found: dict[int, Done | Failed] = {}
+    found: dict[int, Done[J] | Failed[J]] = {}
     show(f"runs: {len(jobs)}, {min(processes, len(jobs))} at a time", 0.0)
     with closing(_ended(jobs, processes)) as ends:
         for number, end in ends:
             found[number] = end
-            name = f"{end.job.cell.name} {end.job.policy}"
+            name = end.job.name
             took = f"took {end.seconds:.0f} s" if isinstance(end, Done) else "failed"
             show(f"{len(found)} of {len(jobs)} runs, {name} {took}", len(found) / len(jobs))
     return [found[number] for number in range(len(jobs))]
 
 
-def _ended(jobs: Sequence[Job], processes: int) -> Generator[tuple[int, Done | Failed]]:
-    """Jobs by number as they end, the ones with most requests begun first."""
-    order = sorted(range(len(jobs)), key=lambda n: (-len(jobs[n].work.arrivals), n))
+def _ended(jobs: Sequence[J], processes: int) -> Generator[tuple[int, Done[J] | Failed[J]]]:
+    """Jobs by number as they end."""
+    order = sorted(range(len(jobs)), key=lambda n: (-jobs[n].weight, n))
     if len(jobs) == 1:
         yield 0, _run(jobs[0])
         return
@@ -108,7 +115,7 @@ def _begin(parent_pid: int) -> None:
         die_with_parent(parent_pid)
 
 
-def _try(job: Job) -> Done | Failed:
+def _try(job: J) -> Done[J] | Failed[J]:
     try:
         return _run(job)
     except MeshError as error:
@@ -117,14 +124,7 @@ def _try(job: Job) -> Done | Failed:
         return Failed(job=job, why=f"{type(error).__name__}: {error}")
 
 
-def _run(job: Job) -> Done:
+def _run(job: J) -> Done[J]:
     began_s = time.perf_counter()
-    made = run(
-        job.cell,
-        job.policy,
-        job.work,
-        costs=job.costs,
-        resize=job.resize,
-        check_refusals=job.check_refusals,
-    )
+    made = job.compute()
     return Done(job=job, run=made, seconds=time.perf_counter() - began_s)
