@@ -58,7 +58,7 @@ def request_blocks(
         - prompt,
         output_tokens_mean=owner.history.mean_of(request.slo.name),
     )
-    shared = led_tokens(request, footprint.block_tokens) if led else 0
+    shared = request.led_tokens(footprint.block_tokens) if led else 0
     return -(-(tokens - shared) // footprint.block_tokens)
 
 
