@@ -216,7 +216,7 @@ def claim(
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
     if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
+        ctx.cell.prefetches.note_load(nearer=True, felt=False)
     cached = cached_tokens(instance, request)
     instance.add(request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached)
     _take(ctx, instance, room, request.due_s)
@@ -235,7 +235,7 @@ def expect(
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
     if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
+        ctx.cell.prefetches.note_load(nearer=True, felt=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
     if sooner:

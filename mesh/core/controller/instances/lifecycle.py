@@ -50,7 +50,7 @@ def load(
     footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
     if not ahead:
-        ctx.cell.prefetches.note_load(nearer=nearer)
+        ctx.cell.prefetches.note_load(nearer=nearer, felt=True)
         _give_way(ctx, node)
     reclaim(ctx, node, room.reclaim)
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)

@@ -79,6 +79,9 @@ class PrefetchCounts:
     def note_wasted(self, count: int = 1) -> None:
         self.said = replace(self.said, wasted=self.said.wasted + count)
 
-    def note_load(self, *, nearer: bool) -> None:
-        """Somebody needs a load, or would without the prefetch."""
-        self.said = replace(self.said, loads=self.said.loads + 1, used=self.said.used + int(nearer))
+    def note_load(self, *, nearer: bool, felt: bool) -> None:
+        """Somebody needs a load, or would without the prefetch; `felt`: and waits for it."""
+        said = self.said
+        self.said = replace(
+            said, loads=said.loads + 1, used=said.used + nearer, felt=said.felt + felt
+        )
