@@ -99,23 +99,25 @@ class Stage:
         return Shown(scene=scene, ours=list(ours.values()), peer=list(peers.values()))
 
     def _plant(self, scene: Scene) -> None:
-        if not scene.own_models:
+        cells = [scene.cell, *([scene.peer.cell] if scene.peer and scene.peer.cell else [])]
+        if not all(scene.own_models(cell) for cell in cells):
             stored_model()
+        if not any(scene.own_models(cell) for cell in cells):
             return
-        names = [spec.name for spec in scene.specs()] + [PROFILED]
+        names = [name for group in scene.deployments for name in group.names()] + [PROFILED]
         missing = [name for name in names if name not in self._planted]
         show_status(f"{scene.name}: {len(missing)} models")
         plant_models(self._own, missing, scene.cell.weights)
         self._planted.update(missing)
 
-    def _store(self, scene: Scene) -> Path:
-        return self._own if scene.own_models else store_path()
+    def _store(self, scene: Scene, cell: Cell) -> Path:
+        return self._own if scene.own_models(cell) else store_path()
 
     def _in_cell(
         self, scene: Scene, cell: Cell, loads: Sequence[Load], seed: int, given: Sent
     ) -> Sent:
         """`given` has the calls where another cell had them before."""
-        specs, store = scene.specs(cell), self._store(scene)
+        specs, store = scene.specs(cell), self._store(scene, cell)
         memory_bytes = self._memory_bytes(scene, cell, loads, seed)
         with tempfile.TemporaryDirectory() as folder:
             home, journals = Path(folder) / "home", Path(folder) / "journals"
@@ -237,14 +239,16 @@ class Stage:
         scene wants that; made once.
         """
         kind = f"{cell.weights or 'default'}-{'' if cell.prefix_cache else 'un'}cached"
+        kind += "-shared" if cell.shared else ""
         home = self._folder / f"{scene.name}-{kind}"
         if home.exists():
             return home
         home.mkdir()
-        specs, store = scene.specs(cell), self._store(scene)
+        specs, store = scene.specs(cell), self._store(scene, cell)
         with local_cell(home=home, store=store) as local, MeshClient(local.address) as client:
             if scene.surveyed:
-                model = replace(specs[0], name=PROFILED, source=own_source(PROFILED))
+                source = own_source(PROFILED) if scene.own_models(cell) else specs[0].source
+                model = replace(specs[0], name=PROFILED, source=source)
                 client.deploy(model)
                 measured_profile(local.address, PROFILED, show_status)
                 client.delete(PROFILED)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -88,6 +88,15 @@ SERVICES = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Health can be asked for and not watched, for which clients take that of who serves no such
+    call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
+    """
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health is not watched here: use Check")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +349,7 @@ class Controller:
             state_path=str(registry.path.parent),
         )
         self._feed: Feed | None = None
-        self._health = health.HealthServicer()
+        self._health = _Health()
         performer = ControllerPerformer(
             links=self._links,
             clients=self._gateway,

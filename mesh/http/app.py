@@ -38,7 +38,7 @@ from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
 from mesh.http.responses import CountInput, Responses
-from mesh.http.sessions import Session, Sessions
+from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
 from mesh.http.viewing import CellEvents, CellState
@@ -153,7 +153,7 @@ def application(
         Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
         Route(
             "/api/v1/session",
-            Session(sessions, gate, bodies),
+            Session(sessions, gate, Bodies(bytes_max=SIGN_IN_BYTES_MAX, count_max=SIGN_INS_MAX)),
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),

@@ -178,13 +178,15 @@ def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[Instan
     def gives_way(instance: InstanceView) -> bool:
         owner = cell.deployment(instance.deployment)
         others = 0.0 if owner is None else owner.call_chance(cell.now_s)
-        return chance - others >= LIKELIER and (instance.ahead or instance.is_parked)
+        return chance - others >= LIKELIER and (instance.prefetched or instance.is_parked)
 
     missing_bytes = cell.lacks_bytes(node)
-    over_bytes = freed_bytes([i for i in cell.instances(node) if i.ahead]) - node.prefetch_bytes
+    over_bytes = (
+        freed_bytes([i for i in cell.instances(node) if i.prefetched]) - node.prefetch_bytes
+    )
     over_bytes += missing_bytes + node.free_bytes
     lesser = [instance for instance in cell.idle(node) if gives_way(instance)]
-    within = enough([instance for instance in lesser if instance.ahead], over_bytes)
+    within = enough([instance for instance in lesser if instance.prefetched], over_bytes)
     if over_bytes > 0 and not within:
         return None
     others = [instance for instance in lesser if instance not in within]

@@ -22,6 +22,7 @@ from mesh.wire.malformed import Malformed, lenient
 logger = logging.getLogger(__name__)
 
 _OURS = ("/mesh.v1.", "/inference.")
+_HEALTH = "/grpc.health.v1.Health/Check"
 _COMMON_NAME = "x509_common_name"
 """The name, in gRPC's context, of the common name in the certificate that the caller showed."""
 ABORT_S_MAX = 1.0
@@ -32,8 +33,8 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps the handlers of mesh.v1 and of the Open Inference Protocol; health and reflection are
-    left as they are.
+    """Wraps the handlers of mesh.v1 and of the Open Inference Protocol; reflection is left as it
+    is. Where keys are wanted, calls that need none are answered without their messages.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -45,10 +46,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(_OURS):
+        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
+        if handler is None:
+            return None
+        if gate.wants_keys and (roles is None or details.method == _HEALTH):
+            return _unasked(handler)
+        if not details.method.startswith(_OURS):
             return handler
         parse = lenient(handler.request_deserializer)
-        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
         try:
             if roles is not None:
                 gate.check(_shown_in(details.invocation_metadata), roles)
@@ -101,6 +106,19 @@ def _unread(error: MeshError, handler: Any) -> Any:
         await end(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse, None, handler.response_serializer)
+
+
+def _unasked(handler: Any) -> Any:
+    """The handler of a call with one message and one answer, which answers as it does to an empty
+    message: gRPC reads none, which may be long and from anybody.
+    """
+
+    async def answer(requests: Any, context: Any) -> None:
+        await context.write(
+            await answered(handler.unary_unary)(handler.request_deserializer(b""), context)
+        )
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 def answered(handler: Handler) -> Handler:

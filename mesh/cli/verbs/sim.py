@@ -22,9 +22,13 @@ from mesh.cli.progress import Report, progress
 from mesh.cli.report_file import read_report, write_report
 from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.evaluation.simulation_report import SimulationReport, beside_none, node_uses
+from mesh.evaluation.simulation_report import (
+    SimulationReport,
+    VirtualReport,
+    beside_none,
+    node_uses,
+)
 from mesh.evaluation.summary import summarize
-from mesh.evaluation.virtual_report import VirtualReport
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.sim.checking import FaultyRun
@@ -287,7 +291,7 @@ def _simulate(
         faults=counts.faults,
         checks=counts.checks,
         refusals=None if looks is None else looks.counts(outcomes),
-        prefetches=run.cell.core.cell.prefetches.said,
+        prefetches=run.cell.core.cell.prefetches.view,
         loaded_bytes=sum(node.engine.loaded_bytes for node in run.cell.nodes),
         report=None if told is None else told.report(named or "", outcomes),
     )

@@ -15,8 +15,8 @@ from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.plan_books import keep_up, release
 from mesh.core.controller.requests.prospect import prospect
+from mesh.core.controller.requests.upkeep import keep_up, release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -165,7 +165,7 @@ class ControllerCore:
     def _dispatch(self, ctx: EventContext, event: ControllerEvent) -> None:
         match event:
             case NodeReported():
-                reports.report(ctx, event.link_id, event.report)
+                reports.take_in(ctx, event.link_id, event.report)
             case InvokeRequested():
                 serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():

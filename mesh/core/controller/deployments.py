@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from mesh.core.controller import rollouts
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
 from mesh.core.controller.requests.replicas import keep_minimum, start_instance
@@ -48,7 +47,7 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         spec = named(spec, name_in_cell(spec.name, number))
     nodes = [n for n in ctx.cell.nodes.values() if n.takes(spec)]
     if not nodes:
-        message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
+        message, hint = ctx.why_no_node(spec, f" to import {spec.source}")
         reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
     given = [f"{name}: {p}" for name, p in _precisions(spec) if p is not None]

@@ -30,21 +30,23 @@ def begin(ctx: EventContext, operation: OperationEntry) -> bool:
     return True
 
 
-def progress(ctx: EventContext, said: ImportProgress | ProfileProgress) -> None:
+def progress(ctx: EventContext, report: ImportProgress | ProfileProgress) -> None:
     """How far a node is with it."""
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is not None:
         entry = ctx.cell.deployments.get(operation.name)
         if entry is not None and operation.kind is OperationKind.DEPLOY:
-            entry.note_progress(said.phase, said.share)
-        ctx.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
+            entry.note_progress(report.phase, report.share)
+        ctx.act(
+            ReplyProgress(operation_id=report.operation_id, phase=report.phase, share=report.share)
+        )
 
 
-def failed_on_node(ctx: EventContext, said: ImportFailed | ProfileFailed) -> None:
+def failed_on_node(ctx: EventContext, report: ImportFailed | ProfileFailed) -> None:
     """A node gives it up; of what is being stored it has no say any more."""
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is not None and operation.pending is None and operation.pending_profile is None:
-        fail_operation(ctx, operation, said.error, said.message, said.hint)
+        fail_operation(ctx, operation, report.error, report.message, report.hint)
 
 
 def fail_operation(

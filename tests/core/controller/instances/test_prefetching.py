@@ -406,7 +406,7 @@ def test_a_policy_fetches_what_nobody_has_called_while_its_node_computes() -> No
     called = only(commands(cell.invoke(request("b1", of="b")), LoadInstance), LoadInstance)
     cell.loaded(cell.link, called.instance_id)
     assert only(commands(cell.look(), LoadInstance), LoadInstance).deployment == "a"
-    assert cell.instance("a").ahead
+    assert cell.instance("a").prefetched
 
 
 @pytest.mark.parametrize(
