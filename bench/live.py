@@ -22,6 +22,7 @@ from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
 from bench.fleet_swapper import swapped
 from bench.harness import Report, Table, rounded, show_status
+from bench.judging import Judgement, judge, judged
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
@@ -44,7 +45,6 @@ from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
 from mesh.evaluation.fidelity.observing import pooled
 from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
-from mesh.evaluation.judging import Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call, offer, offer_again
 from mesh.memory.demand import recommended
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
