@@ -32,7 +32,7 @@ from bench.spans import spans_of
 from mesh.cli.output import message
 from mesh.cli.waiting import POLL_S, Goal, wait_for
 from mesh.compute.times import Times
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, profile_stored
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import Cancelled, InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
@@ -260,7 +260,7 @@ class Stage:
             for profile in surveyed[:1]:
                 for deployment in registry.deployments():
                     model_id = deployment.model.model_id
-                    registry.store_profile(replace(profile, model_id=model_id))
+                    registry.apply(profile_stored(replace(profile, model_id=model_id)))
         return home
 
     def _simulated(self, scene: Scene, ours: dict[str, Played]) -> dict[str, Played]:

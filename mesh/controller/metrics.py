@@ -411,6 +411,10 @@ class _Gauges(Collector):
         for outcome, count in (("used", seen.used), ("wasted", seen.wasted)):
             prefetches.add_metric([outcome], count)
         yield prefetches
+        needed = "Loads that callers needed, or would have needed without a prefetch."
+        yield CounterMetricFamily("mesh_loads_needed", needed, value=seen.loads)
+        felt = "Loads that callers waited for, at least in part."
+        yield CounterMetricFamily("mesh_loads_felt", felt, value=seen.felt)
 
 
 def _of_deployments(deployments: Sequence[DeploymentSnapshot]) -> Iterable[Metric]:

@@ -4,12 +4,12 @@ a live cell has, of the outcomes that its callers saw.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.ids import NodeId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.views import CellLine
+from mesh.domain.views import CellLine, PrefetchView
 from mesh.evaluation.summary import Summary
 from mesh.report.calls import CallBook, CallEnd
 from mesh.report.cell_report import (
@@ -46,6 +46,16 @@ class SimulationReport:
     nodes: tuple[NodeUse, ...]
     virtual_s: float
     wall_s: float
+    prefetches: PrefetchView
+    """They are those of the controller that runs at the end."""
+    loaded_bytes: int
+    """The weights that all loads read."""
+    cold_felt_ratio: float | None = None
+    """The loads that callers waited for, over those of the same run without a prefetch budget,
+    where the scenario asks for it; `None` also where there were none.
+    """
+    bytes_ratio: float | None = None
+    """The bytes that all loads read, over the same."""
     faults: tuple[tuple[str, int], ...] = ()
     """How many of each kind there were."""
     checks: tuple[tuple[str, int], ...] = ()
@@ -76,6 +86,16 @@ def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, 
             computing_share=node.computing_s / span_s,
         )
         for node in nodes
+    )
+
+
+def beside_none(report: SimulationReport, without: SimulationReport) -> SimulationReport:
+    """The report, with its ratios over a run in which nothing was loaded before it was called."""
+    felt, read_bytes = without.prefetches.felt, without.loaded_bytes
+    return replace(
+        report,
+        cold_felt_ratio=report.prefetches.felt / felt if felt else None,
+        bytes_ratio=report.loaded_bytes / read_bytes if read_bytes else None,
     )
 
 

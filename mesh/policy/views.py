@@ -344,7 +344,9 @@ class AheadView(CellView, Protocol):
         ...
 
     def rests(self, node: NodeView) -> bool:
-        """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
+        """Whether nothing is loaded, imported or moved there, nor about to be, and nothing computed
+        that a load would slow.
+        """
         ...
 
     def about(self, name: DeploymentName) -> "AheadView | None":

@@ -237,7 +237,7 @@ def claim(
     footprint, led = instance.footprint, request.follows_to(instance)
     blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
     if instance.prefetched:
-        ctx.cell.prefetches.note_load(nearer=True)
+        ctx.cell.prefetches.note_load(nearer=True, felt=False)
     cached = instance.cached_tokens(request)
     shared = cached // footprint.block_tokens if led else 0
     instance.add(
@@ -260,7 +260,7 @@ def expect(
     footprint, led = instance.footprint, request.follows_to(instance)
     blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
     if instance.prefetched:
-        ctx.cell.prefetches.note_load(nearer=True)
+        ctx.cell.prefetches.note_load(nearer=True, felt=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
     if sooner:

@@ -56,7 +56,7 @@ def load(
     footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
     if not prefetched:
-        ctx.cell.prefetches.note_load(nearer=nearer)
+        ctx.cell.prefetches.note_load(nearer=nearer, felt=True)
         _cancel_import_ahead(ctx, node)
     unload_idle(ctx, node, room.unloads)
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)

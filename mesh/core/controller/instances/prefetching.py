@@ -25,11 +25,14 @@ from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
 from mesh.domain.model import imported_id
-from mesh.domain.reasons import PolicyFaultKind
+from mesh.domain.reasons import DeviceKind, PolicyFaultKind
 from mesh.domain.steps import LoadTier
 from mesh.policy.plans import Plan, Prefetch, Release
 from mesh.policy.room import freed_bytes
 from mesh.policy.views import NodeView
+
+SLOWDOWN_MAX = 1.05
+"""Where iterations take longer than this beside a load, nothing is loaded ahead beside them."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,7 +52,7 @@ class _Ahead(OpenOptions):
         instances, station = there.instances.values(), there.station
         return (
             there.state is NodeState.READY
-            and there.is_idle()
+            and (there.is_idle() or _loads_apart(there))
             and there.prefetches.importing is None
             and all(i.is_loaded and not i.expected and not i.profiling for i in instances)
             and not station.running_reservations()
@@ -78,6 +81,11 @@ class _Ahead(OpenOptions):
 
     def needed_bytes(self, node: NodeEntry) -> int:
         return _size_bytes(node, self._deployment())
+
+
+def _loads_apart(node: NodeEntry) -> bool:
+    """Whether a load hardly slows what the node computes: a copy beside the work of a GPU."""
+    return node.device is DeviceKind.GPU and node.load_slowdown <= SLOWDOWN_MAX
 
 
 def prefetch(ctx: EventContext) -> None:

@@ -79,6 +79,9 @@ class PrefetchCounts:
     def note_wasted(self, count: int = 1) -> None:
         self.view = replace(self.view, wasted=self.view.wasted + count)
 
-    def note_load(self, *, nearer: bool) -> None:
-        """Somebody needs a load, or would without the prefetch."""
-        self.view = replace(self.view, loads=self.view.loads + 1, used=self.view.used + int(nearer))
+    def note_load(self, *, nearer: bool, felt: bool) -> None:
+        """Somebody needs a load, or would without the prefetch; `felt`: and waits for it."""
+        view = self.view
+        self.view = replace(
+            view, loads=view.loads + 1, used=view.used + nearer, felt=view.felt + felt
+        )
