@@ -84,10 +84,7 @@ class Lane(StrEnum):
 
 class Lanes(Protocol):
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         """Run `call` after those before it on its lane; post the event that `done` makes of its
         result, or of the error that it raised (any other exception counts as an EngineError).

@@ -216,10 +216,7 @@ class MeshClient:
         return self._operation(self._control.Drain(request), None)
 
     def profile(
-        self,
-        name: DeploymentName,
-        node_id: NodeId | None = None,
-        progress: Progress | None = None,
+        self, name: DeploymentName, node_id: NodeId | None = None, progress: Progress | None = None
     ) -> str:
         """Measure the deployment's model and wait until its profile is stored; what the controller
         says of it in a word. None: on any node that has the model, or has room for it.

@@ -60,10 +60,7 @@ class Around(ModelsAtHand):
         self.events: list[tuple[Lane, NodeEvent | None]] = []
 
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         try:
             result: R | MeshError = call()

@@ -115,11 +115,7 @@ class ScriptedEngine(VirtualEngine):
         )
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         if self.script.fails("fail_steps"):

@@ -127,10 +127,7 @@ def _end_pauses(instance: LocalInstance, step: int) -> None:
 
 
 def broken(
-    ctx: NodeEventContext,
-    node: LocalNode,
-    instance: LocalInstance,
-    broke: StepBroke | InstanceGone,
+    ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, broke: StepBroke | InstanceGone
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.

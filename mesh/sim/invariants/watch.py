@@ -161,10 +161,7 @@ class Watch:
                 self._overpromised.add(link_id)
 
     def _check_reservations(
-        self,
-        core: ControllerCore,
-        nodes: Iterable[NodeEntry],
-        sent: Sequence[tuple[int, Command]],
+        self, core: ControllerCore, nodes: Iterable[NodeEntry], sent: Sequence[tuple[int, Command]]
     ) -> None:
         """What the stations started was sent, once, and nothing else was but unloads of what nobody
         has in its books, or of what still loads.

@@ -263,11 +263,7 @@ class VllmEngine:
                 remote.call(Verb.ABORT, request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         remote = self._instance(instance_id)
         return cast(StepResult, remote.call(Verb.STEP, prefill, iterations, decode))

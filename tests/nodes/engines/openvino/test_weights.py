@@ -147,9 +147,7 @@ def prepare(model: TinyModel) -> list[float]:
     return shares
 
 
-def test_prepare_writes_once_and_what_it_writes_is_what_a_load_would_derive(
-    tmp_path: Path,
-) -> None:
+def test_prepare_writes_once_and_what_it_writes_is_what_a_load_would_derive(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m")
     shares = prepare(model)
     assert shares == sorted(shares)
