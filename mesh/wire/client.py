@@ -31,13 +31,7 @@ from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.channel import dial_blocking
-from mesh.wire.codec import (
-    event_from_wire,
-    from_wire,
-    invocation_to_wire,
-    to_wire,
-    view_from_wire,
-)
+from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused

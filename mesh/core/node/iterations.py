@@ -8,12 +8,7 @@ from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.messages import (
-    ComputedAhead,
-    InstanceGone,
-    RequestReturned,
-    TokensReport,
-)
+from mesh.domain.messages import ComputedAhead, InstanceGone, RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 

@@ -19,13 +19,7 @@ import openvino as ov
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
-from mesh.domain.model import (
-    ComputePrecision,
-    Footprint,
-    KvPrecision,
-    ModelInfo,
-    WeightPrecision,
-)
+from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
     Decode,

@@ -27,10 +27,7 @@ from mesh_nodes.engines.openvino.prepared import (
     read_prepared,
     write_prepared,
 )
-from mesh_nodes.engines.openvino.weights import (
-    Array,
-    graph_weights,
-)
+from mesh_nodes.engines.openvino.weights import Array, graph_weights
 from tests.nodes.engines.openvino.tiny import HIDDEN, VOCABULARY, TinyModel, write_tiny
 
 EMBEDDING = "model.embed_tokens.weight"
