@@ -247,7 +247,7 @@ def strict(answer: Any) -> None:
     type(answer).model_validate(answer.model_dump(by_alias=True), strict=True)
 
 
-@pytest.mark.timeout(3600 if DEEP else 300)
+@pytest.mark.timeout(3600 if DEEP else 600)
 @pytest.mark.parametrize("name", PROTOCOLS)
 async def test_its_models_take_every_answer(tmp_path: Path, name: str) -> None:
     of = PROTOCOLS[name]
