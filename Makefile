@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -147,6 +147,15 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
+.venv-cluster/.installed: pyproject.toml
+	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	echo "setting up .venv-cluster with asyncpg …" >&2
+	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,test]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, and what a standby does; without initdb they are skipped
+	@.venv-cluster/bin/python -m pytest -rs tests/cluster
+
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 
 test-vllm: test-vllm-engine test-vllm-cells ## the vLLM engine, against real vLLM on the CPU
@@ -181,16 +190,9 @@ format: $(VENV)/.installed-dev ## format the code
 	$(BIN)/ruff check --fix .
 
 # Environments of benchmarks that need more than the tests do.
-BENCH_PEERS := cold-start embed engine fleet structured
+BENCH_PEERS := cold-start embed engine fleet
 BENCH_VLLM := mixed vllm-step vllm-switch
-bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev)))))
-
-# The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
-.venv-bench-load/.installed: pyproject.toml
-	test -x .venv-bench-load/bin/python || $(PYTHON) -m venv .venv-bench-load
-	echo "setting up .venv-bench-load with the peers; this takes minutes …" >&2
-	.venv-bench-load/bin/python -m $(PIP) -e '.[bench-load]' 2> >(grep -v WARNING >&2)
-	touch $@
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev))))
 
 bench: $(VENV)/.installed-dev ## a benchmark: NAME=slo ARGS="--quick"; without NAME it lists them
 	@$(if $(NAME),$(MAKE) --no-print-directory bench-$(NAME),$(BIN)/python -m bench)
@@ -234,4 +236,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

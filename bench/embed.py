@@ -30,6 +30,7 @@ from bench.demo_model import SOURCE
 from bench.engine_contenders import THREADS
 from bench.engine_models import I8, IR_FILES, Models, prepared_models
 from bench.harness import Report, Table, in_turn, rounded
+from bench.judging import Judgement, judge
 from bench.peer import Peer, in_own_process, llama_server
 from bench.sending import drawn_call
 from mesh.domain.deployment import DeploymentSpec
@@ -37,7 +38,6 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Task
 from mesh.domain.slo import Slo
-from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import offer
 
 AT_ONCE = (1, 8, 32)

@@ -61,6 +61,16 @@ class UsageBook:
         self.path = folder / FILE_NAME
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
+        except sqlite3.Error as error:
+            raise self._explained("open", error) from error
+        try:
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        try:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             (found,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -69,6 +79,9 @@ class UsageBook:
                     f"the usage file {self.path} has schema {found}, this mesh knows {SCHEMA}",
                     hint="run the newer mesh that wrote it, or move it away",
                 )
+            (state,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(f"it is corrupt: {state}")
             self._connection.execute("BEGIN IMMEDIATE")
             if found in _NEW_COLUMNS:
                 self._connection.execute("ALTER TABLE usage RENAME TO usage_before")

@@ -145,12 +145,12 @@ class RequestOrder:
     """The share of the TPOT SLO with which its tokens are planned."""
     slack_s: float = 0.0
     """See `Pace.slack_s`."""
-    held: bool = False
+    paused: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
     cached_tokens: int = 0
     """How many of its tokens the node is believed to have computed already, or to fetch."""
     kv: KvSource | None = None
-    """From where it is to fetch KV blocks; only one that is `held` does."""
+    """From where it is to fetch KV blocks; only one that is `paused` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Message, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mesh.domain.errors import InvalidInput
@@ -48,14 +48,18 @@ class HttpServer:
         self._socket = Listening(listening_socket(listen, option="--http"), self._book)
         self.address = format_address(host, self._socket.getsockname()[1])
         self._tls = tls
+        self._app: ASGIApp
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def start(self, app: ASGIApp) -> None:
-        """Serve, until `stop`."""
+        """Serve, until `stop`; where it serves already, this answers from now on."""
+        self._app = app
+        if self._server is not None:
+            return
         tls = self._tls
         config = uvicorn.Config(
-            app,
+            self._answer,
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -72,6 +76,9 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     async def stop(self, drain_s_max: float) -> None:
         """Take no more connections; end when those that there are have been answered, or then."""

@@ -4,7 +4,7 @@ it was.
 What raises, yields without end, or answers what cannot be counts as a fault, which the core puts
 into its actions, and with that into the journal; in place of the answer stands one that does no
 harm: no plan, no pass, an order by ids, a cache by demand. Time is told by the host
-(`DecisionTookLong`): no clock is here. Before: the core's rooms. After: the policy.
+(`DecisionTookLong`): no clock is here. Before: the controller core. After: the policy.
 """
 
 from collections.abc import Callable, Iterator

@@ -177,15 +177,7 @@ class VirtualAgent:
         """There is none."""
 
     def at_hand(self, action: LoadInstance) -> LoadOrder:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=Path(action.model.model_id),
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-        )
+        return action.order(Path(action.model.model_id))
 
     def bring(
         self,

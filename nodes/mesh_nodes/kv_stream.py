@@ -277,7 +277,10 @@ class KvStream:
         try:
             connection.settimeout(ASK_S_MAX)
             if self._serving is not None:
-                connection = self._serving.wrap_socket(connection, server_side=True)
+                connection = self._serving.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                _shake(connection)
                 _check_node(connection)
             asked = json.loads(_read_sized(connection, ASK_BYTES_MAX, give_up_s))
             connection.settimeout(SILENCE_S_MAX)
@@ -373,6 +376,16 @@ def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
     context.load_verify_locations(cadata=tls.authority.decode())
     context.load_cert_chain(tls.folder / f"{tls.part}.pem", tls.folder / f"{tls.part}.key")
     return context
+
+
+def _shake(secured: ssl.SSLSocket) -> None:
+    """The handshake, within ASK_S_MAX: the socket's own limit is for each of its bytes."""
+    late = threading.Timer(ASK_S_MAX, socket.socket.shutdown, (secured, socket.SHUT_RDWR))
+    late.start()
+    try:
+        secured.do_handshake()
+    finally:
+        late.cancel()
 
 
 def _check_node(secured: socket.socket) -> None:

@@ -118,7 +118,7 @@ class NodeModels:
         stored = self._find(stored_id(model.model_id))
         if stored is None or not self._engine.is_prepared(model, stored.path):
             return None
-        return _order(action, stored)
+        return action.order(stored.path)
 
     def bring(
         self,
@@ -187,7 +187,7 @@ class NodeModels:
                 self._engine.prepare(action.model, stored.path, unless_closed)
             except StorageError as error:
                 log.warning("%s is loaded unprepared: %s", action.model.model_id, error.message)
-            order = _order(action, stored)
+            order = action.order(stored.path)
             if import_start_s is None:
                 return order
             return replace(order, import_s=time.perf_counter() - import_start_s)
@@ -248,18 +248,6 @@ def _result_of(outcome: "Future[Stored]") -> Stored | MeshError:
     error = outcome.exception()
     assert error is None or isinstance(error, MeshError), error
     return error or outcome.result()
-
-
-def _order(action: LoadInstance, stored: Stored) -> LoadOrder:
-    return LoadOrder(
-        instance_id=action.instance_id,
-        deployment=action.deployment,
-        model=action.model,
-        model_path=stored.path,
-        kv_blocks=action.kv_blocks,
-        context_tokens_max=action.context_tokens_max,
-        batch_max=action.batch_max,
-    )
 
 
 def _changed(action: LoadInstance, stored: Stored) -> ModelError:

@@ -128,7 +128,13 @@ def test_a_move_that_is_given_up_ends_there(lost: bool) -> None:
     book.record(0.0, NodeConnected(link_id=link_id, hello=hello("n2")), [])
     book.record(1.0, InvokeRequested(request=asked), [])
     order = RequestOrder(
-        request=asked, attempt=2, held=True, slo=Slo(), age_s=1.0, due_in_s=1.0, output_tokens=(5,)
+        request=asked,
+        attempt=2,
+        paused=True,
+        slo=Slo(),
+        age_s=1.0,
+        due_in_s=1.0,
+        output_tokens=(5,),
     )
     ahead = SendCommand(link_id=link_id, command=SubmitRequest(instance_id=name, order=order))
     book.record(2.0, None, [ahead])

@@ -122,9 +122,7 @@ def submit(engine: ScriptedEngine, name: str, max_tokens: int) -> None:
         EngineRequest(
             request_id=RequestId(name),
             prompt_tokens=(1, 2, 3),
-            output_tokens=(),
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            stop_token_ids=(),
         ),
     )
 
@@ -189,9 +187,7 @@ def test_an_abort_comes_back_with_the_blocks_that_are_left_in_use(engine: Script
             EngineRequest(
                 request_id=RequestId(name),
                 prompt_tokens=(5,) * tokens,
-                output_tokens=(),
                 sampling=SamplingParams(max_tokens=8),
-                stop_token_ids=(),
             ),
         )
     engine.resize_kv(INSTANCE, 3)
@@ -348,16 +344,14 @@ def test_blocks_are_imported_some_at_a_time(tmp_path: Path) -> None:
     request = EngineRequest(
         request_id=RequestId("moves"),
         prompt_tokens=tuple(range(3, 103)),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
     )
     engine.submit(INSTANCE, request)
     engine.step(INSTANCE, 256)
     around, kv = Around(), Come(engine)
     performer = NodePerformer(engine=engine, lanes=around, link=around, models=around, kv=kv)
     source = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="", blocks=2)
-    performer.perform(FetchKv(instance_id=to, request=replace(request, held=True), source=source))
+    performer.perform(FetchKv(instance_id=to, request=replace(request, paused=True), source=source))
     (last, *others) = (event for _, event in around.events)
     assert isinstance(last, KvArrived)
     assert (last.tokens > 0, last.error, kv.released) == (True, "", 1)

@@ -196,9 +196,7 @@ def test_iterations_take_longer_than_their_tables_say(node: Node) -> None:
         EngineRequest(
             request_id=RequestId("r"),
             prompt_tokens=(1,) * 8,
-            output_tokens=(),
             sampling=SamplingParams(max_tokens=9, ignore_eos=True),
-            stop_token_ids=(),
         ),
     )
     node.step()

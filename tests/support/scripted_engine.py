@@ -157,16 +157,7 @@ class ModelsAtHand:
     import_s = 0.0
 
     def at_hand(self, action: LoadInstance) -> LoadOrder | None:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=self.model_path,
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-            import_s=self.import_s,
-        )
+        return action.order(self.model_path, self.import_s)
 
     def bring(
         self,

@@ -149,7 +149,9 @@ def status(form: Format, address: str) -> None:
 
 def _prefetches(said: PrefetchView) -> str:
     text = f"{said.begun} begun, {said.used} used, {said.wasted} wasted"
-    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one" if said.loads else text
+    if not said.loads:
+        return text
+    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one, {said.felt} were felt"
 
 
 def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:

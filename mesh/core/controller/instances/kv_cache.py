@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.core.controller.instances.open_options import relief
-from mesh.core.controller.instances.prefixes import cached_tokens, led_tokens
-from mesh.core.controller.instances.reservations import issue, reclaim
+from mesh.core.controller.instances.open_options import idle_to_unload
+from mesh.core.controller.instances.reservations import issue, unload_idle
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -34,7 +33,7 @@ class Room:
     """An instance can have so many KV blocks, once these idle instances have gone."""
 
     kv_blocks: int
-    reclaim: tuple[InstanceId, ...] = ()
+    unloads: tuple[InstanceId, ...] = ()
     least_blocks: int = 0
     """The least that one which starts can do with."""
 
@@ -59,7 +58,7 @@ def request_blocks(
         - prompt,
         output_tokens_mean=owner.history.mean_of(request.slo.name),
     )
-    shared = led_tokens(request, footprint.block_tokens) if led else 0
+    shared = request.led_tokens(footprint.block_tokens) if led else 0
     return -(-(tokens - shared) // footprint.block_tokens)
 
 
@@ -122,6 +121,15 @@ def start_size(
         start=start,
     )
     return ctx.policy.kv(demand)
+
+
+def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:
+    """What the node's engine can carry, and the policy has an instance there serve at a time."""
+    deployment = entry.deployment
+    assert deployment is not None
+    most = min(node.hello.batch_max, ctx.limits.batch_max)
+    served_max = start_size(ctx, entry, 0, node.footprint_of(deployment), node).batch_max
+    return most if served_max is None else min(served_max, most)
 
 
 def room_for(
@@ -206,8 +214,8 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
             return Room(kv_blocks=kv_blocks)
     required = size.required_blocks
     owner = ctx.cell.deployments.get(instance.deployment)
-    reclaim = relief(ctx, owner, instance, _lacking_bytes(instance, required))
-    return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
+    unloads = idle_to_unload(ctx, owner, instance, _lacking_bytes(instance, required))
+    return Room(kv_blocks=required, unloads=unloads) if unloads else None
 
 
 def _lacking_bytes(instance: InstanceEntry, kv_blocks: int) -> int:
@@ -228,9 +236,9 @@ def claim(
     """
     footprint, led = instance.footprint, request.follows_to(instance)
     blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
-    if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
-    cached = cached_tokens(instance, request)
+    if instance.prefetched:
+        ctx.cell.prefetches.note_load(nearer=True, felt=False)
+    cached = instance.cached_tokens(request)
     shared = cached // footprint.block_tokens if led else 0
     instance.add(
         request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached, shared_blocks=shared
@@ -251,8 +259,8 @@ def expect(
     """
     footprint, led = instance.footprint, request.follows_to(instance)
     blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
-    if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
+    if instance.prefetched:
+        ctx.cell.prefetches.note_load(nearer=True, felt=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
     if sooner:
@@ -317,6 +325,6 @@ def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s:
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:
-    reclaim(ctx, instance.node, room.reclaim)
+    unload_idle(ctx, instance.node, room.unloads)
     if room.kv_blocks > instance.promised_blocks:
         resize(ctx, instance, room.kv_blocks, needed_s)

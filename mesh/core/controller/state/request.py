@@ -5,7 +5,7 @@ and `left`, `expect` and `expect_no_more` call `wait_for`, so that a request and
 disagree on where it runs, or will.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -200,6 +200,24 @@ class RequestEntry:
             if size == block_tokens:
                 return digests
         return ()
+
+    def led_tokens(self, block_tokens: int) -> int:
+        """How many of its tokens another answer of its call computes for it."""
+        blocks = min(len(self.digests(block_tokens)), (self.tokens - 1) // block_tokens)
+        return blocks * block_tokens
+
+    def found_tokens(self, there: Collection[int], block_tokens: int) -> int:
+        """How many of its tokens are in a cache that has blocks of these digests. At least one
+        token is left to compute.
+        """
+        if not there:
+            return 0
+        found = 0
+        for digest in self.digests(block_tokens):
+            if digest not in there:
+                break
+            found += block_tokens
+        return found if found < self.tokens else found - block_tokens
 
     def submitted(
         self,

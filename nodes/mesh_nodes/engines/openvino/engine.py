@@ -39,7 +39,7 @@ from mesh.domain.steps import (
 )
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
-from mesh.memory.shares import counted_once
+from mesh.memory.shared_weights import counted_once
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -350,7 +350,7 @@ class OpenVinoEngine:
         """
         instances = self._loaded()
         held = [instance.memory() for instance in instances]
-        sizes = [(m.weights_bytes, i.share) for m, i in zip(held, instances, strict=True)]
+        sizes = [(m.weights_bytes, i.shared_weights) for m, i in zip(held, instances, strict=True)]
         counted = zip(held, counted_once(sizes), strict=True)
         making = self._own_graphs.making
         return tuple(
