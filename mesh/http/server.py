@@ -56,6 +56,7 @@ class HttpServer:
         config = uvicorn.Config(
             self._answer,
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
