@@ -55,6 +55,7 @@ class HttpServer:
         tls = self._tls
         config = uvicorn.Config(
             self._answer,
+            interface="asgi3",  # of a bound method uvicorn would take it for ASGI 2
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
             interface="asgi3",
             ws="none",
