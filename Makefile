@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -146,6 +146,15 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
+
+.venv-cluster/.installed: pyproject.toml
+	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	echo "setting up .venv-cluster with asyncpg …" >&2
+	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,test]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, and what a standby does; without initdb they are skipped
+	@.venv-cluster/bin/python -m pytest -rs tests/cluster
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 

@@ -30,6 +30,7 @@ from bench.demo_model import SOURCE
 from bench.engine_contenders import THREADS
 from bench.engine_models import I8, IR_FILES, Models, prepared_models
 from bench.harness import Report, Table, in_turn, rounded
+from bench.judging import Judgement, judge
 from bench.peer import Peer, in_own_process, llama_server
 from bench.sending import drawn_call
 from mesh.domain.deployment import DeploymentSpec
@@ -37,7 +38,6 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Task
 from mesh.domain.slo import Slo
-from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import offer
 
 AT_ONCE = (1, 8, 32)
@@ -99,7 +99,7 @@ def genai(folder: Path) -> Embed:
     kind = openvino_genai.TextEmbeddingPipeline
     config = kind.Config()
     config.pooling_type = kind.PoolingType.LAST_TOKEN
-    config.normalize = True
+    config.normalize, config.padding_side = True, "left"
     pipeline = kind(str(folder), "CPU", config, INFERENCE_NUM_THREADS=THREADS)
 
     def embed(asked: tuple[Sequence[str], int]) -> tuple[Vectors, list[float]]:
@@ -152,14 +152,18 @@ def _make_embedder(source: Path, made: Path) -> None:
         return ops.constant(value, ov.Type.i64)
 
     counted = ops.subtract(ops.cum_sum(mask, number(-1)), number(1))
-    rows = ops.gather(ops.shape_of(ids), number(0), number(0))
-    one_each = ops.convert(ops.range(number(0), rows, number(1), "i64"), "i32")
-    for name, node in (("position_ids", ops.maximum(counted, number(0))), ("beam_idx", one_each)):
-        if name in found:
-            found[name].replace(node.output(0))
+    found["position_ids"].replace(ops.maximum(counted, number(0)).output(0))
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ReadValue":
-            node.output(0).replace(node.input_value(0))
+            (reordered,) = _readers(node, "Gather")
+            (joined,) = _readers(reordered, "Concat")
+            joined.output(0).replace(joined.input_value(1))
+            reordered.output(0).replace(node.input_value(0))
+    for node in model.get_ordered_ops():
+        # With a state the plugin leaves out these repetitions of heads, of a length of 0.
+        if node.get_type_name() == "Broadcast" and len(node.output(0).partial_shape) == 5:
+            shape = node.input_value(1).get_node()
+            shape.input(3).replace_source_output(ops.constant([1], ov.Type.i64).output(0))
     head = model.get_results()[0].input_value(0).get_node()
     while head.get_type_name() != "MatMul":
         head = head.input_value(0).get_node()
@@ -173,6 +177,12 @@ def _make_embedder(source: Path, made: Path) -> None:
     for file in source.glob(f"{IR_FILES[1]}.*"):
         shutil.copy(file, scratch)
     scratch.rename(made)
+
+
+def _readers(node: Any, kind: str) -> list[Any]:
+    """The nodes of a kind that read the node's output."""
+    reading = (one.get_node() for one in node.output(0).get_target_inputs())
+    return [one for one in reading if one.get_type_name() == kind]
 
 
 def least_cosine(some: Vectors, others: Vectors) -> float:

@@ -89,11 +89,7 @@ class ModelStore:
         self._index = SourceIndex(root / "sources")
 
     def import_model(
-        self,
-        source: str,
-        progress: Progress = silent,
-        *,
-        weights: WeightPrecision | None = None,
+        self, source: str, progress: Progress = silent, *, weights: WeightPrecision | None = None
     ) -> StoredModel:
         """The model of a source, imported now unless it is in the store already. One that cannot
         be held in `weights` is not fetched, where that shows before.
@@ -287,7 +283,9 @@ class ModelStore:
         stored = self.get(model_id)
         if stored is None:
             self._write(plan, source, model_id, staged, progress)
-            if require_contained(path) != entries or stamps_of(path) != before:
+            # Its own files may have got a second name, in the store.
+            swapped = require_contained(path) != entries and not own_files
+            if swapped or stamps_of(path) != before:
                 raise TornModel(
                     f"{path.name} changed while it was imported",
                     hint="import it again when nothing writes to it",

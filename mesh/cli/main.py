@@ -38,6 +38,7 @@ VERBS = {
     "delete": "Delete deployments.",
     "profile": "Measure a model's iteration times on a node, or show them.",
     "models": "List the models that the cell serves.",
+    "state": "Copy a cell's registry between SQLite and PostgreSQL.",
     "pull": "Import a model into this machine's store.",
     "store": "List, check and clear this machine's model store.",
     "invoke": "Ask a deployment: one prompt, one answer.",

@@ -12,13 +12,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.views import CellLine, PrefetchView
 from mesh.evaluation.summary import Summary
 from mesh.report.calls import CallBook, CallEnd
-from mesh.report.cell_report import (
-    FAULTS_MAX,
-    LOOKS_MAX,
-    CellReport,
-    Looks,
-    cell_report,
-)
+from mesh.report.cell_report import FAULTS_MAX, LOOKS_MAX, CellReport, Looks, cell_report
 from mesh.report.narrate import Narrator
 from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.node import VirtualNode

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh import __version__
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
@@ -211,6 +211,21 @@ def read_completion(raw: bytes) -> tuple[CompletionBody, NewWriter]:
         only=body.max_tokens == 0,
         tells_prompt=body.prompt_logprobs is not None,
     )
+
+
+def standing_by(why: Callable[[], MeshError]) -> ASGIApp:
+    """Answers everything with an error, but that it lives."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if request.url.path == "/healthz":
+            response = Response(b'{"status":"standing by"}', media_type="application/json")
+        else:
+            response = _keyless(request, why())
+            response.headers["retry-after"] = "1"
+        await response(scope, receive, send)
+
+    return answer
 
 
 def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:

@@ -39,12 +39,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate or Gate()
+        self.instead: Callable[[], MeshError] | None = None
+        """What every call of ours is answered with, where this controller does not lead."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
+        if self.instead is not None and details.method.startswith(_OURS):
+            return _unread(self.instead(), None)
         handler = await continuation(details)
         gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
         if handler is None:
@@ -58,7 +62,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if roles is not None:
                 gate.check(_shown_in(details.invocation_metadata), roles)
         except MeshError as error:
-            return _unread(error, handler)
+            return _unread(error, handler.response_serializer)
 
         def guarded(of: Handler) -> Handler:
             return answered(admitted(of, details.method, gate, roles))
@@ -97,7 +101,7 @@ def _shown_in(metadata: Any) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _unread(error: MeshError, handler: Any) -> Any:
+def _unread(error: MeshError, serializer: Any) -> Any:
     """A handler that ends the call with this error. It takes a stream of requests, whatever the
     method takes, so that gRPC reads no message, which may be long, before the call has ended.
     """
@@ -105,7 +109,7 @@ def _unread(error: MeshError, handler: Any) -> Any:
     async def refuse(requests: Any, context: Any) -> None:
         await end(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(refuse, None, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(refuse, None, serializer)
 
 
 def _unasked(handler: Any) -> Any:

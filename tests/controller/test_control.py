@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from mesh import __version__
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, stored
 from mesh.domain.deployment import Deployment, Scaling
 from mesh.domain.errors import (
     Cancelled,
@@ -84,9 +84,9 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 
 
 async def test_a_stored_deployment_with_an_untried_chat_template_has_failed(tmp_path: Path) -> None:
-    stored = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
+    kept = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
     with closing(SqliteRegistry(tmp_path / "controller")) as registry:
-        registry.store(stored, replace(ASSETS, chat_template=LOOP))
+        registry.apply(stored(kept, replace(ASSETS, chat_template=LOOP)))
     async with live_cell(tmp_path, http="127.0.0.1:0") as cell:
         failed = DeploymentState.FAILED
         await cell.until(lambda: cell.client.get(SPEC.name).state is failed)

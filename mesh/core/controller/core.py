@@ -212,10 +212,10 @@ class ControllerCore:
             case StoreFailed():
                 _fail(ctx, event.operation_id, "StorageError", event.message)
             case OperationCancelled():
-                _fail(ctx, event.operation_id, "Cancelled", "the caller went away")
+                _give_up(ctx, event.operation_id, "Cancelled", "the caller went away")
             case OperationExpired():
                 message = f"not done within {ctx.limits.import_s_max:.0f} s"
-                _fail(ctx, event.operation_id, "Unavailable", message)
+                _give_up(ctx, event.operation_id, "Unavailable", message)
             case DecisionTookLong():
                 message = f"{event.seconds:.3f} s for an event, beyond {event.limit_s:.3f} s"
                 self.policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
@@ -247,6 +247,13 @@ def _keep_up(ctx: EventContext) -> None:
     prefetch(ctx)
     after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
     ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
+
+
+def _give_up(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
+    """Unless the registry is writing it already, which nobody can stop."""
+    operation = ctx.cell.operations.get(operation_id)
+    if operation is not None and not operation.writes:
+        fail_operation(ctx, operation, error, message)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:

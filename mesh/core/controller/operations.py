@@ -4,7 +4,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
-from mesh.domain.ids import OperationId
+from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import (
     CancelImport,
@@ -15,6 +15,7 @@ from mesh.domain.messages import (
     ProfileProgress,
 )
 from mesh.domain.reasons import OperationKind
+from mesh.domain.revision import public_name
 
 
 def begin(ctx: EventContext, operation: OperationEntry) -> bool:
@@ -28,6 +29,25 @@ def begin(ctx: EventContext, operation: OperationEntry) -> bool:
     timer = OperationExpired(operation_id=operation.operation_id)
     ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.import_s_max, timer=timer))
     return True
+
+
+def being_written(ctx: EventContext, name: DeploymentName) -> bool:
+    """Whether the registry is writing a change of this deployment: what is decided meanwhile would
+    be decided from what it is no more.
+    """
+    return any(
+        operation.writes and public_name(operation.name) == public_name(name)
+        for operation in ctx.cell.operations.values()
+    )
+
+
+def free_to_change(ctx: EventContext, operation_id: OperationId, name: DeploymentName) -> bool:
+    """Whether nothing of a deployment is being written; else the caller is told."""
+    if not being_written(ctx, name):
+        return True
+    message = f"another change of {public_name(name)!r} is being written"
+    reply_error(ctx, operation_id, "Unavailable", message, "try again in a moment")
+    return False
 
 
 def progress(ctx: EventContext, report: ImportProgress | ProfileProgress) -> None:

@@ -9,7 +9,7 @@ in time, is given up, and the other serves on. Before: `deployments`. After: the
 from dataclasses import replace
 
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.operations import begin, fail_operation, reply_error
+from mesh.core.controller.operations import begin, being_written, fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.state.context import EventContext
@@ -233,7 +233,7 @@ def advance(ctx: EventContext) -> None:
     answered everybody goes.
     """
     for rollout in list(ctx.cell.rolling.values()):
-        if rollout.current.state is not DeploymentState.READY:
+        if rollout.current.state is not DeploymentState.READY or being_written(ctx, rollout.name):
             continue
         if rollout.coming is not None and rollout.coming.state is DeploymentState.STARTING:
             _advance_start(ctx, rollout, rollout.coming)

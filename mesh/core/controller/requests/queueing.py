@@ -17,12 +17,7 @@ validates `CellLimits.validations_max` times at most; the next one goes on from 
 from collections.abc import Sequence
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import (
-    Room,
-    missing_bytes,
-    room_for,
-    shrink,
-)
+from mesh.core.controller.instances.kv_cache import Room, missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle, start
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued

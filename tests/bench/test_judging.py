@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.judging import Judged, Judgement, judge, judged
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.slo import Slo
-from mesh.evaluation.judging import Judged, Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call
 
 CALL = Call(
