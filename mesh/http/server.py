@@ -57,7 +57,6 @@ class HttpServer:
             self._answer,
             interface="asgi3",  # of a bound method uvicorn would take it for ASGI 2
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
-            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
