@@ -123,7 +123,7 @@ class FakeNode:
     ) -> None:
         self.hello = hello
         self.epoch = 0
-        """Of the controller's lease."""
+        """The epoch of the controller that leads, as its lease says."""
         self.commands: list[NodeCommand] = []
         self.held = False
         self.says = ""
