@@ -99,7 +99,7 @@ def genai(folder: Path) -> Embed:
     kind = openvino_genai.TextEmbeddingPipeline
     config = kind.Config()
     config.pooling_type = kind.PoolingType.LAST_TOKEN
-    config.normalize = True
+    config.normalize, config.padding_side = True, "left"
     pipeline = kind(str(folder), "CPU", config, INFERENCE_NUM_THREADS=THREADS)
 
     def embed(asked: tuple[Sequence[str], int]) -> tuple[Vectors, list[float]]:
@@ -152,14 +152,18 @@ def _make_embedder(source: Path, made: Path) -> None:
         return ops.constant(value, ov.Type.i64)
 
     counted = ops.subtract(ops.cum_sum(mask, number(-1)), number(1))
-    rows = ops.gather(ops.shape_of(ids), number(0), number(0))
-    one_each = ops.convert(ops.range(number(0), rows, number(1), "i64"), "i32")
-    for name, node in (("position_ids", ops.maximum(counted, number(0))), ("beam_idx", one_each)):
-        if name in found:
-            found[name].replace(node.output(0))
+    found["position_ids"].replace(ops.maximum(counted, number(0)).output(0))
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ReadValue":
-            node.output(0).replace(node.input_value(0))
+            (reordered,) = _readers(node, "Gather")
+            (joined,) = _readers(reordered, "Concat")
+            joined.output(0).replace(joined.input_value(1))
+            reordered.output(0).replace(node.input_value(0))
+    for node in model.get_ordered_ops():
+        # With a state the plugin leaves out these repetitions of heads, of a length of 0.
+        if node.get_type_name() == "Broadcast" and len(node.output(0).partial_shape) == 5:
+            shape = node.input_value(1).get_node()
+            shape.input(3).replace_source_output(ops.constant([1], ov.Type.i64).output(0))
     head = model.get_results()[0].input_value(0).get_node()
     while head.get_type_name() != "MatMul":
         head = head.input_value(0).get_node()
@@ -175,9 +179,17 @@ def _make_embedder(source: Path, made: Path) -> None:
     scratch.rename(made)
 
 
-def least_cosine(some: Vectors, others: Vectors) -> float:
-    """The least similar vectors of the same text; a text that was refused is left out."""
+def _readers(node: Any, kind: str) -> list[Any]:
+    """The nodes of a kind that read the node's output."""
+    reading = (one.get_node() for one in node.output(0).get_target_inputs())
+    return [one for one in reading if one.get_type_name() == kind]
+
+
+def least_cosine(some: Vectors, others: Vectors) -> float | None:
+    """The least of the cosines of vectors of the same text; a text that was refused has none."""
     pairs = [(one, other) for one, other in zip(some, others, strict=True) if one and other]
+    if not pairs:
+        return None
     sides = [np.array(side, np.float64) for side in zip(*pairs, strict=True)]
     ours, theirs = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
     return float((ours * theirs).sum(axis=1).min())
@@ -260,7 +272,8 @@ def run(
                     rates[name][at_once].append(TEXTS / took_s)
                 if len(vectors) == len(asks):
                     ours = vectors.pop("mesh")
-                    cosines += [least_cosine(ours, theirs) for theirs in vectors.values()]
+                    found = (least_cosine(ours, theirs) for theirs in vectors.values())
+                    cosines += [cosine for cosine in found if cosine is not None]
                     vectors = {}
         beside = chats_beside(cell.address, http_address, specs[1], seconds)
     told = {name: {str(n): median(of) for n, of in by.items()} for name, by in rates.items()}

@@ -165,11 +165,7 @@ class _HttpFile:
         )
 
     def _opened(
-        self,
-        answer: requests.Response,
-        begin_bytes: int,
-        part_of: Version | None,
-        hurry: "_Hurry",
+        self, answer: requests.Response, begin_bytes: int, part_of: Version | None, hurry: "_Hurry"
     ) -> Opened:
         if part_of is not None and answer.status_code in (206, 416):
             if answer.status_code == 416 or not _continues(answer, begin_bytes, part_of):

@@ -89,11 +89,7 @@ class ModelStore:
         self._index = SourceIndex(root / "sources")
 
     def import_model(
-        self,
-        source: str,
-        progress: Progress = silent,
-        *,
-        weights: WeightPrecision | None = None,
+        self, source: str, progress: Progress = silent, *, weights: WeightPrecision | None = None
     ) -> StoredModel:
         """The model of a source, imported now unless it is in the store already. One that cannot
         be held in `weights` is not fetched, where that shows before.

@@ -494,6 +494,7 @@ class Gateway:
             del self._readers[request_id]
             self._calls_coming.pop(request_id, None)
             if not stream.ended:
+                stream.ended = True
                 self._cancel(request_id)
 
     def _ask(self, stream: ClientStream) -> None:
@@ -511,7 +512,8 @@ class Gateway:
                 return
             del self._calls_coming[request.call]
         for one in together:
-            self._post(InvokeRequested(request=one.request, slo=one.own_slo))
+            if not one.ended:
+                self._post(InvokeRequested(request=one.request, slo=one.own_slo))
 
 
 def running_task() -> "asyncio.Task[Any]":

@@ -17,12 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mesh.domain.errors import InvalidInput
-from mesh.http.connections import (
-    CONNECTIONS_MAX,
-    TAKEN_IN_A_ROW_MAX,
-    Connections,
-    Listening,
-)
+from mesh.http.connections import CONNECTIONS_MAX, TAKEN_IN_A_ROW_MAX, Connections, Listening
 from mesh.http.exchange import ABORT, WATCH
 from mesh.http.refusals import Failure, encoded, in_openai
 from mesh.wire.channel import format_address, listening_socket, parse_address
@@ -60,8 +55,8 @@ class HttpServer:
         tls = self._tls
         config = uvicorn.Config(
             self._answer,
+            interface="asgi3",  # of a bound method uvicorn would take it for ASGI 2
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
-            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,

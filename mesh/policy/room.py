@@ -22,6 +22,7 @@ from mesh.policy.views import (
     InstanceView,
     NodeView,
     Outlook,
+    Place,
     RequestView,
 )
 
@@ -114,7 +115,7 @@ def freed_bytes(instances: Sequence[InstanceView]) -> int:
 
 
 def victims(
-    neighbours: Iterable[InstanceView], place: InstanceView | NodeView, missing_bytes: int
+    neighbours: Iterable[InstanceView], place: Place, missing_bytes: int
 ) -> Sequence[InstanceView]:
     """Those that give their memory to an instance that lacks so many bytes; none when all that are
     smaller do not hold as much.

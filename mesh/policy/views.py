@@ -185,6 +185,10 @@ class InstanceView(Protocol):
         ...
 
 
+Place = InstanceView | NodeView
+"""Where memory is wanted: for an instance that is there, or for one that starts on a node."""
+
+
 class DeploymentView(Protocol):
     """A deployment."""
 
@@ -270,11 +274,11 @@ class CellView(Protocol):
         """
         ...
 
-    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def idle(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that may be unloaded now, in the order in which they were used."""
         ...
 
-    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def neighbours(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that serve, and whose requests may be moved; none while a place
         without that is looked for.
         """

@@ -12,13 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mesh.domain.actions import (
-    DeliverTokens,
-    RefuseRequest,
-    SendCommand,
-    TellAccepted,
-    TellWaiting,
-)
+from mesh.domain.actions import DeliverTokens, RefuseRequest, SendCommand, TellAccepted, TellWaiting
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeConnected, NodeDisconnected
 from mesh.domain.events import NodeReported as Reported

@@ -29,12 +29,7 @@ from mesh.domain.actions import (
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
-from mesh.domain.events import (
-    ControllerEvent,
-    DecisionTookLong,
-    DeploymentStored,
-    StoreFailed,
-)
+from mesh.domain.events import ControllerEvent, DecisionTookLong, DeploymentStored, StoreFailed
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand

@@ -163,11 +163,7 @@ class CostEngine(VirtualEngine):
         self._loads_for(seconds)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._computing(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()

@@ -147,11 +147,7 @@ class FaultyEngine(CostEngine):
         self._leave(given_bytes, self._costs.unload_s)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         engine_faults = self._engine_faults
         if engine_faults.steps_failing:

@@ -33,7 +33,7 @@ from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk, KvHeader
 from mesh.runtime.engine import Engine
 from mesh.runtime.kv_layout import checked_chunk
-from mesh.runtime.node_actions import KvFetched, Lane, Lanes
+from mesh.runtime.node_actions import Fetched, KvFetched, Lane, Lanes
 from mesh.wire.access import NODE_NAME
 from mesh.wire.channel import format_address, listening_socket, parse_address
 from mesh.wire.credentials import Tls
@@ -146,9 +146,7 @@ class KvStream:
             if offer.ticket:
                 self._offers[offer.ticket] = _Offered(offer, now_s + offer.expires_s)
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         cancelled = threading.Event()
 
         def work() -> None:

@@ -34,7 +34,7 @@ from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
-from mesh.runtime.node_actions import Lane, Lanes
+from mesh.runtime.node_actions import Brought, Lane, Lanes
 from mesh_loader import locks
 from mesh_loader.sources import check_weights
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
@@ -120,12 +120,7 @@ class NodeModels:
             return None
         return action.order(stored.path)
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         source, start_s = action.model.source, time.perf_counter()
         try:
             stored = self._find(stored_id(action.model.model_id))
@@ -170,7 +165,7 @@ class NodeModels:
         action: LoadInstance,
         stored: Stored,
         progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
+        then: Brought,
         import_start_s: float | None = None,
     ) -> None:
         """What `mesh pull` or another kind of engine brought here is not prepared yet. A store that

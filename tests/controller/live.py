@@ -123,7 +123,7 @@ class FakeNode:
     ) -> None:
         self.hello = hello
         self.epoch = 0
-        """The epoch of the controller's lease; 0 for none."""
+        """The epoch of the controller that leads, as its lease says."""
         self.commands: list[NodeCommand] = []
         self.held = False
         self.says = ""
@@ -275,11 +275,7 @@ class LiveCell:
     """A controller that serves, and a client of it."""
 
     def __init__(
-        self,
-        address: str,
-        stop: asyncio.Event,
-        serving: "asyncio.Task[None]",
-        http: str | None,
+        self, address: str, stop: asyncio.Event, serving: "asyncio.Task[None]", http: str | None
     ) -> None:
         self.address = address
         self.http = http

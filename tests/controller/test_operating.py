@@ -225,3 +225,17 @@ async def test_nobody_comes_between_the_answers_of_a_call(within: Within) -> Non
         asked = [one.request_id for one in (other, first, second)]
         orders = await submitted(within, node, 3)
         assert [order.request.request_id for order in orders] == asked
+
+
+async def test_an_answer_whose_client_left_before_the_last_had_come_is_not_asked_for(
+    within: Within,
+) -> None:
+    node = await within.deployed()
+    async with AsyncExitStack() as opened:
+        first = await opened.enter_async_context(within.gateway.call(asking(), answers=3))
+        async with within.gateway.call(asking(), first=first) as second:
+            pass
+        third = await opened.enter_async_context(within.gateway.call(asking(), first=first))
+        orders = await submitted(within, node, 2)
+        asked = [order.request.request_id for order in orders]
+        assert asked == [first.request_id, third.request_id], second.request_id

@@ -118,9 +118,7 @@ def test_a_deployment_is_never_stored_without_the_text_of_its_model(tmp_path: Pa
         assert registry.deployments() == ()
 
 
-def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(
-    tmp_path: Path,
-) -> None:
+def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(tmp_path: Path) -> None:
     elsewhere = profile(fingerprint="other/4", scaled_from="a larger model")
     with opened(tmp_path) as registry:
         assert registry.profiles() == ()

@@ -13,15 +13,7 @@ from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, Tls, show
 from mesh.wire.link import NodeLink
-from tests.controller.live import (
-    HELLO,
-    SPEC,
-    WAIT_S_MAX,
-    FakeNode,
-    LiveCell,
-    asking,
-    live_cell,
-)
+from tests.controller.live import HELLO, SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
 HOSTS = ("localhost", "127.0.0.1")
 

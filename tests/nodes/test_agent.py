@@ -26,12 +26,7 @@ from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.core.cells import hello
-from tests.support.scripted_engine import (
-    FOOTPRINT,
-    KV_BLOCK_BYTES,
-    WEIGHTS_BYTES,
-    ScriptedEngine,
-)
+from tests.support.scripted_engine import FOOTPRINT, KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 from tests.support.waiting import until
 
 WAIT_S = 30.0

@@ -107,9 +107,7 @@ def test_text_is_of_the_tokens_and_comes_with_them(engine: TextEngine, codec: Te
     assert any(token.text for token in tokens[:30])
 
 
-def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(
-    engine: TextEngine,
-) -> None:
+def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(engine: TextEngine) -> None:
     submit(engine, "whole")
     whole = run(engine)
     for sent in (2, 9, 30):

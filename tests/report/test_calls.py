@@ -95,9 +95,7 @@ def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
 
-def test_a_trace_is_what_perfetto_opens(
-    run: tuple[CallBook, tuple[Outcome, ...], float],
-) -> None:
+def test_a_trace_is_what_perfetto_opens(run: tuple[CallBook, tuple[Outcome, ...], float]) -> None:
     book, _, now_s = run
     events = json.loads(json.dumps(list(chrome_trace(book, now_s, lambda tenant: True))))
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}

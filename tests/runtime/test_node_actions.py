@@ -35,7 +35,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import KvSource, SamplingParams
 from mesh.domain.steps import EngineCapabilities, KvChunk, KvHeader, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
-from mesh.runtime.node_actions import KvFetched, Lane, NodePerformer
+from mesh.runtime.node_actions import Brought, Fetched, KvFetched, Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.core.cells import load_instance
 from tests.support.scripted_engine import (
@@ -60,10 +60,7 @@ class Around(ModelsAtHand):
         self.events: list[tuple[Lane, NodeEvent | None]] = []
 
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         try:
             result: R | MeshError = call()
@@ -242,12 +239,7 @@ class Elsewhere(Around):
     def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         return None
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         then(self.found or super().at_hand(action) or ModelError("is there"))
 
     def post_soon(self, event: NodeEvent) -> None:
@@ -317,9 +309,7 @@ class Come:
 
     def offer(self, offer: OfferKv) -> None: ...
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         header, chunks = self.engine.export_kv(INSTANCE, action.request.request_id, 0, 2)
         then(
             KvFetched(

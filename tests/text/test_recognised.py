@@ -24,9 +24,7 @@ SMOLLM2 = (
 
 
 @pytest.mark.parametrize("template", [None, "", TEMPLATE, SMOLLM2, "{{ bos_token }}hello"])
-def test_a_loop_over_the_messages_that_writes_their_words_is_harmless(
-    template: str | None,
-) -> None:
+def test_a_loop_over_the_messages_that_writes_their_words_is_harmless(template: str | None) -> None:
     assert is_harmless_template(template)
 
 

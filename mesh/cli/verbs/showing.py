@@ -11,12 +11,7 @@ from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.model import ModelInfo
-from mesh.domain.views import (
-    CellStatus,
-    DeploymentSnapshot,
-    NodeSnapshot,
-    PrefetchView,
-)
+from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.cell_state import status_fields
 from mesh.report.plain import plain_fields
 from mesh.wire.client import MeshClient

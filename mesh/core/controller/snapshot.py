@@ -122,10 +122,7 @@ def _revisions(rollout: RolloutEntry, serves: DeploymentEntry) -> tuple[Revision
 
 
 def _revision(
-    deployment: Deployment,
-    state: RevisionState,
-    entry: DeploymentEntry | None,
-    message: str = "",
+    deployment: Deployment, state: RevisionState, entry: DeploymentEntry | None, message: str = ""
 ) -> RevisionView:
     instances = list(entry.instances.values()) if entry is not None else []
     starts = entry is not None and state is RevisionState.STARTING

@@ -11,13 +11,7 @@ from typing import assert_never
 from mesh.core.node import imports, instances, measuring, prefixes, swapping
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import cancel
-from mesh.core.node.iterations import (
-    broken,
-    learn,
-    step_finished,
-    submit_broke,
-    tell_refined,
-)
+from mesh.core.node.iterations import broken, learn, step_finished, submit_broke, tell_refined
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest

@@ -8,12 +8,7 @@ from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.messages import (
-    ComputedAhead,
-    InstanceGone,
-    RequestReturned,
-    TokensReport,
-)
+from mesh.domain.messages import ComputedAhead, InstanceGone, RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
@@ -127,10 +122,7 @@ def _end_pauses(instance: LocalInstance, step: int) -> None:
 
 
 def broken(
-    ctx: NodeEventContext,
-    node: LocalNode,
-    instance: LocalInstance,
-    broke: StepBroke | InstanceGone,
+    ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, broke: StepBroke | InstanceGone
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,11 @@ class Chunked:
     name: ClassVar[str] = "chunked"
     period: ClassVar[int | None] = 0
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """The run queue whose next token is due first computes."""
         queue = min(queues, key=lambda queue: (queue.first_due_s, queue.instance_id))
         passed = [other for other in queues if other is not queue]
-        return one_iteration(queue, self._chunk_tokens(queue, prefill_tokens_max), passed)
+        return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
 
     def _chunk_tokens(self, queue: RunQueue, tokens_max: int) -> int:
         waiting = queue.prompt_tokens

@@ -54,11 +54,7 @@ class StrictEngine(ScriptedEngine):
         super().abort(instance_id, request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         assert instance.sequences, "a step of an instance without work"

@@ -30,13 +30,7 @@ from mesh.memory.station import NEWCOMER, ReservationKind
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, SwapRule
 from mesh.request.pool import Held, Pool
-from mesh.request.shadow import (
-    LOOKAHEAD_TOKENS,
-    Newcomer,
-    Schedule,
-    in_time_together,
-    validate,
-)
+from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
 
 OVERDUE_SHARE = 0.25
 """A load that should have ended is expected to take this share of its expected time yet."""

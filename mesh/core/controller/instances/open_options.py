@@ -27,7 +27,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.reasons import PolicyFaultKind
 from mesh.policy.plans import How, Release
-from mesh.policy.views import InstanceView, NodeView
+from mesh.policy.views import InstanceView, NodeView, Place
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,13 +64,13 @@ class OpenOptions:
         deployment = self.entry.deployment if self.entry is not None else None
         return 0 if deployment is None else self._node(node).spared_bytes(deployment)
 
-    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+    def idle(self, place: Place) -> Sequence[InstanceEntry]:
         if isinstance(place, InstanceEntry):
             return [i for i in place.node.idle_instances(self.ctx.now_s) if i is not place]
         sparing = self.entry.deployment if self.entry is not None else None
         return self._node_of(place).idle_instances(self.ctx.now_s, sparing)
 
-    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+    def neighbours(self, place: Place) -> Sequence[InstanceEntry]:
         if self.may_move is None:
             return ()
         others = (other for other in self._node_of(place).instances.values() if other is not place)
@@ -125,7 +125,7 @@ class OpenOptions:
     def _node(self, node: NodeView) -> NodeEntry:
         return self.ctx.cell.nodes[node.node_id]
 
-    def _node_of(self, place: InstanceView | NodeView) -> NodeEntry:
+    def _node_of(self, place: Place) -> NodeEntry:
         assert isinstance(place, InstanceEntry | NodeEntry), "views are the entries themselves"
         return place.node if isinstance(place, InstanceEntry) else place
 

@@ -23,11 +23,7 @@ from mesh.memory.station import LOADS, Reservation, ReservationKind
 
 
 def issue(
-    ctx: EventContext,
-    instance: InstanceEntry,
-    kind: ReservationKind,
-    size: Size,
-    needed_s: float,
+    ctx: EventContext, instance: InstanceEntry, kind: ReservationKind, size: Size, needed_s: float
 ) -> None:
     """Promise a reservation that fits, and start what may start."""
     node = instance.node

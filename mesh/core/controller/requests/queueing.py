@@ -17,12 +17,7 @@ validates `CellLimits.validations_max` times at most; the next one goes on from 
 from collections.abc import Sequence
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import (
-    Room,
-    missing_bytes,
-    room_for,
-    shrink,
-)
+from mesh.core.controller.instances.kv_cache import Room, missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle, start
 from mesh.core.controller.instances.pricing import Price
 from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued
@@ -59,6 +54,7 @@ def retry(ctx: EventContext) -> None:
     """Some time has passed for those who wait: try them, over several events if need be."""
     cell = ctx.cell
     cell.set_retry(None)
+    ctx.retries = True
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:

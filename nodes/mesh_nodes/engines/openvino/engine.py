@@ -19,13 +19,7 @@ import openvino as ov
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
-from mesh.domain.model import (
-    ComputePrecision,
-    Footprint,
-    KvPrecision,
-    ModelInfo,
-    WeightPrecision,
-)
+from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
     Decode,
@@ -309,11 +303,7 @@ class OpenVinoEngine:
             instance.abort(request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         with self._computes():
