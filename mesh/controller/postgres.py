@@ -350,7 +350,7 @@ class PostgresRegistry:
                 self.show(await connection.fetchval("SELECT epoch FROM lease"))
             return False
         row = await self._row(connection)
-        return self.lease.role is Role.TAKING or self.lease.seen(row, now_s)
+        return self.lease.seen(row, now_s)
 
     async def _row(self, connection: Any) -> LeaseRow:
         row = await connection.fetchrow(_ROW)
