@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mesh.domain.events import LeaseCheckDue
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import NodeHello, RequestReturned, SubmitRequest, UnloadInstance
 from mesh.domain.reasons import FinishReason
@@ -17,7 +17,7 @@ from mesh.policy.plans import Move, Plan, Release
 from mesh.policy.views import CellView
 from tests.core.admission import instance, node
 from tests.core.cells import MIB, commands, only, request
-from tests.core.two_nodes import LIMITS, TARGET, TwoNodes
+from tests.core.two_nodes import LIMITS, TARGET, TwoNodes, continued
 
 
 class Releasing:
@@ -134,3 +134,11 @@ def test_a_policy_has_a_request_move_no_more_often_than_it_may() -> None:
         )
         cell.report(cell.target, refused)
         assert cell.core.cell.requests[RequestId("r1")].moves == moves
+
+
+def test_from_where_weights_are_swapped_a_request_goes_on_elsewhere_at_once() -> None:
+    cell = TwoNodes(policy=Releasing())
+    cell.core.cell.nodes[NodeId("n1")].station.pools = True
+    cell.tell(LeaseCheckDue())
+    assert not continued(cell.computed()).held, "its source may have no token for seconds"
+    assert cell.runs_on == "i2"
