@@ -22,6 +22,7 @@ from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
 from bench.fleet_swapper import swapped
 from bench.harness import Report, Table, rounded, show_status
+from bench.judging import Judgement, judge, judged
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
@@ -31,7 +32,7 @@ from bench.spans import spans_of
 from mesh.cli.output import message
 from mesh.cli.waiting import POLL_S, Goal, wait_for
 from mesh.compute.times import Times
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, profile_stored
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import Cancelled, InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
@@ -44,7 +45,6 @@ from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
 from mesh.evaluation.fidelity.observing import pooled
 from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
-from mesh.evaluation.judging import Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call, offer, offer_again
 from mesh.memory.demand import recommended
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
@@ -99,23 +99,25 @@ class Stage:
         return Shown(scene=scene, ours=list(ours.values()), peer=list(peers.values()))
 
     def _plant(self, scene: Scene) -> None:
-        if not scene.own_models:
+        cells = [scene.cell, *([scene.peer.cell] if scene.peer and scene.peer.cell else [])]
+        if not all(scene.own_models(cell) for cell in cells):
             stored_model()
+        if not any(scene.own_models(cell) for cell in cells):
             return
-        names = [spec.name for spec in scene.specs()] + [PROFILED]
+        names = [name for group in scene.deployments for name in group.names()] + [PROFILED]
         missing = [name for name in names if name not in self._planted]
         show_status(f"{scene.name}: {len(missing)} models")
         plant_models(self._own, missing, scene.cell.weights)
         self._planted.update(missing)
 
-    def _store(self, scene: Scene) -> Path:
-        return self._own if scene.own_models else store_path()
+    def _store(self, scene: Scene, cell: Cell) -> Path:
+        return self._own if scene.own_models(cell) else store_path()
 
     def _in_cell(
         self, scene: Scene, cell: Cell, loads: Sequence[Load], seed: int, given: Sent
     ) -> Sent:
         """`given` has the calls where another cell had them before."""
-        specs, store = scene.specs(cell), self._store(scene)
+        specs, store = scene.specs(cell), self._store(scene, cell)
         memory_bytes = self._memory_bytes(scene, cell, loads, seed)
         with tempfile.TemporaryDirectory() as folder:
             home, journals = Path(folder) / "home", Path(folder) / "journals"
@@ -237,14 +239,16 @@ class Stage:
         scene wants that; made once.
         """
         kind = f"{cell.weights or 'default'}-{'' if cell.prefix_cache else 'un'}cached"
+        kind += "-shared" if cell.shared else ""
         home = self._folder / f"{scene.name}-{kind}"
         if home.exists():
             return home
         home.mkdir()
-        specs, store = scene.specs(cell), self._store(scene)
+        specs, store = scene.specs(cell), self._store(scene, cell)
         with local_cell(home=home, store=store) as local, MeshClient(local.address) as client:
             if scene.surveyed:
-                model = replace(specs[0], name=PROFILED, source=own_source(PROFILED))
+                source = own_source(PROFILED) if scene.own_models(cell) else specs[0].source
+                model = replace(specs[0], name=PROFILED, source=source)
                 client.deploy(model)
                 measured_profile(local.address, PROFILED, show_status)
                 client.delete(PROFILED)
@@ -256,7 +260,7 @@ class Stage:
             for profile in surveyed[:1]:
                 for deployment in registry.deployments():
                     model_id = deployment.model.model_id
-                    registry.store_profile(replace(profile, model_id=model_id))
+                    registry.apply(profile_stored(replace(profile, model_id=model_id)))
         return home
 
     def _simulated(self, scene: Scene, ours: dict[str, Played]) -> dict[str, Played]:

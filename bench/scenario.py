@@ -45,18 +45,22 @@ class Group:
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
 
+    def names(self) -> list[DeploymentName]:
+        """The most popular first."""
+        numbered = [f"{self.name}-{n:02}" for n in range(1, self.count + 1)]
+        return [DeploymentName(name) for name in numbered or [self.name]]
+
     def specs(self) -> list[DeploymentSpec]:
         """The most popular first."""
-        numbered = [f"{self.name}-{n:02}" for n in range(1, self.count + 1)] or [self.name]
         return [
             DeploymentSpec(
-                name=DeploymentName(name),
+                name=name,
                 source=own_source(name) if self.own_models else SOURCE,
                 context_tokens_max=self.context_tokens_max,
                 slo=self.slo,
                 scaling=self.scaling,
             )
-            for name in numbered
+            for name in self.names()
         ]
 
 
@@ -75,6 +79,8 @@ class Cell:
     prefix_cache: bool = True
     weights: WeightPrecision | None = None
     """How weights are held; `None` stands for the node's default."""
+    shared: bool = False
+    """All deployments are the demo model and share its weights, whatever their groups say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +143,18 @@ class Scene:
     def specs(self, cell: Cell | None = None) -> list[DeploymentSpec]:
         """As a cell has them: the scene's own, or the peer's."""
         held = cell or self.cell
+        groups = [
+            replace(group, own_models=group.own_models and not held.shared)
+            for group in self.deployments
+        ]
         return [
             replace(spec, prefix_cache=held.prefix_cache, weights=held.weights)
-            for group in self.deployments
+            for group in groups
             for spec in group.specs()
         ]
 
-    @property
-    def own_models(self) -> bool:
-        return any(group.own_models for group in self.deployments)
+    def own_models(self, cell: Cell) -> bool:
+        return not cell.shared and any(group.own_models for group in self.deployments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

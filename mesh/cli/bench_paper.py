@@ -20,6 +20,7 @@ from mesh.evaluation.paper.cells import (
     DURATION_S,
     LENGTHS,
     PaperCase,
+    PaperJob,
     from_trace,
     generated,
     load,
@@ -28,8 +29,8 @@ from mesh.evaluation.paper.cells import (
 from mesh.evaluation.paper.charts import cell_charts, overview_charts, page, run_charts
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, Reference, reference
 from mesh.evaluation.paper.record import record
-from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
+from mesh.evaluation.runs import JOBS_MAX, Done, Failed, run_all
 from mesh.policy.registry import known_policies
 from mesh.report.charts.chart import Chart
 from mesh.runtime.policies import policy_of
@@ -143,7 +144,7 @@ def paper(
     resize = None if kv_resize is None else Resizing(kv_resize)
     with progress("paper") as show:
         planned = [
-            Job(
+            PaperJob(
                 cell=cell,
                 policy=name,
                 work=work[cell],
@@ -213,7 +214,7 @@ def _words(
     return f"{load}, {costs}" + (f", every KV cache {resize}" if resize else "")
 
 
-def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
+def _evaluated(done: Done[PaperJob], *, measured: bool) -> EvaluatedRun:
     """Others' figures hold for their trace, as a whole, alone."""
     made, cell = done.run, done.job.cell
     theirs = reference(cell.name, cell.functions, done.job.policy, made.numbers.requests)
@@ -228,11 +229,11 @@ def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
     )
 
 
-def _check(ends: Sequence[Done | Failed]) -> None:
+def _check(ends: Sequence[Done[PaperJob] | Failed[PaperJob]]) -> None:
     """Raises MeshError when a run failed: partial success is failure."""
     failed = [end for end in ends if isinstance(end, Failed)]
     for end in failed[1:]:
-        output.message(f"{end.job.cell.name} {end.job.policy} failed: {end.why}")
+        output.message(f"{end.job.name} failed: {end.why}")
     if failed:
         cell, policy = failed[0].job.cell.name, failed[0].job.policy
         raise MeshError(

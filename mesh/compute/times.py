@@ -4,6 +4,8 @@ Run queues (`mesh.policy.rules`) ask for decode and prefill times by themselves;
 correction asks for whole iterations as they were computed.
 """
 
+from bisect import bisect_right
+
 from mesh.domain.profile import IterationShape, Profile
 
 
@@ -45,6 +47,18 @@ class Times:
         base_s = min(self._decode.seconds[0][0], self._prefill.seconds[0][0])
         added_s = max(prefill_s - base_s, rows_s - decode_s, 0.0)
         return min(added_s, prefill_s) * self.factor
+
+    def chunk_tokens(self, spare_s: float, past_tokens: int, batch: int, most: int) -> int:
+        """The largest chunk, of `most` tokens at most, that lengthens a decode iteration of `batch`
+        requests by `spare_s` or less.
+        """
+
+        def seconds(tokens: int) -> float:
+            return self.chunk_s(tokens, past_tokens, batch)
+
+        if seconds(most) <= spare_s:
+            return most
+        return bisect_right(range(1, most), spare_s, key=seconds)
 
     def iteration_s(self, shape: IterationShape) -> float:
         """Seconds of any iteration; 0 for an empty one."""

@@ -9,6 +9,7 @@ loaded instances again for whom the policy would rather start one.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from mesh.compute.times import Times
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
@@ -34,6 +35,16 @@ class RequestView(Protocol):
     @property
     def tokens(self) -> int:
         """How many tokens its prompt and its output so far have."""
+        ...
+
+    @property
+    def output_tokens(self) -> Sequence[int]:
+        """Its output so far."""
+        ...
+
+    @property
+    def accepted(self) -> bool:
+        """Whether its client was told that it is served, late or not."""
         ...
 
     @property
@@ -82,6 +93,11 @@ class NodeView(Protocol):
     @property
     def running(self) -> int:
         """Requests on it."""
+        ...
+
+    @property
+    def iteration_started_s(self) -> float | None:
+        """When the iteration in flight began; `None` when there is none."""
         ...
 
 
@@ -152,7 +168,7 @@ class InstanceView(Protocol):
         ...
 
     @property
-    def ahead(self) -> bool:
+    def prefetched(self) -> bool:
         """Whether it was loaded before anybody called, and still waits for the first call."""
         ...
 
@@ -167,6 +183,10 @@ class InstanceView(Protocol):
     def next_due_s(self) -> float:
         """When the first of its next tokens is due; infinite where it has no request."""
         ...
+
+
+Place = InstanceView | NodeView
+"""Where memory is wanted: for an instance that is there, or for one that starts on a node."""
 
 
 class DeploymentView(Protocol):
@@ -254,11 +274,11 @@ class CellView(Protocol):
         """
         ...
 
-    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def idle(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that may be unloaded now, in the order in which they were used."""
         ...
 
-    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def neighbours(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that serve, and whose requests may be moved; none while a place
         without that is looked for.
         """
@@ -285,6 +305,10 @@ class CellView(Protocol):
 
     def decode_s(self, instance: InstanceView) -> float:
         """One iteration of all that it serves; 0 where that is nobody."""
+        ...
+
+    def times(self, instance: InstanceView) -> Times:
+        """What predicts its iterations, corrected and overestimated as in a validation."""
         ...
 
     def ready_s(self, instance: InstanceView) -> float:
@@ -324,7 +348,9 @@ class AheadView(CellView, Protocol):
         ...
 
     def rests(self, node: NodeView) -> bool:
-        """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
+        """Whether nothing is loaded, imported or moved there, nor about to be, and nothing computed
+        that a load would slow.
+        """
         ...
 
     def about(self, name: DeploymentName) -> "AheadView | None":

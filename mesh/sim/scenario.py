@@ -20,6 +20,7 @@ from cattrs.v import format_exception
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
 from mesh.domain.limits import CellLimits
+from mesh.domain.profile import Profile
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan
@@ -144,6 +145,8 @@ class Scenario:
     """Whether nothing counts but its tables and what it says itself: see `cell_costs`."""
     slo_mix: str = ""
     """SLO classes of all deployments, and their shares of the requests: see `slo_mix`."""
+    slo_ttfts_s: tuple[float, ...] = ()
+    """TTFT limits, one of which each request of a mix has, if an idle node could keep it."""
     beginnings: int = 0
     """Texts with which prompts begin, each with a part of one; 0: they have nothing in common."""
     output_tokens_max: int | None = None
@@ -151,6 +154,8 @@ class Scenario:
     leaves.
     """
     limits: CellLimits = field(default_factory=CellLimits)
+    compare_prefetch: bool = False
+    """Whether it is run once more without prefetch budgets, and its report has the ratios."""
     faults: Faults | None = None
 
 
@@ -196,7 +201,6 @@ def plan(scenario: Scenario) -> CellPlan:
     for nodes_group in scenario.nodes:
         for group in scenario.deployments:
             check_measured(nodes_group, group)
-    used = {hardware_of(group).key for group in scenario.nodes}
     limits, costs = scenario.limits, cell_costs(ideal=scenario.ideal)
     return CellPlan(
         nodes=tuple(
@@ -205,18 +209,18 @@ def plan(scenario: Scenario) -> CellPlan:
             for made in node_plans(group, limits, costs, scenario.seed)
         ),
         deployments=_deployments(scenario),
-        profiles=tuple(
-            table.profile
-            for known in known_models().values()
-            for key, table in known.costs.items()
-            if key in used
-        ),
+        profiles=_profiles(scenario),
         policy=scenario.policy,
         limits=limits,
         link_delay_s=scenario.link_delay_s,
         lengths_told=costs.lengths_told,
         output_tokens_max=scenario.output_tokens_max,
     )
+
+
+def without_prefetch(scenario: Scenario) -> Scenario:
+    """The same, with nothing loaded before it is called."""
+    return replace(scenario, nodes=tuple(replace(n, prefetch_gib=0.0) for n in scenario.nodes))
 
 
 def faults(scenario: Scenario, made: CellPlan) -> tuple[Fault, ...]:
@@ -249,7 +253,8 @@ def arrivals(scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival
     trace = trace or trace_of(scenario)
     made = _arrivals(scenario, trace)
     if scenario.slo_mix:
-        made = with_slos(made, _deployments(scenario), scenario.slo_mix, scenario.seed)
+        drawn_of = scenario.slo_mix, scenario.seed, scenario.slo_ttfts_s
+        made = with_slos(made, _deployments(scenario), *drawn_of, _profiles(scenario))
     if not scenario.beginnings:
         return made
     if trace is not None and any(arrival.blocks or arrival.turn for arrival in trace.arrivals):
@@ -307,6 +312,17 @@ def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     return tuple(with_classes(of, scenario.slo_mix) if scenario.slo_mix else of for of in made)
 
 
+def _profiles(scenario: Scenario) -> tuple[Profile, ...]:
+    """All that are known of its nodes' hardware."""
+    used = {hardware_of(group).key for group in scenario.nodes}
+    return tuple(
+        table.profile
+        for known in known_models().values()
+        for key, table in known.costs.items()
+        if key in used
+    )
+
+
 def _check(scenario: Scenario) -> None:
     for groups in (scenario.nodes, scenario.deployments):
         for group in groups:
@@ -316,6 +332,10 @@ def _check(scenario: Scenario) -> None:
             raise InvalidInput(f"names must be there and differ: {', '.join(names) or 'none'}")
     if scenario.slo_mix:
         read_mix(scenario.slo_mix)
+    for ttft_s in scenario.slo_ttfts_s:
+        at_least("slo_ttfts_s", ttft_s, above=True, finite=True)
+    if scenario.slo_ttfts_s and not scenario.slo_mix:
+        raise InvalidInput("slo_ttfts_s are drawn for the requests of a slo_mix, and there is none")
     if scenario.faults is not None:
         check_faults(scenario.faults)
     for name, value in asdict(scenario.limits).items():

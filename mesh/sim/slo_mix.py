@@ -5,13 +5,14 @@ effort, each with its share. Before: `scenario`. After: `cluster`, whose arrival
 class.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
 from mesh.domain.checks import check_spec
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
+from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo, best_effort
 from mesh.sim.cluster import Arrival
 
@@ -60,11 +61,40 @@ def with_classes(deployment: Deployment, mix: str) -> Deployment:
 
 
 def with_slos(
-    arrivals: Iterator[Arrival], deployments: tuple[Deployment, ...], mix: str, seed: int
+    arrivals: Iterator[Arrival],
+    deployments: tuple[Deployment, ...],
+    mix: str,
+    seed: int,
+    ttfts_s: Sequence[float] = (),
+    profiles: Sequence[Profile] = (),
 ) -> Iterator[Arrival]:
-    """Each arrival with a class of its deployment, drawn by the shares; the same for a seed."""
+    """Each arrival with a class of its deployment, drawn by the shares, and with one of the TTFT
+    limits, where there are some; the same for a seed. What no idle node of the profiles could keep
+    is not drawn then; a request for which nothing is left does not come (PolyServe §5.1).
+    """
     shares, rng = [share for _, share in read_mix(mix)], Random(f"slo mix {seed}")
     classes = {str(one.spec.name): one.spec.classes for one in deployments}
+    times = {
+        str(one.spec.name): [of for of in profiles if of.model_id == one.model.model_id]
+        for one in deployments
+    }
     for arrival in arrivals:
-        (slo,) = rng.choices(classes[arrival.deployment], shares)
-        yield arrival._replace(slo=slo)
+        offered = list(zip(classes[arrival.deployment], shares, strict=True))
+        if ttfts_s:
+            offered = [
+                (slo if slo.best_effort else replace(slo, ttft_s=ttft_s), share)
+                for slo, share in offered
+                for ttft_s in ttfts_s
+            ]
+            known = times[arrival.deployment]
+            offered = [of for of in offered if any(_keeps(one, arrival, of[0]) for one in known)]
+        if offered:
+            (slo,) = rng.choices([slo for slo, _ in offered], [share for _, share in offered])
+            yield arrival._replace(slo=slo)
+
+
+def _keeps(profile: Profile, arrival: Arrival, slo: Slo) -> bool:
+    """Whether an idle node gives the request its first token in time, and then each further one."""
+    tokens, limit_s = arrival.input_tokens, slo.ttft_limit_s(arrival.input_tokens)
+    last_s = profile.decode.at(1, tokens + arrival.output_tokens)
+    return profile.prefill.at(tokens, 0) <= limit_s and last_s <= slo.tpot_s

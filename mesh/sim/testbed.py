@@ -1,8 +1,9 @@
 """The measured tables that ship with mesh, as models, footprints and profiles of virtual nodes.
 
 `llm_mesh_testbed.json` holds what the authors of LLM-Mesh measured of four models on CPUs of 32, 16
-and 8 cores and on a GPU, with its source. A prefill was measured by its length alone and a decode
-for batches that fit the memory; what a `Grid` wants beyond that is derived here.
+and 8 cores and on a GPU, and a derived table of an H200, with their sources. A prefill was measured
+by its length alone and a decode for batches that fit the memory; what a `Grid` wants beyond that is
+derived here.
 """
 
 import json

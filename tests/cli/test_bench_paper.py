@@ -13,9 +13,9 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.verbs import bench
 from mesh.domain.errors import MeshError
 from mesh.evaluation.fidelity.report import LiveRun
-from mesh.evaluation.paper.cells import PaperCase, PaperRun, generated, load, paper_case
+from mesh.evaluation.paper.cells import PaperCase, PaperJob, PaperRun, generated, load, paper_case
 from mesh.evaluation.paper.cells import run as paper_run
-from mesh.evaluation.paper.runs import Job, run_all
+from mesh.evaluation.runs import run_all
 from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
 from mesh.sim.costs import NodeCosts, Resizing
 from mesh.sim.scenario import plan
@@ -149,7 +149,7 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
         told.append(given)
         return paper_run(cell, policy, work, **given)
 
-    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.cells.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
     assert told == [{"costs": costs, "resize": resize, "check_refusals": False}]
     assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
@@ -173,7 +173,7 @@ def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
             raise MeshError("requests hang", hint="look at them")
         return paper_run(cell, policy, work, **given)
 
-    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.cells.run", run)
     ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 1
     assert list(json.loads(ran.out)["cells"]) == ["3B/32"]
@@ -185,7 +185,7 @@ def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
-    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.cells.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh")
     assert ran.code == 1
     assert ran.err.endswith("error: requests hang\nhint: look at them\n")
@@ -197,7 +197,7 @@ def test_ctrl_c_does_not_wait_for_what_is_still_computed() -> None:
     cell = paper_case("7B/128")
     trace = generated(1)
     jobs = [
-        Job(cell=cell, policy=name, work=load(trace, cell.functions, seconds))
+        PaperJob(cell=cell, policy=name, work=load(trace, cell.functions, seconds))
         for name, seconds in (("llm-mesh", 1800.0), ("fcfs", 2.0))
     ]
 

@@ -28,6 +28,7 @@ class Node:
     running: int = 0
     swaps: bool = False
     moves_kv: bool = False
+    iteration_started_s: float | None = None
 
 
 def partition(

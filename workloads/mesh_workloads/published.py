@@ -23,6 +23,12 @@ def _stated(*tokens: int) -> Quantiles:
     return Quantiles(shares=_STATED, tokens=tokens)
 
 
+def _uniform(most: int) -> Quantiles:
+    """From 1 to `most`; in the first of 64 equal parts shorter ones are likelier."""
+    shares = tuple([n / 64 for n in range(65)])
+    return Quantiles(shares=shares, tokens=tuple([max(round(most * of), 1) for of in shares]))
+
+
 AZURE_CONVERSATION = Lengths(
     name="azure-conversation",
     input=_fitted(
@@ -77,7 +83,21 @@ TOOL_AGENT = Lengths(
 )
 """Mooncake's trace of agents that call tools."""
 
+MOONCAKE_SYNTHETIC = Lengths(
+    name="mooncake-synthetic",
+    input=_stated(32, 277, 11587, 23286, 38737, 49009, 66458, 131072),
+    output=_stated(2, 10, 68, 250, 390, 522, 768, 2048),
+)
+"""Mooncake's synthetic trace of several long-context data sets."""
+
+UNIFORM_512 = Lengths(name="uniform-512-512", input=_uniform(1024), output=_uniform(1024))
+UNIFORM_4096 = Lengths(name="uniform-4096-1024", input=_uniform(8192), output=_uniform(2048))
+"""Even lengths from 1 on, whose means are in their names."""
+
 PUBLISHED = {
     lengths.name: lengths
-    for lengths in (AZURE_CONVERSATION, AZURE_CODE, SHAREGPT, LMSYS, LONG_CONTEXT, TOOL_AGENT)
+    for lengths in (
+        *(AZURE_CONVERSATION, AZURE_CODE, SHAREGPT, LMSYS, LONG_CONTEXT, TOOL_AGENT),
+        *(MOONCAKE_SYNTHETIC, UNIFORM_512, UNIFORM_4096),
+    )
 }

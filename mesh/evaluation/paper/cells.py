@@ -207,6 +207,36 @@ def run(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperJob:
+    """A run to be made (`mesh.evaluation.runs.Job`)."""
+
+    cell: PaperCase
+    policy: str
+    work: Trace
+    costs: CellCosts = MEASURED
+    resize: Resizing | None = None
+    check_refusals: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name} {self.policy}"
+
+    @property
+    def weight(self) -> float:
+        return len(self.work.arrivals)
+
+    def compute(self) -> PaperRun:
+        return run(
+            self.cell,
+            self.policy,
+            self.work,
+            costs=self.costs,
+            resize=self.resize,
+            check_refusals=self.check_refusals,
+        )
+
+
 def _name(function: int) -> str:
     return f"function-{function:03d}"
 

@@ -7,6 +7,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.node_rule import RuleName
 from mesh.policy.rules.alternate import Alternate
 from mesh.policy.rules.arbitration import Arbitration
+from mesh.policy.rules.chunked import Chunked
 from mesh.policy.rules.first_come import FirstCome
 from mesh.policy.rules.headroom import Headroom
 from mesh.policy.rules.rounds import Rounds
@@ -14,7 +15,8 @@ from mesh.policy.rules.swapping import Swapping
 from mesh.policy.rules.turns import TurnRule, name_of
 
 BUILT_IN: dict[str, Callable[..., TurnRule]] = {
-    rule.name: rule for rule in (Headroom, FirstCome, Alternate, Swapping, Rounds, Arbitration)
+    rule.name: rule
+    for rule in (Headroom, FirstCome, Alternate, Swapping, Rounds, Arbitration, Chunked)
 }
 
 

@@ -4,7 +4,8 @@ A refusal holds until the version of its node changes (`NodeEntry.version`), whi
 that it may have got less to compute or more memory, or until time has passed:
 
 - An instance that has no time for a request has none for one that is no shorter and of whose call
-  no fewer answers are wanted. One whose requests would be delayed is asked again at any later time.
+  no fewer answers are wanted. One whose requests would be delayed is asked again after
+  DELAYS_HOLD_S: of a burst, one call is validated in that time and not each.
 - A node that has no time for an instance for a request, or no memory, has none. If memory was
   lacking, a later version is asked again only if it has enough, for NEEDS_HOLD_S.
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 NEEDS_HOLD_S = 1.0
 """What an instance for a request needs is worked out anew after so long: answers of its deployment
 that end meanwhile change what is expected of the next.
+"""
+DELAYS_HOLD_S = 0.025
+"""For so long a request that would delay others stands for those like it. It is half of the time
+between two tries of those who wait, so that each of their tries is validated.
 """
 
 
@@ -79,10 +84,10 @@ class RequestRefusals:
         """A node may turn out to compute it in time."""
         self.in_time_as_predicted = True
 
-    def note(self, said: Verdict | Shortage) -> None:
+    def note(self, answer: Verdict | Shortage) -> None:
         """A node cannot compute it in time, or the policy would not have it there."""
-        self.verdict = self.last = said if isinstance(said, Verdict) else Verdict.POLICY
-        self.message = "" if isinstance(said, Verdict) else said.message
+        self.verdict = self.last = answer if isinstance(answer, Verdict) else Verdict.POLICY
+        self.message = "" if isinstance(answer, Verdict) else answer.message
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""
@@ -160,8 +165,9 @@ class InstanceRefusals:
         *exceeded, tokens, least = self._exceeded
         if exceeded == [*of] and request.tokens >= tokens and answers >= least:
             return Verdict.TPOT_EXCEEDED
-        *delays, tokens, least = self._delays
-        if delays == [*of, now_s] and left >= tokens and answers >= least:
+        *delays, at_s, tokens, least = self._delays
+        recent = delays == [*of] and now_s - at_s < DELAYS_HOLD_S
+        if recent and left >= tokens and answers >= least:
             return Verdict.DELAYS_RUNNING
         return None
 

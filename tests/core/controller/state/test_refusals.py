@@ -109,7 +109,7 @@ def test_no_time_holds_for_longer_requests_until_the_version_of_the_node_changes
     assert refusals.why(4, 6.0, long, long.tokens) is None
 
 
-def test_delays_hold_for_their_version_and_time_alone_and_lateness_never() -> None:
+def test_delays_hold_for_their_version_and_a_short_time_and_lateness_never() -> None:
     known = Entries()
     entry, refusals = known.a_request(), known.instance.refusals
     refusals.note(3, 5.0, entry, entry.tokens, LATE)
@@ -118,7 +118,8 @@ def test_delays_hold_for_their_version_and_time_alone_and_lateness_never() -> No
     assert refusals.why(3, 5.0, entry, entry.tokens) is DELAYS
     assert refusals.why(3, 5.0, entry, entry.tokens - 1) is None
     assert refusals.why(4, 5.0, entry, entry.tokens) is None
-    assert refusals.why(3, 5.1, entry, entry.tokens) is None
+    assert refusals.why(3, 5.02, entry, entry.tokens) is DELAYS
+    assert refusals.why(3, 5.03, entry, entry.tokens) is None
 
 
 def test_an_event_goes_on_once_where_validations_ran_out() -> None:

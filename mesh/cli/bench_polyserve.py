@@ -1,0 +1,122 @@
+"""`mesh bench polyserve`: the goodput of PolyServe and its baselines on virtual H200 (§5.2).
+
+docs/policy-polyserve.md says what the figures mean.
+"""
+
+import os
+
+import click
+
+from mesh.cli import output
+from mesh.cli.options import format_option
+from mesh.cli.output import Format, text_columns
+from mesh.cli.progress import progress
+from mesh.domain.errors import InvalidInput, MeshError
+from mesh.evaluation.polyserve import (
+    BASELINES,
+    POLYSERVE,
+    REFUSES_NOBODY,
+    SERVERS,
+    WORKLOADS,
+    Goodput,
+    GoodputJob,
+    Load,
+    optimum,
+    record,
+)
+from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
+from mesh.runtime.policies import policy_of
+
+QUICK_S, USUAL_S = 10.0, 60.0
+QUICK_STEP = 5
+
+
+@click.command()
+@click.option("--workloads", metavar="NAMES", help=f"Of {', '.join(WORKLOADS)}; default: all.")
+@click.option(
+    "--policies",
+    metavar="NAMES",
+    help=f"Default: {POLYSERVE}, and its baselines {', '.join(BASELINES)}.",
+)
+@click.option("--no-refusal", is_flag=True, help="Of the default ones, those that refuse nobody.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help=f"Goodput to {QUICK_STEP} %, of {QUICK_S:g} s; else 1 %, {USUAL_S:g} s.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(min=1, max=1024),
+    default=SERVERS,
+    show_default=True,
+    help="Of one H200 each.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the load."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1, max=JOBS_MAX),
+    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
+    show_default="the machine's cores",
+    help="Searches at a time.",
+)
+@format_option
+def polyserve(
+    workloads: str | None,
+    policies: str | None,
+    no_refusal: bool,
+    quick: bool,
+    servers: int,
+    seed: int,
+    jobs: int,
+    form: Format,
+) -> None:
+    """The goodput of PolyServe and its baselines, on virtual H200.
+
+    The largest share of the optimal rate at which 90 % of the requests, and of each TPOT class,
+    have every token in time.
+    """
+    names = _names(workloads) or tuple(WORKLOADS)
+    ending = REFUSES_NOBODY if no_refusal else ""
+    chosen = _names(policies) or tuple(name + ending for name in (POLYSERVE, *BASELINES))
+    for name in chosen:
+        policy_of(name)
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        hint = f"workloads: {', '.join(WORKLOADS)}"
+        raise InvalidInput(f"there is no workload {unknown[0]!r}", hint=hint)
+    counted_s, step = (QUICK_S, QUICK_STEP) if quick else (USUAL_S, 1)
+    loads = {
+        name: Load(workload=name, servers=servers, counted_s=counted_s, seed=seed) for name in names
+    }
+    optima = {name: optimum(load) for name, load in loads.items()}
+    planned = [
+        GoodputJob(policy=policy, load=load, rate_per_s=optima[name].drawn_per_s, step=step)
+        for name, load in loads.items()
+        for policy in chosen
+    ]
+    with progress("polyserve") as show:
+        ends = run_all(planned, jobs, show)
+    found: dict[str, dict[str, Goodput]] = {name: {} for name in names}
+    for end in ends:
+        if isinstance(end, Failed):
+            raise MeshError(f"{end.job.name} failed: {end.why}", hint="run it alone")
+        found[end.job.load.workload][end.job.policy] = end.run
+    made = record(optima, found)
+    if form is not Format.TABLE:
+        output.structured(made, form)
+        return
+    headers = ("workload", "policy", "goodput, %", "of each class, %", "met at 120 %, %", "budget")
+    rows = [
+        (
+            *(name, policy, str(one.percent), str(one.percent_each_class)),
+            *(f"{100 * one.overload_share:.0f}", "-" if one.budget is None else str(one.budget)),
+        )
+        for name, policies_found in found.items()
+        for policy, one in policies_found.items()
+    ]
+    output.table(text_columns(headers, 2), rows)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(name.strip() for name in text.split(","))

@@ -1,0 +1,108 @@
+"""What policies share for servers of one model that compute prompts and decodes alike.
+
+These are settings, and PolyServe's predictions of the pace with one request more and of its first
+token. Nothing is promised: a policy asks for the predictions by itself, among its places. Before:
+the views of a server and the times of its iterations. After: `polyserve`, `polyserve_baselines`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from mesh.compute.times import Times
+from mesh.domain.node_rule import NodeRule
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Pace, Slo
+from mesh.policy.default_answers import DefaultAnswers
+from mesh.policy.interface import KvDemand, KvSize
+from mesh.policy.partitions import kv_of_part
+from mesh.policy.plans import Release
+from mesh.policy.rules.chunked import CHUNKED
+from mesh.policy.views import CellView, InstanceView, RequestView
+
+AS_PREDICTED = NodeRule(overestimate=1.0)
+STAYS_S = 3600.0
+"""An idle instance is asked about again after this time."""
+LEFT_TOKENS_LEAST = 16.0
+"""What a request is expected to have left, however much longer than the mean its answer is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoLocated(DefaultAnswers):
+    """An instance has all memory of its server from its load to its end, and stays."""
+
+    node_rule: NodeRule = AS_PREDICTED
+    devices: tuple[DeviceKind, ...] = (DeviceKind.GPU,)
+    promises: bool = False
+    prefetches: bool = False
+    pace_share: float = 0.97
+    """The share of a TPOT SLO that iterations may take: the rest is for what predictions miss."""
+
+    def pace(self, slo: Slo) -> Pace:
+        """A token is due by arrival, TTFT and TPOT alone: whatever came early is credit (§3)."""
+        return Pace(share=self.pace_share, slack_share=1e6)
+
+    def kv(self, demand: KvDemand) -> KvSize:
+        return kv_of_part(demand, parts=1)
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        return STAYS_S
+
+
+def keeps_pace(
+    request: RequestView, instance: InstanceView, cell: CellView, limit_s: float
+) -> bool:
+    """Whether iterations take no longer than `limit_s` with the request among them, at the peak of
+    all KV caches: each request grows to the mean length of answers, and goes (§4.5).
+    """
+    times, made = cell.times(instance), cell.deployment(request.deployment)
+    batch, tokens = instance.batch + 1, instance.tokens + request.tokens
+    if made is None or times.decode_s(batch, tokens / batch) > limit_s:
+        return False
+    mean, there = made.answer_tokens, (request, *cell.requests(instance))
+    left = [max(mean - len(of.output_tokens), LEFT_TOKENS_LEAST) for of in there]
+    peak = peak_tokens(zip(left, [of.tokens for of in there], strict=True))
+    return times.decode_s(batch, peak / batch) <= limit_s
+
+
+def peak_tokens(requests: Iterable[tuple[float, int]]) -> float:
+    """The most tokens that requests hold at a time, each of which has so many left to come, and so
+    many now.
+    """
+    held, peak = 0, 0.0
+    for count, (left, tokens) in enumerate(sorted(requests, reverse=True), 1):
+        # When this one ends, all those before it are there still.
+        held += tokens
+        peak = max(peak, held + count * left)
+    return peak
+
+
+def first_token_s(
+    request: RequestView, instance: InstanceView, cell: CellView, limit_s: float
+) -> float:
+    """When its first token would come, were iterations to take `limit_s`: behind the iteration in
+    flight (§4.6) and the prompts that are there, in chunks that can be kept while contexts grow
+    (§4.7). Infinite where there is no room for any.
+    """
+    times, batch = cell.times(instance), instance.batch
+    if not batch:
+        return cell.now_s + alone_s(request.tokens, times)
+    waiting = sum(of.prefill_left for of in cell.requests(instance))
+    left, iterations = request.tokens + waiting, 1
+    for _ in range(2):
+        decode_s = times.decode_s(batch, instance.tokens / batch + iterations)
+        chunk = times.chunk_tokens(limit_s - decode_s, request.tokens // 2, batch, left)
+        if not chunk:
+            return inf
+        iterations = -(-left // chunk)
+    began_s, now_s = instance.node.iteration_started_s, cell.now_s
+    takes_s = limit_s if waiting else decode_s
+    free_s = now_s if began_s is None else max(began_s + takes_s, now_s)
+    return free_s + iterations * limit_s
+
+
+def alone_s(tokens: int, times: Times) -> float:
+    """Seconds in which a server without any other request computes a prompt."""
+    most = CHUNKED.alone_tokens
+    starts = range(0, tokens, most)
+    return sum(times.prefill_s(min(tokens - past, most), past) for past in starts)

@@ -1,0 +1,111 @@
+"""`polyserve-co`: servers in tiers of one TPOT each, the fullest first (PolyServe, co-located).
+
+A page beside the paper: §4.2 has a tier for each TPOT, §4.3 servers that join a tier and leave it,
+§4.4 requests that go into a tighter tier when their own is full, §4.5 to §4.7 the predictions that
+admit (`colocated`). A tier is a label of a server; a server without one is of the pool.
+docs/policy-polyserve.md says what differs from the paper.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+
+from mesh.policy.colocated import CoLocated, first_token_s, keeps_pace
+from mesh.policy.interface import Rank
+from mesh.policy.plans import Join, Label, Plan, Start
+from mesh.policy.rules.chunked import CHUNKED
+from mesh.policy.rules.turns import TurnRule
+from mesh.policy.views import CellView, InstanceView, RequestView
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyServe(CoLocated):
+    name: str = "polyserve-co"
+    rule: TurnRule = CHUNKED
+    promotes: bool = True
+    """Whether a request may go into a tighter tier (§4.4)."""
+    upkeep_s: float = 0.1
+
+    # §4.3: the most loaded server that still keeps the SLO, so that the last one empties.
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        return (-instance.batch,)
+
+    # §4.2 to §4.4: its own tier, then the next tighter ones, then a server that pends with requests
+    # of its TPOT, then one of the pool. If none will do it waits.
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        if request is not None:
+            for server, tier_s in by_tier(request.slo.tpot_s, cell.candidates(), self.promotes):
+                if self._keeps(request, server, cell, tier_s):
+                    if server.label != tier(tier_s):
+                        yield Label(instance=server, label=tier(tier_s))
+                    yield Join(request=request, instance=server)
+        for node in cell.starts():
+            yield Start(request=request, node=node)
+
+    # §4.5 to §4.7: all keep their pace at the peak of their KV caches, and its first token comes in
+    # time. Whoever is late already and is served all the same has its place for the pace.
+
+    def _keeps(
+        self, request: RequestView, server: InstanceView, cell: CellView, tier_s: float
+    ) -> bool:
+        limit_s = tier_s * self.pace_share
+        if not keeps_pace(request, server, cell, limit_s):
+            return False
+        late = (request.accepted or not self.refuses_late) and request.due_s < cell.now_s
+        return late or first_token_s(request, server, cell, limit_s) <= request.due_s
+
+    # §4.3, §4.4: a server without requests goes back into the pool; one without requests of its own
+    # tier pends.
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        for server in cell.instances():
+            label = label_of(server, cell)
+            if label != server.label:
+                yield Label(instance=server, label=label)
+
+
+POLYSERVE_CO = PolyServe()
+POLYSERVE_ABLATIONS = (
+    PolyServe(name="polyserve-co-no-promotion", promotes=False),
+    PolyServe(name="polyserve-co-no-refusal", refuses_late=False),
+)
+
+
+def by_tier(
+    tpot_s: float, servers: Iterable[InstanceView], promotes: bool
+) -> Iterator[tuple[InstanceView, float]]:
+    """Servers in the order in which a request of this TPOT tries them, the fullest first where they
+    come so, and of which tier each is then: of its own, of the next tighter ones, those that pend
+    with such requests, those of the pool.
+    """
+    known = [(server, tier_s_of(server)) for server in servers]
+    tiers = [of for of in known if of[1] == tpot_s or (promotes and of[1] < tpot_s)]
+    yield from sorted(tiers, key=lambda of: -of[1])
+    for label in (pending(tpot_s), ""):
+        yield from [(server, tpot_s) for server, _ in known if server.label == label]
+
+
+def tier(tpot_s: float) -> str:
+    """The label of a server of the tier."""
+    return f"tier {tpot_s * 1e3:g} ms"
+
+
+def pending(tpot_s: float) -> str:
+    """The label of a server that has no request of its tier, and this TPOT as the tightest."""
+    return f"pending {tpot_s * 1e3:g} ms"
+
+
+def tier_s_of(server: InstanceView) -> float:
+    """The TPOT of a server's tier; infinite where it has none."""
+    kind, _, rest = server.label.partition(" ")
+    return float(rest.removesuffix(" ms")) / 1e3 if kind == "tier" else inf
+
+
+def label_of(server: InstanceView, cell: CellView) -> str:
+    """What the label of a server should be by what it has."""
+    if not server.label or not server.batch:
+        return ""
+    tightest_s = min(request.slo.tpot_s for request in cell.requests(server))
+    return server.label if tier(tightest_s) == server.label else pending(tightest_s)

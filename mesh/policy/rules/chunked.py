@@ -1,0 +1,51 @@
+"""Chunked prefill (PolyServe §2.4, §4.7): an iteration decodes all, and prompts have the rest.
+
+The rest is what a fixed budget of tokens leaves, or what the profile says that fits into the
+quickest pace of the batch. A baseline has the first, and `polyserve-co` the second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Prompts are computed in the order of submission."""
+
+    fixed: int = 0
+    """1: an iteration has as many tokens, decodes included, as the cell's bound of a chunk says.
+    0: it takes no longer than the quickest pace.
+    """
+    chunk_tokens_min: int = 16
+    """Where decodes alone take longer than that, so that prompts come to their end all the same."""
+    alone_tokens: int = 2048
+    """An iteration without decodes has so many: nobody waits for a token (§3.4)."""
+    name: ClassVar[str] = "chunked"
+    period: ClassVar[int | None] = 0
+
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
+        """The run queue whose next token is due first computes."""
+        queue = min(queues, key=lambda queue: (queue.first_due_s, queue.instance_id))
+        passed = [other for other in queues if other is not queue]
+        return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
+
+    def _chunk_tokens(self, queue: RunQueue, tokens_max: int) -> int:
+        waiting = queue.prompt_tokens
+        if not waiting:
+            return 0
+        if self.fixed:
+            return min(waiting, max(tokens_max - queue.batch, 0 if queue.batch else 1))
+        most = min(waiting, tokens_max)
+        if not queue.batch:
+            return min(most, self.alone_tokens)
+        past, spare_s = queue.prompts[0].past, queue.tpot_s - queue.decode_s
+        fits = queue.times.chunk_tokens(spare_s, past, queue.batch, most)
+        return max(fits, min(most, self.chunk_tokens_min))
+
+
+CHUNKED = Chunked()
+BUDGET = Chunked(fixed=1)

@@ -1,0 +1,98 @@
+"""The evaluation of PolyServe: its optimum, its search, and what its figures say."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from mesh.compute.times import Times
+from mesh.domain.slo import Slo
+from mesh.evaluation.polyserve import (
+    TTFTS_S,
+    WORKLOADS,
+    Attained,
+    Goodput,
+    Load,
+    Optimum,
+    Search,
+    attained,
+    cost_s,
+    optimum,
+    record,
+)
+from mesh.sim.cluster import Arrival
+from mesh.sim.scenario import arrivals
+from mesh.sim.testbed import known_model
+
+PROFILE = known_model("llama-3.1-8b").costs["h200"].profile
+TIMES = Times(PROFILE)
+SMALL = Load(workload="mooncake_toolagent", servers=2, counted_s=4.0)
+
+
+def test_the_table_has_what_the_paper_tells_of_its_servers() -> None:
+    """15 ms alone (§5.1); at contexts of 3,000 tokens 20 and 40 ms with 50 and 150 (§3.6)."""
+    assert TIMES.decode_s(1, 1) == 0.015
+    assert TIMES.decode_s(50, 3000) == pytest.approx(0.020, rel=0.02)
+    assert TIMES.decode_s(150, 3000) == pytest.approx(0.040, rel=0.02)
+    slope = TIMES.decode_s(256, 8192) - TIMES.decode_s(256, 4096)
+    longer = TIMES.decode_s(256, 16384) - TIMES.decode_s(256, 12288)
+    assert longer == pytest.approx(slope, rel=0.01)
+
+
+def test_each_request_draws_an_slo_that_an_idle_server_keeps() -> None:
+    drawn = list(arrivals(SMALL.scenario("polyserve-co", 60.0)))
+    assert len({(a.slo.ttft_s, a.slo.tpot_s) for a in drawn if a.slo}) == 12
+    assert {a.slo.ttft_s for a in drawn if a.slo} == set(TTFTS_S)
+    assert all(a.slo and PROFILE.prefill.at(a.input_tokens, 0) <= a.slo.ttft_s for a in drawn)
+    longest = max(a.input_tokens for a in drawn)
+    assert PROFILE.prefill.at(longest, 0) > 0.9, "only what no TTFT fits is left out"
+
+
+def test_a_tighter_pace_costs_more_and_the_optimum_is_servers_over_the_mean_cost() -> None:
+    request = Arrival(0.0, "llama", 1000, 1000, Slo(tpot_s=0.02))
+    loose = request._replace(slo=Slo(tpot_s=0.1))
+    assert cost_s(TIMES, 845642, request) > 1.5 * cost_s(TIMES, 845642, loose)
+    found = optimum(SMALL)
+    assert found.rate_per_s == pytest.approx(SMALL.servers * 3.2, rel=0.1)
+    assert found.offered_share == pytest.approx(0.9, abs=0.03)
+
+
+def test_goodput_is_the_largest_share_at_which_nine_tenths_are_met() -> None:
+    def at(percent: int) -> Attained:
+        return Attained(overall=1.3 - percent / 200, by_class={"a": 1.1 - percent / 200})
+
+    known = {percent: at(percent) for percent in range(131)}
+    search = Search(policy="-", load=SMALL, rate_per_s=1.0, known=known)
+    found = search.goodput()
+    assert (found.percent, found.percent_each_class) == (80, 40)
+    assert found.overload_share == pytest.approx(1.2 * 0.7)
+
+
+def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
+    def goodput(percent: int, each: int) -> Goodput:
+        return Goodput(
+            percent=percent,
+            percent_each_class=each,
+            overload_share=0.9,
+            overload_least=0.5,
+            attained=Attained(overall=0.9, by_class={"a": 0.9}),
+            budget=None,
+        )
+
+    found: Mapping[str, Mapping[str, Goodput]] = {
+        "a": {
+            "polyserve-co": goodput(80, 60),
+            "co-random": goodput(50, 20),
+            "co-minimal": goodput(64, 30),
+        },
+        "b": {"polyserve-co": goodput(60, 60)},
+    }
+    optima = dict.fromkeys("ab", Optimum(rate_per_s=10.0, offered_share=0.5))
+    made = record(optima, found)
+    assert (made["gain_co"], made["gain_each_class_co"]) == (1.25, 2.0)
+    assert (made["optimal_share_co"], made["overload_share"]) == (0.7, 0.9)
+
+
+def test_a_light_load_is_met_where_each_tier_has_a_server() -> None:
+    few = Load(workload="lmsys", servers=4, counted_s=6.0)
+    assert attained("polyserve-co", few, 2.0).overall == 1.0
+    assert all(Load(workload=name).warm_s > 5.0 for name in WORKLOADS)

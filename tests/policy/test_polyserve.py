@@ -1,0 +1,171 @@
+"""What `polyserve-co` decides in a small cell: which tier a server is of, and who goes where; what
+its rule and its predictions say; and where its baselines send a request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.domain.events import InvokeRequested, LeaseCheckDue
+from mesh.domain.ids import InstanceId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.profile import Grid
+from mesh.domain.reasons import DeviceKind, FinishReason
+from mesh.domain.slo import Slo
+from mesh.policy.colocated import peak_tokens
+from mesh.policy.rules.chunked import BUDGET, CHUNKED
+from mesh.policy.rules.turns import next_turn
+from tests.core.admission import instance, node
+from tests.core.cells import CellUnderTest, commands, only, request
+from tests.policy.test_mesh import anywhere
+from tests.request.schedules import queue, times
+from tests.support.profiles import profile
+
+GROWING = profile(
+    prefill=Grid(rows=(1, 256), columns=(0,), seconds=((0.0001,), (0.0256,))),
+    decode=Grid(rows=(1, 32), columns=(4096,), seconds=((0.01,), (0.32,))),
+)
+"""A decode takes 10 ms for each of the batch, a prompt 0.1 ms a token."""
+
+
+class Servers(CellUnderTest):
+    """Three servers of one model. A tier of 50 ms has room for four requests, one of 20 ms for one:
+    iterations have to fit into 97 % of it.
+    """
+
+    def __init__(self, rule: str = "polyserve-co") -> None:
+        super().__init__(
+            anywhere("a"),
+            limits=CellLimits(delivery_s_max=0.0, kv_watermark_share=0.0),
+            profiles=(GROWING,),
+            rule=rule,
+        )
+        self.asked = 0
+        self.links = {}
+        for name in ("n1", "n2", "n3"):
+            gpu = replace(node(name, instance(name, "a")), device=DeviceKind.GPU)
+            self.links[name] = self.join(gpu)[0]
+
+    def ask(self, tpot_s: float, *, ttft_s: float = 1.0, prompt: int = 3) -> str:
+        """Where a request goes; nowhere if it waits or is refused."""
+        self.asked += 1
+        slo = Slo(name=f"{tpot_s}", ttft_s=ttft_s, ttft_tokens_per_s=1e9, tpot_s=tpot_s)
+        asked = request(f"r{self.asked}", of="a", prompt=(1,) * prompt, max_tokens=100)
+        sent = commands(self.tell(InvokeRequested(request=asked, slo=slo)), SubmitRequest)
+        return only(sent, SubmitRequest).instance_id if sent else ""
+
+    def ask_all(self, tpot_s: float, count: int) -> list[str]:
+        return [self.ask(tpot_s) for _ in range(count)]
+
+    def end(self, *numbers: int) -> None:
+        for number in numbers:
+            entry = self.core.cell.requests[
+                next(r for r in self.core.cell.requests if r == f"r{number}")
+            ]
+            assert entry.instance is not None
+            link = self.links[str(entry.instance.node.node_id)]
+            self.tokens(link, f"r{number}", (7,), finish=FinishReason.LENGTH)
+
+    def keep_up(self) -> None:
+        self.tell(LeaseCheckDue())
+
+    def labels(self) -> list[str]:
+        return [self.core.cell.instances[InstanceId(name)].label for name in self.links]
+
+
+def test_a_tier_fills_its_servers_one_after_the_other() -> None:
+    cell = Servers()
+    assert cell.ask_all(0.05, 5) == ["n1"] * 4 + ["n2"]
+    assert cell.labels() == ["tier 50 ms", "tier 50 ms", ""]
+
+
+def test_a_looser_request_is_promoted_before_its_tier_gets_another_server() -> None:
+    cell = Servers()
+    assert cell.ask(0.05) == "n1"
+    assert cell.ask_all(0.1, 4) == ["n1"] * 3 + ["n2"]
+    assert cell.labels() == ["tier 50 ms", "tier 100 ms", ""]
+    cell.end(2)
+    assert cell.ask(0.1) == "n2", "its own tier comes first"
+    unpromoted = Servers("polyserve-co-no-promotion")
+    assert unpromoted.ask_all(0.05, 1) + unpromoted.ask_all(0.1, 2) == ["n1", "n2", "n2"]
+
+
+def test_a_tighter_request_never_goes_into_a_looser_tier() -> None:
+    cell = Servers()
+    cell.ask_all(0.1, 1)
+    assert cell.ask_all(0.02, 3) == ["n2", "n3", ""]
+
+
+def test_an_empty_server_goes_back_into_the_pool() -> None:
+    cell = Servers()
+    cell.ask(0.05)
+    cell.end(1)
+    cell.keep_up()
+    assert cell.labels() == ["", "", ""]
+
+
+def test_a_server_that_only_looser_requests_are_left_on_pends_and_joins_their_tier() -> None:
+    cell = Servers()
+    assert cell.ask_all(0.05, 1) + cell.ask_all(0.1, 12) == ["n1"] * 4 + ["n2"] * 9
+    cell.end(1)
+    cell.keep_up()
+    assert cell.labels() == ["pending 100 ms", "tier 100 ms", ""]
+    assert cell.ask_all(0.05, 4) == ["n3"] * 4, "who pends takes no request of its former tier"
+    assert cell.ask(0.1) == "n1", "its tier is full and wants another server"
+    assert cell.labels() == ["tier 100 ms", "tier 100 ms", "tier 50 ms"]
+
+
+def test_a_request_joins_only_where_its_first_token_is_in_time_in_chunks_that_fit() -> None:
+    cell = Servers()
+    cell.ask_all(0.05, 4)
+    cell.ask_all(0.1, 9)
+    # Beside nine decodes 7 ms of 97 are left for prompts: 70 tokens, and two iterations for 100.
+    assert cell.ask(0.1, ttft_s=0.2, prompt=100) == "n3"
+
+
+@pytest.mark.parametrize("policy", ["polyserve-co", "co-random", "co-minimal", "co-chunk"])
+def test_the_hopeless_are_refused_unless_nobody_is(policy: str) -> None:
+    refusing = Servers(policy)
+    assert refusing.ask(0.05, ttft_s=0.01, prompt=300) == ""
+    assert not refusing.core.cell.requests
+    assert Servers(f"{policy}-no-refusal").ask(0.05, ttft_s=0.05, prompt=300)
+
+
+def test_baselines_go_to_the_least_busy_or_anywhere() -> None:
+    for policy in ("co-minimal", "co-chunk"):
+        assert Servers(policy).ask_all(0.05, 4) == ["n1", "n2", "n3", "n1"]
+    drawn = Servers("co-random").ask_all(0.05, 12)
+    assert set(drawn) == {"n1", "n2", "n3"}
+    assert drawn == Servers("co-random").ask_all(0.05, 12)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 400)), min_size=1, max_size=12))
+def test_the_peak_is_that_of_a_rollout_token_by_token(requests: Sequence[tuple[int, int]]) -> None:
+    held = [
+        sum(tokens + step for left, tokens in requests if left >= step)
+        for step in range(1, 1 + max(left for left, _ in requests))
+    ]
+    assert peak_tokens(requests) == max(held)
+
+
+@given(st.integers(1, 60), st.integers(1, 3000))
+def test_a_chunk_is_the_largest_that_fits_into_the_quickest_pace(batch: int, left: int) -> None:
+    model = times(decode_s=0.01, decode_more_s=0.001, prefill_token_s=0.00005)
+    of = queue("a", *[1.0] * batch, times=model, prompts=[(left, 9.0)], tpot_s=0.05)
+    grant = next_turn(CHUNKED, [of], 0.0, prefill_tokens_max=2048)
+    assert grant is not None
+    most = min(left, 2048)
+    spare_s = 0.05 - of.decode_s
+    expected = [n for n in range(most + 1) if not n or model.chunk_s(n, 0, batch) <= spare_s][-1]
+    assert grant.prefill == max(expected, min(16, most))
+
+
+def test_a_fixed_budget_counts_decodes() -> None:
+    of = queue("a", *[1.0] * 60, times=times(), prompts=[(500, 9.0)])
+    grant = next_turn(BUDGET, [of], 0.0, prefill_tokens_max=256)
+    assert grant is not None
+    assert grant.prefill == 196
