@@ -269,5 +269,5 @@ def test_from_where_weights_are_swapped_a_request_goes_on_elsewhere_at_once() ->
     cell = TwoNodes(policy=Releasing())
     cell.core.cell.nodes[NodeId("n1")].station.pools = True
     cell.tell(LeaseCheckDue())
-    assert not continued(cell.computed()).held, "its source may have no token for seconds"
+    assert not continued(cell.computed()).paused, "its source may have no token for seconds"
     assert cell.runs_on == "i2"
