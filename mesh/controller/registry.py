@@ -235,6 +235,17 @@ def check_schema(found: int, where: str) -> None:
         )
 
 
+def make_folder(folder: Path) -> None:
+    """The state folder, unless it is there. Raises StorageError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the state folder {folder}: {error.strerror}",
+            hint="choose a folder that you may write with --home or MESH_HOME",
+        ) from error
+
+
 class Tables:
     """The tables in SQLite. Every method raises StorageError, in which `where` names the database.
     One may read while another thread writes, and waits for its transaction.
@@ -392,13 +403,7 @@ class SqliteRegistry(Tables):
     def __init__(self, folder: Path) -> None:
         """Open or create the registry in `folder`, and count this start."""
         self.path, self.place = folder / FILE_NAME, str(folder)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"cannot make the state folder {folder}: {error.strerror}",
-                hint="choose a folder that you may write with --home or MESH_HOME",
-            ) from error
+        make_folder(folder)
         super().__init__(self.path, str(self.path))
         self.leads, self.deposed = asyncio.Event(), asyncio.Event()
         self.leads.set()
@@ -420,6 +425,9 @@ class SqliteRegistry(Tables):
 
     def leader(self) -> str:
         return ""
+
+    def show(self, epoch: int) -> None:
+        """Its epochs are of no lease."""
 
     def check_writable(self) -> None:
         """Nobody else has the file."""
@@ -483,6 +491,10 @@ class Database(Protocol):
         """One transaction. Raises StorageError, and then nothing has changed."""
         ...
 
+    def show(self, epoch: int) -> None:
+        """Somebody has obeyed a leader of this epoch."""
+        ...
+
     def check_writable(self) -> None:
         """Raises Unavailable where this controller may not write now."""
         ...
@@ -490,7 +502,7 @@ class Database(Protocol):
     async def end(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Write:
     what: str
     """What is written; a later one of the same, for which nobody waits, takes its place."""
