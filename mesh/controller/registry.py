@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import MeshError, StorageError
+from mesh.domain.errors import MeshError, StorageError, Unreached
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
@@ -460,10 +460,6 @@ class SqliteRegistry(Tables):
             connection.execute("UPDATE starts SET epoch = epoch + 1")
             (epoch,) = connection.execute("SELECT epoch FROM starts").fetchone()
         return int(epoch)
-
-
-class Unreached(StorageError):
-    """The database cannot be reached, or this controller may not write to it now."""
 
 
 class Database(Protocol):
