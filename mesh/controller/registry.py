@@ -498,7 +498,7 @@ class Database(Protocol):
     async def end(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Write:
     what: str
     """What is written; a later one of the same, for which nobody waits, takes its place."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -362,6 +362,9 @@ class Exchange:
 
 class Apart(ABC):
     """A call that is not answered by the events of its request."""
+
+    of_any_task: ClassVar[bool] = False
+    """Whether a deployment of any task may be named."""
 
     @abstractmethod
     async def answer(
