@@ -6,7 +6,7 @@ goes there at once; it is refused where that server could not have its first tok
 computed nothing but prompts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -51,8 +51,7 @@ class CoBaseline(CoLocated):
     ) -> InstanceView:
         match self.choice:
             case Choice.RANDOM:
-                drawn = blake2b(request.request_id.encode(), digest_size=8).digest()
-                return servers[int.from_bytes(drawn) % len(servers)]
+                return drawn(request, servers)
             case Choice.MINIMAL:
                 return min(servers, key=cell.decode_s)
             case Choice.CHUNK:
@@ -64,6 +63,12 @@ CO_BASELINES = tuple(
     for choice in Choice
     for suffix, refuses_late in (("", True), ("-no-refusal", False))
 )
+
+
+def drawn(request: RequestView, servers: Sequence[InstanceView]) -> InstanceView:
+    """One of the servers, the same for the same request."""
+    number = blake2b(request.request_id.encode(), digest_size=8).digest()
+    return servers[int.from_bytes(number) % len(servers)]
 
 
 def _is_hopeless(request: RequestView, server: InstanceView, cell: CellView) -> bool:
