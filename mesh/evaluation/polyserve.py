@@ -57,8 +57,10 @@ BASELINES = {
 }
 REFUSES_NOBODY = "-no-refusal"
 """How the name of a policy ends that refuses nobody for an SLO."""
-BUDGETS = (512, 1024, 2048)
-"""Tokens of an iteration under a baseline; the best one counts."""
+FIXED = "co-chunk"
+"""The baseline with a fixed budget of tokens."""
+BUDGETS = (256, 512, 1024, 2048)
+"""Tokens of an iteration under FIXED; the best one counts."""
 PREFILL_SHARES = (0.15, 0.3, 0.5, 0.7)
 """The servers for prompts under a baseline that has them apart; the best one counts."""
 CHOSEN_PERCENT = 50
@@ -337,10 +339,10 @@ class GoodputJob:
         return searches[0].goodput()
 
     def _settings(self) -> Sequence[float | None]:
-        kind = kind_of(self.policy)
-        if self.policy.removesuffix(REFUSES_NOBODY) not in BASELINES[kind]:
-            return (None,)
-        return BUDGETS if kind == TOGETHER else PREFILL_SHARES
+        name = self.policy.removesuffix(REFUSES_NOBODY)
+        if name in BASELINES[APART]:
+            return PREFILL_SHARES
+        return BUDGETS if name == FIXED else (None,)
 
     def _search(self, setting: float | None) -> Search:
         return Search(

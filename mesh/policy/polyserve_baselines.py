@@ -1,9 +1,9 @@
 """`co-random`, `co-minimal` and `co-chunk`: what PolyServe is compared with (§5.1), co-located.
 
-A server's iterations have a fixed budget of tokens, the cell's `prefill_tokens_max`. A request goes
-to a server at random, to that of the quickest iteration, or to that with the fewest requests. It
-goes there at once; it is refused where that server could not have its first token in time though it
-computed nothing but prompts.
+A request goes to a server at random, to that of the quickest iteration, or to that with the fewest
+requests, and does so at once; it is refused where that server could not have its first token in
+time though it computed nothing but prompts. Iterations take the quickest pace of their server, but
+under `co-chunk` a fixed budget of tokens, the cell's `prefill_tokens_max`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,7 @@ from hashlib import blake2b
 
 from mesh.policy.colocated import CoLocated
 from mesh.policy.plans import Join, Plan, Refuse, Start
-from mesh.policy.rules.chunked import BUDGET
-from mesh.policy.rules.turns import TurnRule
+from mesh.policy.rules.chunked import BUDGET, CHUNKED
 from mesh.policy.views import CellView, InstanceView, RequestView
 
 
@@ -30,7 +29,6 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CoBaseline(CoLocated):
-    rule: TurnRule = BUDGET
     choice: Choice
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
@@ -59,7 +57,12 @@ class CoBaseline(CoLocated):
 
 
 CO_BASELINES = tuple(
-    CoBaseline(name=f"co-{choice}{suffix}", choice=choice, refuses_late=refuses_late)
+    CoBaseline(
+        name=f"co-{choice}{suffix}",
+        choice=choice,
+        rule=BUDGET if choice is Choice.CHUNK else CHUNKED,
+        refuses_late=refuses_late,
+    )
     for choice in Choice
     for suffix, refuses_late in (("", True), ("-no-refusal", False))
 )
