@@ -25,7 +25,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
+.PHONY: help demo load test test-clients test-cluster test-page test-prometheus test-vllm test-vllm-engine test-vllm-cells quick check lint types imports proto format faults faults-store fuzz attack soak bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -70,9 +70,9 @@ $(VENV)/.installed-load: pyproject.toml
 	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-# A client an environment: they disagree on the versions of others. LangChain's and the page ask a real model.
+# A client an environment: they disagree on the versions of others. Some ask a real model.
 .venv-clients-%/.installed: EXTRAS := test
-.venv-clients-langchain/.installed .venv-clients-page/.installed: EXTRAS := cpu,test
+.venv-clients-langchain/.installed .venv-clients-lm_eval/.installed .venv-clients-page/.installed: EXTRAS := cpu,test
 .venv-clients-%/.installed: pyproject.toml tests/clients/%.txt
 	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
 	echo "setting up .venv-clients-$* …" >&2
@@ -119,11 +119,14 @@ test: $(VENV)/.installed-dev ## the tests
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve langchain litellm npm ollama openai triton) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
+test-clients: $(patsubst %,.venv-clients-%/.installed,agents anthropic kserve langchain litellm llama_index lm_eval npm ollama openai pydantic_ai triton) ## OpenAI's protocol, Anthropic's, Ollama's and KServe's, by clients that others wrote
 	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai responses strict java npm triton kserve)
 	.venv-clients-agents/bin/python -m pytest tests/clients/test_agents.py
-	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py
-	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py
+	.venv-clients-ollama/bin/python -m pytest tests/clients/test_ollama.py tests/clients/test_strict.py
+	.venv-clients-anthropic/bin/python -m pytest tests/clients/test_anthropic.py tests/clients/test_strict.py
+	.venv-clients-pydantic_ai/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_pydantic_ai.py
+	.venv-clients-llama_index/bin/python -m pytest -W ignore tests/clients/test_llama_index.py
+	.venv-clients-lm_eval/bin/python -m pytest tests/clients/test_lm_eval.py
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py
 
@@ -143,6 +146,15 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
+
+.venv-cluster/.installed: pyproject.toml
+	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	echo "setting up .venv-cluster with asyncpg …" >&2
+	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,test]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, and what a standby does; without initdb they are skipped
+	@.venv-cluster/bin/python -m pytest -rs tests/cluster
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
 
@@ -178,16 +190,9 @@ format: $(VENV)/.installed-dev ## format the code
 	$(BIN)/ruff check --fix .
 
 # Environments of benchmarks that need more than the tests do.
-BENCH_PEERS := cold-start engine fleet structured
+BENCH_PEERS := cold-start embed engine fleet
 BENCH_VLLM := mixed vllm-step vllm-switch
-bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,load),.venv-bench-load/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev)))))
-
-# The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
-.venv-bench-load/.installed: pyproject.toml
-	test -x .venv-bench-load/bin/python || $(PYTHON) -m venv .venv-bench-load
-	echo "setting up .venv-bench-load with the peers; this takes minutes …" >&2
-	.venv-bench-load/bin/python -m $(PIP) -e '.[bench-load]' 2> >(grep -v WARNING >&2)
-	touch $@
+bench-env = $(if $(filter $1,$(BENCH_PEERS)),.venv-bench/.installed,$(if $(filter $1,$(BENCH_VLLM)),.venv-vllm/.installed,$(if $(filter $1,fuzz),.venv-fuzz/.installed,$(if $(filter $1,page),.venv-clients-page/.installed,$(VENV)/.installed-dev))))
 
 bench: $(VENV)/.installed-dev ## a benchmark: NAME=slo ARGS="--quick"; without NAME it lists them
 	@$(if $(NAME),$(MAKE) --no-print-directory bench-$(NAME),$(BIN)/python -m bench)
@@ -231,4 +236,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

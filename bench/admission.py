@@ -30,12 +30,7 @@ from bench.harness import Report, Table
 from mesh.cli import output
 from mesh.domain.actions import ControllerAction
 from mesh.domain.errors import Unavailable
-from mesh.domain.events import (
-    CancelRequested,
-    ControllerEvent,
-    InvokeRequested,
-    PlaceRetryDue,
-)
+from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested, PlaceRetryDue
 from mesh.domain.request import Request
 from mesh.report.distribution import Distribution
 

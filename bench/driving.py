@@ -47,9 +47,7 @@ def request(
     return EngineRequest(
         request_id=RequestId(name),
         prompt_tokens=tuple(prompt),
-        output_tokens=(),
         sampling=replace(sampling, max_tokens=max_tokens, ignore_eos=True, seed=1),
-        stop_token_ids=(),
     )
 
 

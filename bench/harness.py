@@ -285,9 +285,6 @@ def all_of(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()
         if "\ndef run(" in text and "-> Report:" in text:
-            found[NAMES.get(path.stem, path.stem.replace("_", "-"))] = path
+            name = "import" if path.stem == "importing" else path.stem.replace("_", "-")
+            found[name] = path
     return found
-
-
-NAMES = {"agreement": "replay-agreement", "importing": "import", "reading": "load"}
-"""Benchmarks whose modules have other names."""

@@ -3,17 +3,20 @@
 The engine has all cores but one, which is left to the controller, the client and the loops. The
 last line is one JSON object: `ttft_added_ms` of lone requests and `token_added_ms` of 16 streams
 (medians over rounds of the difference of the round's medians), `cpu_us_per_token`, what the
-controller computes for a token of these streams, beside gRPC's, and `keys_added_ms`, what a key
-adds to an answer by HTTP.
+controller computes for a token of these streams, beside gRPC's, `protocols_added_ms`, what each
+protocol adds to the first token of the same prompt by Chat Completions, `n_ttft_ratio`, the time to
+the first token of a call for 8 answers over that of a call for one (`n_all_ratio`: until each of
+them has its first token), and `keys_added_ms`, what a key adds to an answer by HTTP.
 """
 
 import asyncio
 import http.client
 import json
 import os
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +164,90 @@ def _took_ms(line: http.client.HTTPConnection, secret: str) -> float:
 
 
 NAME = DeploymentName("http")
+WORDS = [{"role": "user", "content": "What is the capital of France?"}]
+PROTOCOLS: Mapping[str, tuple[str, Mapping[str, object], bytes]] = {
+    "chat": ("/v1/chat/completions", {"messages": WORDS, "max_tokens": 1}, b'"delta":{"content"'),
+    "completions": ("/v1/completions", {"max_tokens": 1}, b'"text":'),
+    "responses": (
+        "/v1/responses",
+        {"input": WORDS, "max_output_tokens": 1},
+        b"response.output_text.delta",
+    ),
+    "messages": ("/v1/messages", {"messages": WORDS, "max_tokens": 1}, b"text_delta"),
+    "ollama": ("/api/chat", {"messages": WORDS, "options": {"num_predict": 1}}, b'"content":'),
+}
+"""The path of each protocol, what is asked of it, and what the line of a first token holds."""
+FIRST_CALLS = 60
+WARM_CALLS = 5
+ANSWERS = 8
+ANSWERS_PROMPT_TOKENS = 512
+ANSWERS_CALLS = 10
+
+
+def protocols_added_ms(address: str) -> dict[str, float]:
+    """What each adds to Chat Completions: medians over the differences of calls in turn."""
+    lines = {name: http.client.HTTPConnection(address) for name in PROTOCOLS}
+    took: dict[str, list[float]] = {name: [] for name in PROTOCOLS}
+    with ExitStack() as opened:
+        for line in lines.values():
+            opened.callback(line.close)
+        rendered = {"model": NAME, "messages": WORDS}
+        tokens = json.loads(asked(lines["chat"], "/tokenize", rendered).read())["tokens"]
+        for _, name, line in in_turn(lines, FIRST_CALLS, warm_ups=WARM_CALLS):
+            path, said, marker = PROTOCOLS[name]
+            said = {**said, "prompt": tokens} if name == "completions" else said
+            begun_s = time.perf_counter()
+            answer = asked(line, path, {"model": NAME, "stream": True, **said})
+            next(told for told in answer if marker in told)
+            took[name].append(1e3 * (time.perf_counter() - begun_s))
+            answer.read()
+    chat = took.pop("chat")[WARM_CALLS:]
+    return {
+        name: round(median(one - c for one, c in zip(of[WARM_CALLS:], chat, strict=True)), 3)
+        for name, of in took.items()
+    }
+
+
+def answers_ratios(address: str) -> tuple[float, float]:
+    """The time until the first token of any of 8 answers, and of all of them, over the time to the
+    first token of a single one. No prompt is asked twice.
+    """
+    draw = random.Random(0)
+    first_s: dict[int, list[float]] = {1: [], ANSWERS: []}
+    all_s: list[float] = []
+    with closing(http.client.HTTPConnection(address)) as line:
+        counts = {"one": 1, "several": ANSWERS}
+        for _, _, count in in_turn(counts, ANSWERS_CALLS, warm_ups=1):
+            said = {
+                "model": NAME,
+                "prompt": [draw.randrange(100, 10_000) for _ in range(ANSWERS_PROMPT_TOKENS)],
+                "max_tokens": 2,
+                "n": count,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            begun_s, begun = time.perf_counter(), dict[int, float]()
+            answer = asked(line, "/v1/completions", said)
+            for told in answer:
+                if told.startswith(b"data: {"):
+                    for choice in json.loads(told.removeprefix(b"data: "))["choices"]:
+                        begun.setdefault(choice["index"], time.perf_counter() - begun_s)
+            first_s[count].append(min(begun.values()))
+            if count > 1:
+                all_s.append(max(begun.values()))
+    alone_s = median(first_s[1][1:])
+    return median(first_s[ANSWERS][1:]) / alone_s, median(all_s[1:]) / alone_s
+
+
+def asked(line: http.client.HTTPConnection, path: str, said: object) -> http.client.HTTPResponse:
+    """Raises MeshError."""
+    line.request("POST", path, json.dumps(said), {"Content-Type": "application/json"})
+    answer = line.getresponse()
+    if answer.status != http.client.OK:
+        raise MeshError(f"{path} answered {answer.status}: {answer.read().decode()}")
+    return answer
+
+
 LONE = [(LONE_EVERY_S * number, 1) for number in range(9)]
 """The first of them opens the connection, and warms what a first call warms."""
 STREAMS = 16
@@ -191,8 +278,12 @@ def measure(ask: Ask, controller: psutil.Process) -> Round:
     )
 
 
-def compared(rounds: int, join_ms: float) -> tuple[list[Round], list[Round]]:
-    """gRPC's rounds and HTTP's, in turn; the first round warms up."""
+def compared(
+    rounds: int, join_ms: float
+) -> tuple[list[Round], list[Round], dict[str, float], tuple[float, float]]:
+    """gRPC's rounds and HTTP's, in turn; the first round warms up. Then what protocols add, and the
+    ratios of several answers.
+    """
     spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     with local_cell(threads=threads, http="127.0.0.1:0", join_ms=join_ms) as cell:
@@ -208,12 +299,13 @@ def compared(rounds: int, join_ms: float) -> tuple[list[Round], list[Round]]:
         found: dict[str, list[Round]] = {name: [] for name in asks}
         for _, name, asked in in_turn(asks, rounds, warm_ups=1):
             found[name].append(measure(asked, controller))
-    return found["gRPC"][1:], found["HTTP"][1:]
+        added, ratios = protocols_added_ms(http_address), answers_ratios(http_address)
+    return found["gRPC"][1:], found["HTTP"][1:], added, ratios
 
 
 def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
     stored_model()
-    grpc, http = compared(rounds, join_ms)
+    grpc, by, protocols, ratios = compared(rounds, join_ms)
     rows = []
     figures: dict[str, float] = {}
     for label, key in (
@@ -221,20 +313,29 @@ def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
         (f"each token of {STREAMS} streams, ms", "token_ms"),
         (f"CPU of a token of {STREAMS} streams, µs", "cpu_us_per_token"),
     ):
-        one, other = ([float(getattr(r, key)) for r in of] for of in (grpc, http))
+        one, other = ([float(getattr(r, key)) for r in of] for of in (grpc, by))
         added = median(h - g for g, h in zip(one, other, strict=True))
         rows.append((label, f"{median(one):.3f}", f"{median(other):.3f}", f"{added:.3f}"))
         if key.endswith("_ms"):
             figures[f"{key.removesuffix('_ms')}_added_ms"] = round(added, 3)
         figures |= {key: round(median(other), 3), f"{key}_grpc": round(median(one), 3)}
+    figures["n_ttft_ratio"], figures["n_all_ratio"] = (round(ratio, 3) for ratio in ratios)
     figures["keys_added_ms"] = round(keys_added_ms(), 3)
     title = f"medians over {rounds} rounds"
     return Report(
-        figures=figures,
-        shown=[Table(headings=("", "gRPC", "HTTP", "added"), rows=rows, title=title)],
+        figures={**figures, "protocols_added_ms": protocols},
+        shown=[
+            Table(headings=("", "gRPC", "HTTP", "added"), rows=rows, title=title),
+            Table(
+                headings=("over Chat Completions", "added, ms"),
+                rows=[(name, f"{ms:.3f}") for name, ms in protocols.items()],
+            ),
+        ],
         targets={
             "ttft_added_ms": "<= 2",
             "token_added_ms": "<= 0.1",
+            "protocols_added_ms": "<= 0.3",
+            "n_ttft_ratio": "<= 1.2",
             "keys_added_ms": "<= 0.2",
             "cpu_us_per_token": f"<= {figures['cpu_us_per_token_grpc']}",
         },

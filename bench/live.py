@@ -22,6 +22,7 @@ from bench.cold_start_cell import forget
 from bench.demo_model import store_path, stored_model
 from bench.fleet_swapper import swapped
 from bench.harness import Report, Table, rounded, show_status
+from bench.judging import Judgement, judge, judged
 from bench.overcommit_shapes import booked_over_rss, watched
 from bench.own_models import own_source, plant_models
 from bench.played import Played, measured
@@ -31,7 +32,7 @@ from bench.spans import spans_of
 from mesh.cli.output import message
 from mesh.cli.waiting import POLL_S, Goal, wait_for
 from mesh.compute.times import Times
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, profile_stored
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import Cancelled, InvalidInput
 from mesh.domain.events import ControllerEvent, NodeReported
@@ -44,7 +45,6 @@ from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
 from mesh.evaluation.fidelity.observing import pooled
 from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
-from mesh.evaluation.judging import Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call, offer, offer_again
 from mesh.memory.demand import recommended
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
@@ -260,7 +260,7 @@ class Stage:
             for profile in surveyed[:1]:
                 for deployment in registry.deployments():
                     model_id = deployment.model.model_id
-                    registry.store_profile(replace(profile, model_id=model_id))
+                    registry.apply(profile_stored(replace(profile, model_id=model_id)))
         return home
 
     def _simulated(self, scene: Scene, ours: dict[str, Played]) -> dict[str, Played]:

@@ -18,6 +18,7 @@ from typing import Annotated
 
 from bench.cells import local_cell, measured_profile, wait_until
 from bench.harness import Report, Table, show_status
+from bench.judging import Judged, Judgement, judge
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import NodePlan
 from mesh.compute.times import Times
@@ -30,7 +31,6 @@ from mesh.domain.node_rule import DEFAULT_RULE
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
-from mesh.evaluation.judging import Judged, Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.request.shadow import LOOKAHEAD_TOKENS
 from mesh.wire.client import MeshClient

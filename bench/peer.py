@@ -106,8 +106,12 @@ def _alone(function: Callable[..., T], arguments: tuple[object, ...]) -> Callabl
     return lambda _: function(*arguments)
 
 
-def llama_server(gguf: Path, *, slots: int, context_tokens: int, threads: int) -> Any:
-    """llama.cpp's server without its HTTP, in this process; it keeps no prompts."""
+def llama_server(
+    gguf: Path, *, slots: int, context_tokens: int, threads: int, embeds: bool = False
+) -> Any:
+    """llama.cpp's server without its HTTP, in this process; it keeps no prompts. One that `embeds`
+    takes the last token.
+    """
     import xllamacpp  # which the tests do without
 
     parameters = xllamacpp.CommonParams()
@@ -117,6 +121,9 @@ def llama_server(gguf: Path, *, slots: int, context_tokens: int, threads: int) -
     parameters.cpuparams.n_threads = threads
     parameters.cpuparams_batch.n_threads = threads
     parameters.cache_ram_mib = 0
+    if embeds:
+        parameters.embedding = True
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_LAST
     return xllamacpp.Server(parameters)
 
 

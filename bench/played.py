@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
 from bench.audit import Audit
+from bench.judging import Judgement
 from bench.overcommit_shapes import Resident
 from bench.spans import Kind, Span, seconds_by_kind
 from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.views import InstanceSnapshot
 from mesh.evaluation.fidelity.report import LiveRun
-from mesh.evaluation.judging import Judgement
 from mesh.report.distribution import Distribution
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]]

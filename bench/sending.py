@@ -18,7 +18,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.evaluation import bursts as arriving
 from mesh.evaluation.load_client import Call
-from mesh.memory.shares import Share, counted_once
+from mesh.memory.shared_weights import SharedWeights, counted_once
 from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 
 TOKEN_IDS = range(100, 2000)
@@ -340,5 +340,5 @@ def limit_bytes(
         context_tokens = spec.context_tokens_max or 0
         full = footprint.blocks_for(context_tokens)
         sizes.append(footprint.instance_bytes(max(largest.get(spec.name, 0), full)))
-        shares.append(Share(key=context_tokens, size_bytes=footprint.shared_bytes))
+        shares.append(SharedWeights(key=context_tokens, size_bytes=footprint.shared_bytes))
     return int(sum(counted_once(zip(sizes, shares, strict=True))) / overcommit) + ENGINE_BYTES

@@ -33,6 +33,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 # A shell without job control has what it starts in the background ignore SIGINT, which the
 # processes that tests start and interrupt would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

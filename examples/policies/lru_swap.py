@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from mesh.domain.reasons import Verdict
 from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
-from mesh.policy.plans import Join, Plan, Release, Shortage
+from mesh.policy.plans import Join, Plan, Release, Releases, Shortage
 from mesh.policy.room import enough
 from mesh.policy.rules.alternate import ALTERNATE
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView
+from mesh.policy.views import CellView, InstanceView, NodeView, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,7 @@ class LruSwap(DefaultAnswers):
             return Shortage(message=f"each instance serves {self.batch_max} requests at a time")
         return Verdict.PASSES
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         by_use = sorted(cell.idle(place), key=lambda i: (i.idle_since_s, i.instance_id))
         yield releases(enough(by_use, missing_bytes))
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,14 @@ class WeightedTurns:
     period: ClassVar[int | None] = 4
     """With weights up to 4, the turns of an instance repeat after as many."""
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """The longest wait counts, times the weight. One turn is one iteration: a quota in turns
         lets nobody wait for several.
         """
         slowest_s = max(queue.tpot_s for queue in queues)
         first = min(queues, key=lambda queue: (-self._claim(queue, slowest_s), queue.instance_id))
         passed = [queue for queue in queues if queue is not first]
-        tokens = min(first.prompt_tokens, self.chunk_tokens, prefill_tokens_max)
+        tokens = min(first.prompt_tokens, self.chunk_tokens, bounds.prefill_tokens_max)
         return one_iteration(first, tokens, passed)
 
     def _claim(self, queue: RunQueue, slowest_s: float) -> int:

@@ -9,12 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
-from mesh_loader.architectures import (
-    Shape,
-    check_rotary,
-    number_in,
-    with_defaults,
-)
+from mesh_loader.architectures import Shape, check_rotary, number_in, with_defaults
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
 

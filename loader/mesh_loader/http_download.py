@@ -8,9 +8,12 @@ are not for whoever may name a URL. `download` comes before it and does the retr
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -41,6 +44,12 @@ from mesh_loader.sources import TAR_SUFFIXES, WebFile
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 """Without a single byte."""
+PIECE_S_MAX = 60.0
+"""For a handshake with the head of an answer, and for each piece: who sends a byte now and then
+would keep others' imports waiting for hours.
+"""
+_WATCH_S = 1.0
+_LENGTH_DIGITS_MAX = 18
 _TRANSIENT = (408, 409, 423, 425, 429, 500, 502, 503, 504)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -71,10 +80,11 @@ class _HttpFile:
         if part_of is not None:
             headers |= {"Range": f"bytes={begin_bytes}-", "If-Range": part_of.tag}
         try:
-            with self._session() as session:
+            with _Hurry() as hurry, self._session(hurry) as session:
                 answer = self._followed(session, headers)
+                hurry.rest()
                 try:
-                    yield self._opened(answer, begin_bytes, part_of)
+                    yield self._opened(answer, begin_bytes, part_of, hurry)
                 finally:
                     answer.close()
         except requests.exceptions.SSLError as error:
@@ -91,12 +101,12 @@ class _HttpFile:
                 hint="check the URL in a browser or with curl -L",
             ) from None
 
-    def _session(self) -> requests.Session:
-        session = requests.Session()
+    def _session(self, hurry: "_Hurry") -> requests.Session:
+        session = _Session()
         session.trust_env = False  # it would read ~/.netrc
         session.verify = next(filter(None, map(os.environ.get, _CERTIFICATES)), True)
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _Checked(self._reach))
+            session.mount(scheme, _Checked(self._reach, hurry))
         return session
 
     def _followed(self, session: requests.Session, headers: dict[str, str]) -> requests.Response:
@@ -115,11 +125,11 @@ class _HttpFile:
                     proxies=proxies,
                     timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
                 )
+                leads_to = session.get_redirect_target(answer)
             except ValueError as error:
                 if isinstance(error, requests.RequestException):
                     raise
-                raise self._no_url() from None  # requests looks where a redirect leads by itself
-            leads_to = session.get_redirect_target(answer)
+                raise self._no_url() from None
             if answer.status_code not in _REDIRECTS or not leads_to:
                 return answer
             answer.close()
@@ -155,20 +165,21 @@ class _HttpFile:
         )
 
     def _opened(
-        self, answer: requests.Response, begin_bytes: int, part_of: Version | None
+        self, answer: requests.Response, begin_bytes: int, part_of: Version | None, hurry: "_Hurry"
     ) -> Opened:
         if part_of is not None and answer.status_code in (206, 416):
             if answer.status_code == 416 or not _continues(answer, begin_bytes, part_of):
                 raise Changed("the server has another version of it")
-            return Opened(version=part_of, begin_bytes=begin_bytes, pieces=_pieces(answer))
+            return Opened(version=part_of, begin_bytes=begin_bytes, pieces=_pieces(answer, hurry))
         if answer.status_code != 200:
             raise self._refusal(answer)
         length = answer.headers.get("Content-Length", "")
         coded = answer.headers.get("Content-Encoding", "identity") != "identity"
-        size_bytes = int(length) if length.isdecimal() and not coded else None
+        told = length.isdecimal() and len(length) <= _LENGTH_DIGITS_MAX and not coded
+        size_bytes = int(length) if told else None
         # Of a compressed answer, offsets are not those of the file.
         version = Version(size_bytes=size_bytes, tag="" if coded else _tag(answer))
-        return Opened(version=version, begin_bytes=0, pieces=_pieces(answer))
+        return Opened(version=version, begin_bytes=0, pieces=_pieces(answer, hurry))
 
     def _refusal(self, answer: requests.Response) -> MeshError | Interrupted:
         status = answer.status_code
@@ -194,24 +205,79 @@ class _HttpFile:
         )
 
 
+class _Session(requests.Session):
+    """It looks at no redirect by itself: for that it would read the whole body of one."""
+
+    def resolve_redirects(self, *_: Any, **__: Any) -> Iterator[Any]:
+        return iter(())
+
+
+class _Hurry:
+    """Hangs up where what is waited for does not come within PIECE_S_MAX, however many bytes of it
+    come. A context manager.
+    """
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._until_s = inf
+        self._hung_up = False
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._watched, name="mesh-hurry", daemon=True)
+
+    def __enter__(self) -> "_Hurry":
+        self._watch.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._over.set()
+        self._watch.join()
+        if self._socket is not None:
+            self._socket.close()
+
+    def of(self, connection: socket.socket) -> None:
+        """Wait for what comes by this connection from now on."""
+        earlier, self._socket = self._socket, connection.dup()
+        if earlier is not None:
+            earlier.close()
+        self.again()
+
+    def again(self) -> None:
+        """Wait for the next piece."""
+        self._until_s = time.monotonic() + PIECE_S_MAX
+
+    def rest(self) -> None:
+        """It has come. Raises Interrupted where it was hung up, which looks like an end."""
+        self._until_s = inf
+        if self._hung_up:
+            raise Interrupted(f"too little came within {PIECE_S_MAX:g} s")
+
+    def _watched(self) -> None:
+        while not self._over.wait(_WATCH_S):
+            if time.monotonic() > self._until_s and self._socket is not None:
+                self._hung_up = True
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
 class _Checked(HTTPAdapter):
     """Its connections go to addresses that the reach allows. Those to a proxy are the proxy's."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, hurry: _Hurry) -> None:
         self._reach = reach
+        self._hurry = hurry
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        reach = self._reach
+        reach, hurry = self._reach, self._hurry
 
         class Plain(HTTPConnection):
             def _new_conn(self) -> socket.socket:
-                return _connected(self, reach)
+                return _connected(self, reach, hurry)
 
         class Secured(HTTPSConnection):
             def _new_conn(self) -> socket.socket:
-                return _connected(self, reach)
+                return _connected(self, reach, hurry)
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain
@@ -222,7 +288,7 @@ class _Checked(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecuredPool}
 
 
-def _connected(connection: HTTPConnection, reach: Reach) -> socket.socket:
+def _connected(connection: HTTPConnection, reach: Reach, hurry: _Hurry) -> socket.socket:
     """A connection to one of the host's addresses, each of them checked; Host and SNI name the host
     as ever. Raises what urllib3 does for a host that cannot be reached.
     """
@@ -234,12 +300,14 @@ def _connected(connection: HTTPConnection, reach: Reach) -> socket.socket:
     failure: Exception = NewConnectionError(connection, f"{host} has no address")
     for address in addresses:
         try:
-            return create_connection(
+            made = create_connection(
                 (address, port),
                 connection.timeout,
                 source_address=connection.source_address,
                 socket_options=connection.socket_options,
             )
+            hurry.of(made)
+            return made
         except TimeoutError:
             failure = ConnectTimeoutError(connection, f"{host} does not answer")
         except OSError as error:
@@ -273,14 +341,20 @@ def _tag(answer: requests.Response) -> str:
     changed, sent = answer.headers.get("Last-Modified", ""), answer.headers.get("Date", "")
     try:
         later_s = (parsedate_to_datetime(sent) - parsedate_to_datetime(changed)).total_seconds()
-    except (ValueError, TypeError):  # one is missing, is no date, or says nothing of its zone
+    # One is missing, is no date, or says nothing of its zone.
+    except (ValueError, TypeError, OverflowError):
         return ""
     return changed if later_s >= 1.0 else ""
 
 
-def _pieces(answer: requests.Response) -> Iterator[bytes]:
+def _pieces(answer: requests.Response, hurry: _Hurry) -> Iterator[bytes]:
     pieces: Iterator[bytes] = answer.iter_content(PIECE_BYTES)
     try:
-        yield from pieces
+        hurry.again()
+        for piece in pieces:
+            hurry.rest()
+            yield piece
+            hurry.again()
+        hurry.rest()
     except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
         raise Interrupted("the connection broke off") from None

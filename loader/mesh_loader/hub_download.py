@@ -36,6 +36,7 @@ from mesh_loader.sources import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
 CONFIGS = ("config.json", MODELOPT_CONFIG)
+_PORTS = {"http": 80, "https": 443}
 
 
 def fetch_repository(
@@ -87,8 +88,9 @@ def _keep_within(reach: Reach) -> None:
                 "and change",
                 hint="set HF_ENDPOINT to a hub that stays with https",
             )
-        if host != own.hostname:
-            reach.check(host, request.url.port or (443 if scheme == "https" else 80))
+        port = request.url.port or _PORTS.get(scheme, 0)
+        if (host, port) != (own.hostname, own.port or _PORTS.get(own.scheme, 0)):
+            reach.check(host, port)
 
     check.is_ours = True  # type: ignore[attr-defined]
     hooks = [hook for hook in client.event_hooks["request"] if not hasattr(hook, "is_ours")]

@@ -19,6 +19,7 @@ REDIRECTS_MAX = 5
 """From the source to its content. Hubs and mirrors need two or three."""
 ADDRESSES_MAX = 8
 """At most so many addresses of one name are tried, one after the other."""
+_SHOWN_CHARS = 100
 _IPV6_UNICAST = IPv6Network("2000::/3")
 """What is routed in public; all else is local, reserved or a way to write an IPv4 address."""
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -62,11 +63,17 @@ class Reach:
 
     def addresses(self, host: str, port: int) -> list[str]:
         """Checked addresses of a host, to connect to. Raises InvalidInput where one of them is not
-        public and the operator has not named the host, OSError where the name has none.
+        public and the operator has not named the host, or where this can be no name, and OSError
+        where the name has none.
         """
         # In a URL the % before a zone is written as one that is escaped.
         bare = unquote(host.strip("[]").rstrip("."))
-        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
+        try:
+            found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
+        except ValueError as error:  # an empty label, or one of more than 63 characters
+            raise InvalidInput(
+                f"{host[:_SHOWN_CHARS]!r} is no name of a host", hint="check the URL"
+            ) from error
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:ADDRESSES_MAX]
         if names_host(self.named, bare, port):
             return addresses

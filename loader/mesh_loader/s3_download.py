@@ -26,9 +26,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     SSLError,
 )
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
+from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from mesh.domain.errors import MeshError, NotFound, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.model import WeightPrecision

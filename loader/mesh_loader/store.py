@@ -89,11 +89,7 @@ class ModelStore:
         self._index = SourceIndex(root / "sources")
 
     def import_model(
-        self,
-        source: str,
-        progress: Progress = silent,
-        *,
-        weights: WeightPrecision | None = None,
+        self, source: str, progress: Progress = silent, *, weights: WeightPrecision | None = None
     ) -> StoredModel:
         """The model of a source, imported now unless it is in the store already. One that cannot
         be held in `weights` is not fetched, where that shows before.
@@ -279,8 +275,7 @@ class ModelStore:
 
         look = partial(check_quantised, plain=True) if self._plain else None
         path = fetch(source, downloads, progress, self._rate, self._reach, look, weights)
-        require_contained(path)
-        before = stamps_of(path)
+        entries, before = require_contained(path), stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
         own_files = source.startswith(("hf://", *REMOTE))
         plan = plan_import(path, own_files=own_files, as_is=self._as_is, plain=self._plain)
@@ -288,8 +283,9 @@ class ModelStore:
         stored = self.get(model_id)
         if stored is None:
             self._write(plan, source, model_id, staged, progress)
-            require_contained(path)
-            if stamps_of(path) != before:
+            # Its own files may have got a second name, in the store.
+            swapped = require_contained(path) != entries and not own_files
+            if swapped or stamps_of(path) != before:
                 raise TornModel(
                     f"{path.name} changed while it was imported",
                     hint="import it again when nothing writes to it",

@@ -15,12 +15,7 @@ from tokenizers import Tokenizer
 
 from mesh.domain.errors import MeshError, TornModel, UnsupportedModel
 from mesh_loader.model_files import TEMPLATES
-from mesh_loader.model_info import (
-    TEMPLATE_BYTES_MAX,
-    TOKENIZER_BYTES_MAX,
-    read_bounded,
-    read_json,
-)
+from mesh_loader.model_info import TEMPLATE_BYTES_MAX, TOKENIZER_BYTES_MAX, read_bounded, read_json
 from mesh_loader.safetensors_file import write_json, write_synced
 
 ADDED_TOKEN_ID_MAX = (1 << 31) - 1

@@ -30,7 +30,9 @@ from mesh_nodes import hardware
 from mesh_nodes.options import OPTIONS
 
 READY_S_MAX = 120.0
-"""From the start of the children until every node has joined. An engine's import takes seconds."""
+"""From the start of the children, or from the last word of a node that is starting, until every
+node has joined. An engine's import takes seconds.
+"""
 POLL_S = 0.1
 ANSWER_S_MAX = 2.0
 """For a controller that is asked for its nodes; meanwhile nobody looks whether Ctrl-C was pressed.
@@ -149,10 +151,11 @@ class LocalCell:
 
         `on_ready` is called with a line or two for each of them; what a node does before it joins
         is shown as progress. Raises as `check_alive` does, and
-        Unavailable when it takes longer than READY_S_MAX.
+        Unavailable when nothing gets on for READY_S_MAX.
         """
         waiting = list(self._kept)
         until_s = time.monotonic() + READY_S_MAX
+        told: list[object] = []
         with ExitStack() as drawn:
             show: Report | None = None
             while not stopping():
@@ -165,6 +168,11 @@ class LocalCell:
                         on_ready(line)
                 if not waiting:
                     return True
+                said: list[object] = [
+                    (n.node_id, n.phase, n.share) for n in self._starting.values()
+                ]
+                if said != told:  # a node gets on, as it does slowly on a busy machine
+                    told, until_s = said, time.monotonic() + READY_S_MAX
                 if time.monotonic() > until_s:
                     raise self._late(waiting[0])
                 for name, node in sorted(self._starting.items())[:1]:

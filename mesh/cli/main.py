@@ -7,6 +7,7 @@ reads the output any more. A failure is two lines on stderr, whatever raised it.
 import difflib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ VERBS = {
     "delete": "Delete deployments.",
     "profile": "Measure a model's iteration times on a node, or show them.",
     "models": "List the models that the cell serves.",
+    "state": "Copy a cell's registry between SQLite and PostgreSQL.",
     "pull": "Import a model into this machine's store.",
     "store": "List, check and clear this machine's model store.",
     "invoke": "Ask a deployment: one prompt, one answer.",
@@ -200,6 +202,10 @@ def _forget_stdout() -> None:
 
 def main() -> None:
     """The console script."""
+    # Whoever started this may have these otherwise, as supervisors and scripts do: then no child's
+    # exit code would come back, or SIGTERM never arrive.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks is spelled out; it is no reason to fail.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -42,7 +42,8 @@ def _bar(title: str) -> Iterator[Report]:
         task = bar.add_task(title, total=1.0)
 
         def report(phase: str, share: float) -> None:
-            bar.update(task, description=f"{title}: {phase}" if phase else title, completed=share)
+            shown = output.harmless(f"{title}: {phase}" if phase else title)
+            bar.update(task, description=shown, completed=share)
 
         yield report
 

@@ -36,6 +36,12 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
         agree = _share(looked.reasons_agreeing, looked.reasons_drawn)
         pairs.append(("refused or late beside a free link", str(looked.refused_beside_free_link)))
         pairs.append(("refusals with the reason that nodes give", agree))
+    said = report.prefetches
+    pairs.append(("loads", f"{said.loads} needed, {said.felt} felt; {said.begun} ahead"))
+    if report.cold_felt_ratio is not None:
+        pairs.append(("felt over without prefetches", f"{report.cold_felt_ratio:.3f}"))
+    if report.bytes_ratio is not None:
+        pairs.append(("bytes over without prefetches", f"{report.bytes_ratio:.3f}"))
     pairs += [
         ("output", f"{report.tokens_per_s:.1f} tokens/s"),
         ("virtual time", f"{report.virtual_s:.1f} s"),

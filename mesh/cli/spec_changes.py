@@ -4,10 +4,11 @@
 the one before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.slo import Slo
 
 _OF_NO_MANIFEST = ("name", "tenant")
 """A revision's name in the cell has its number, and its tenant stays."""
@@ -38,13 +39,28 @@ def _changes(before: object, after: object, path: str = "") -> Iterator[Change]:
         name = f"{path}{field.name}"
         if is_dataclass(one) and is_dataclass(other):
             yield from _changes(one, other, f"{name}.")
+        elif name == "classes":
+            yield from _class_changes(one, other)
         elif one != other:
             yield Change(field=name, before=_shown(one), after=_shown(other))
+
+
+def _class_changes(before: Sequence[Slo], after: Sequence[Slo]) -> Iterator[Change]:
+    """By the classes' names, as a manifest has them."""
+    old, new = ({one.name: one for one in classes} for classes in (before, after))
+    for name in dict.fromkeys((*old, *new)):
+        field = f"classes.{name}"
+        if name in old and name in new:
+            yield from _changes(old[name], new[name], f"{field}.")
+        else:
+            yield Change(field=field, before=_shown(old.get(name)), after=_shown(new.get(name)))
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "unset"
+    if isinstance(value, Slo):
+        return "best effort" if value.best_effort else f"{value.ttft_s:g} s, {value.tpot_s:g} s"
     if isinstance(value, float):
         return f"{value:g}"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -17,6 +17,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self._signals = 0
+        self._heard = [one for one in _SIGNALS if not _is_kept_from_us(one)]
         self._came: SimpleQueue[None] = SimpleQueue()
         """A handler may put into it whatever the main thread does at that moment. An event's lock
         would not let it while the main thread holds that itself, as `wait` does.
@@ -42,7 +43,7 @@ class Stopping:
         """For what asks nobody: here the first signal raises KeyboardInterrupt, and is counted; one
         that came before raises it at once.
         """
-        for number in _SIGNALS:
+        for number in self._heard:
             signal.signal(number, signal.default_int_handler)
         try:
             if self.asked():
@@ -52,11 +53,11 @@ class Stopping:
             self._signals = max(self._signals, 1)
             raise
         finally:
-            for number in _SIGNALS:
+            for number in self._heard:
                 signal.signal(number, self._count)
 
     def __enter__(self) -> "Stopping":
-        for number in _SIGNALS:
+        for number in self._heard:
             self._before[number] = signal.signal(number, self._count)
         return self
 
@@ -67,3 +68,10 @@ class Stopping:
     def _count(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         self._came.put(None)
+
+
+def _is_kept_from_us(number: signal.Signals) -> bool:
+    """Whether who started this has it ignored: `nohup` a hang-up, a shell the Ctrl-C that is meant
+    for others than its background job. SIGTERM is meant for this process whoever started it.
+    """
+    return number is not signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN

@@ -80,7 +80,7 @@ class Correction:
         before = self._faded(now_s - self._at_s - measured_s)
         self._seen_s += predicted_s
         weight = max(1.0 - exp(-predicted_s / LEARNING_S), predicted_s / self._seen_s)
-        self.told(before + (ratio - before) * weight, now_s)
+        self.note_factor(before + (ratio - before) * weight, now_s)
 
     def reported(self, factor: float, now_s: float, *, beside_load: bool = False) -> None:
         """The node that sees the iterations tells the factor after one of them. An iteration beside
@@ -89,9 +89,9 @@ class Correction:
         """
         if self.trial_left and not beside_load:
             self.trial_left -= 1
-        self.told(factor, now_s)
+        self.note_factor(factor, now_s)
 
-    def told(self, factor: float, now_s: float, *, planned: float | None = None) -> None:
+    def note_factor(self, factor: float, now_s: float, *, planned: float | None = None) -> None:
         """The factor is known from elsewhere: whoever sees the iterations has reported it, and by
         what to plan, which holds until that is told anew. What it was while an estimate was on
         trial says nothing about neighbours.
@@ -127,7 +127,7 @@ def share_trials(instances: Collection[Corrected], now_s: float) -> None:
             continue
         for profile, found in tried:
             if profile is not None and profile.estimates_the_same_as(mine):
-                correction.told(found.latest, now_s)
+                correction.note_factor(found.latest, now_s)
                 break
 
 

@@ -142,6 +142,8 @@ class Gateway:
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
         self._readers: dict[RequestId, asyncio.Task[Any]] = {}
+        self._calls_coming: dict[RequestId, list[ClientStream]] = {}
+        """The answers so far of calls for several to one prompt, by the first of them."""
         self._cancelled: list[RequestId] = []
         """Requests whose clients have gone in this turn of the loop."""
         self.stopping = False
@@ -377,9 +379,9 @@ class Gateway:
         Refused.
         """
         self.check(asked)
-        if asked.grammar is not None:
-            await self._tokenizers.check_grammar(asked.grammar)
         if first is None:
+            if asked.grammar is not None:
+                await self._tokenizers.check_grammar(asked.grammar)
             deployment, prompt_tokens = await self._tokenised(asked)
         else:
             deployment = self.deployment(asked.deployment)
@@ -480,7 +482,7 @@ class Gateway:
         self._streams[request_id] = stream
         reader = self._readers[request_id] = running_task()
         try:
-            self._post(InvokeRequested(request=stream.request, slo=stream.own_slo))
+            self._ask(stream)
             yield
         except asyncio.CancelledError:
             # Unless somebody else has cancelled the task as well.
@@ -490,8 +492,28 @@ class Gateway:
         finally:
             self._streams.pop(request_id, None)
             del self._readers[request_id]
+            self._calls_coming.pop(request_id, None)
             if not stream.ended:
+                stream.ended = True
                 self._cancel(request_id)
+
+    def _ask(self, stream: ClientStream) -> None:
+        """Post the request; those of several answers to one prompt go together once all are there,
+        so that nobody else gets the places of the later ones.
+        """
+        request, together = stream.request, [stream]
+        if request.answers > 1:
+            self._calls_coming[request.request_id] = together
+            return
+        if request.call in self._calls_coming:
+            together = self._calls_coming[request.call]
+            together.append(stream)
+            if len(together) < together[0].request.answers:
+                return
+            del self._calls_coming[request.call]
+        for one in together:
+            if not one.ended:
+                self._post(InvokeRequested(request=one.request, slo=one.own_slo))
 
 
 def running_task() -> "asyncio.Task[Any]":

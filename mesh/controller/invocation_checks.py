@@ -29,8 +29,8 @@ LOGIT_BIASES_MAX = 1024
 BIAS_MAX = 100.0
 """As with OpenAI: this much forbids a token, or allows no other."""
 STOP_TOKENS_MAX = 128
-DEFAULT_TIERS = ("auto", "default")
-"""OpenAI's words for the default class, where no class has such a name."""
+DEFAULT_TIERS = ("auto", "default", "flex", "priority", "scale")
+"""OpenAI's tiers: they stand for the default class, where no class has such a name."""
 SEED_MAX = (1 << 63) - 1
 TOP_K_MAX = (1 << 32) - 1
 """As much as a node can be told; no vocabulary is larger."""

@@ -25,14 +25,9 @@ from mesh.domain.usage import Usage
 from mesh.domain.views import CellEvent, CellLine
 from mesh.report.calls import CallBook
 from mesh.report.cell_state import CellPicture
-from mesh.report.gauges import gauges
+from mesh.report.memory_parts import gauges
 from mesh.report.narrate import Narrator
-from mesh.runtime.journal import (
-    ControllerStart,
-    Decision,
-    decision_fields,
-    read_journal,
-)
+from mesh.runtime.journal import ControllerStart, Decision, decision_fields, read_journal
 from mesh.runtime.starting import controller_core
 
 SLICE = 100

@@ -61,11 +61,25 @@ class KeyBook:
             raise StorageError(f"cannot make {folder}: {error.strerror}") from error
         with self._explained("open"):
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_S_MAX)
+        try:
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        with self._explained("open"):
             self.path.chmod(0o600)
             self._connection.execute("PRAGMA journal_mode = WAL")
             (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+            (state,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise ValueError(f"the file is corrupt: {state}")
             if found > SCHEMA:
-                raise StorageError(f"{self.path} has schema {found}, this mesh knows {SCHEMA}")
+                raise StorageError(
+                    f"{self.path} has schema {found}, this mesh knows {SCHEMA}",
+                    hint="run the newer mesh that wrote it, or move it away and make new keys",
+                )
             if found < SCHEMA:
                 for table in _TABLES:
                     self._connection.execute(table)
@@ -186,7 +200,7 @@ class KeyBook:
     def _explained(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, OSError) as error:
             raise StorageError(
                 f"cannot {verb} the keys in {self.path}: {error}",
                 hint="check the file, its rights and its disk",

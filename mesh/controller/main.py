@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             http_origins=tuple(map(read_origin, options.http_cors)),
             page=not options.no_page,
             home=Path(options.home),
+            state=options.state,
             journal=None if options.journal is None else Path(options.journal),
             policy=DEFAULT_POLICY if options.policy is None else options.policy,
             limits=CellLimits(turn_s_max=_turn_s(options.turn)),

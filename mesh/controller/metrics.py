@@ -97,7 +97,7 @@ class _Call:
     first_s: float = 0.0
     last_s: float = 0.0
     tokens: int = 0
-    ahead: int = 0
+    copy_attempt: int = 0
     """The attempt that draws tokens elsewhere, to which it moves."""
 
 
@@ -244,17 +244,17 @@ class Meter:
                 self._delivered(now_s, action)
             case SendCommand(command=SubmitRequest(order=order)):
                 call = self._calls.get(order.request.request_id)
-                if call is None or order.held:
+                if call is None or order.paused:
                     return
                 if call.slo is None:
                     call.of.queued.observe(now_s - call.came_s)
                 else:
                     self._resubmitted.labels(*call.of.labels).inc()
                 call.slo = order.slo
-            case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
+            case SendCommand(command=ContinueRequest(paused=False) as command) if command.token_ids:
                 call = self._calls.get(command.request_id)
                 if call is not None:
-                    call.ahead = command.attempt
+                    call.copy_attempt = command.attempt
             case SendCommand(command=LoadInstance() as command):
                 self._loading[command.instance_id] = self._label(public_name(command.deployment))
             case TellAccepted() if action.grace_s > 0:
@@ -277,8 +277,8 @@ class Meter:
         call = self._calls.get(outputs.request_id)
         if call is None:
             return
-        if outputs.attempt == call.ahead:
-            call.ahead = 0
+        if outputs.attempt == call.copy_attempt:
+            call.copy_attempt = 0
             self._migrated.labels(*call.of.labels).inc()
         count = len(outputs.token_ids)
         if count:
@@ -411,6 +411,10 @@ class _Gauges(Collector):
         for outcome, count in (("used", seen.used), ("wasted", seen.wasted)):
             prefetches.add_metric([outcome], count)
         yield prefetches
+        needed = "Loads that callers needed, or would have needed without a prefetch."
+        yield CounterMetricFamily("mesh_loads_needed", needed, value=seen.loads)
+        felt = "Loads that callers waited for, at least in part."
+        yield CounterMetricFamily("mesh_loads_felt", felt, value=seen.felt)
 
 
 def _of_deployments(deployments: Sequence[DeploymentSnapshot]) -> Iterable[Metric]:

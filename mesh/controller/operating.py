@@ -49,7 +49,7 @@ class Operating:
     """`snapshot` is the cell as the caller may see it, and `whole` as it is; `deployed` is called
     with the name of each deployment that was acknowledged, and gives what is amiss with it, or an
     empty text; `sources` says what each role may deploy from, and `starting` which nodes have not
-    joined the cell yet.
+    joined the cell yet. `writable` raises Unavailable where the registry takes no writes now.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Operating:
         sources: SourceRules,
         replaying: Replaying,
         prospect: Callable[[DeploymentSpec], Prospect | None],
+        writable: Callable[[], None],
     ) -> None:
         self._operations = operations
         self._snapshot = snapshot
@@ -76,6 +77,7 @@ class Operating:
         self._sources = sources
         self._replaying = replaying
         self._prospect = prospect
+        self._writable = writable
 
     def prospect(self, spec: DeploymentSpec) -> Prospect:
         """What would become of the deployment, were it deployed so. Raises NotFound."""
@@ -101,6 +103,7 @@ class Operating:
         spec = self._owned(given)
         check_spec(spec)
         self._sources.check(caller().role, spec.source)
+        self._writable()  # before a model is imported in vain
         async for progress in self._wait_for_starting(spec):
             yield progress
         spec = self._owned(given)  # others have deployed meanwhile

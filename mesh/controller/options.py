@@ -10,6 +10,12 @@ TURN_S_LARGEST = 1
 JOIN_MS_LARGEST = 1000
 """The largest --join-ms: a reader sees the text jump long before."""
 
+STATE = Option(
+    flag="--state",
+    metavar="URL",
+    help="The registry, as postgresql://USER@HOST/DATABASE?cell=NAME; several controllers may "
+    "share one, and one of them leads. Default: SQLite under --home.",
+)
 OPTIONS = (
     Option(
         flag="--listen",
@@ -74,5 +80,6 @@ OPTIONS = (
     Option(flag="--keys", kind=bool, help="Each call needs a key, on the loopback, too."),
     Option(flag="--open", kind=bool, help="None does, off the loopback either."),
     Option(flag="--journal", metavar="FILE", help="Write every decision of the cell there."),
+    STATE,
     HOME,
 )

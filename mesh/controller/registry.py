@@ -1,27 +1,35 @@
-"""The registry: what outlives the controller, in one SQLite file under its state folder.
+"""The registry: what outlives the controller, in one SQLite file or in PostgreSQL (`postgres`).
 
 It holds the acknowledged deployments, the tokenizers of their models, what was measured of them,
-how long their answers turn out, and how often a controller has started on this folder. A write has
-returned only when it is on disk (WAL, synchronous=FULL), so what was acknowledged survives
-`kill -9` and a power cut. One controller at a time: the file stays locked while it runs, and the
-kernel lets go of it when it dies.
+how long their answers turn out, and how often a controller has begun to lead. `Writes` are lists of
+statements, the same for either database; `Tables` reads them from SQLite, of which `postgres` keeps
+a copy. A write to the file has returned only when it is on disk (WAL, synchronous=FULL), so what
+was acknowledged survives `kill -9` and a power cut. One controller at a time: the file stays locked
+while it runs, and the kernel lets go of it when it dies.
 """
 
+import asyncio
+import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import MeshError, StorageError
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
-from mesh.domain.revision import Revision, Revisions, public_name
+from mesh.domain.revision import Revision, Revisions, name_in_cell, public_name
 from mesh.domain.text import SamplingDefaults, TextAssets
+from mesh.runtime.controller_actions import Done
 
 FILE_NAME = "registry.sqlite3"
 _SCHEMA_1 = """
@@ -78,13 +86,25 @@ ALTER TABLE histories ADD COLUMN gaps TEXT NOT NULL DEFAULT '{}';
 _SCHEMA_8 = """
 ALTER TABLE histories ADD COLUMN classes TEXT NOT NULL DEFAULT '[]';
 """
-_STEPS = (
+STEPS = (
     *(_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6, _SCHEMA_7),
     _SCHEMA_8,
 )
 """Each makes its schema of the one before it."""
-SCHEMA = len(_STEPS)
+SCHEMA = len(STEPS)
 """The version of the tables; the file keeps it as its user_version."""
+TABLES = ("texts", "deployments", "profiles", "histories", "revisions")
+"""What the registry holds, a table that others refer to before them."""
+Value = str | int | float | bytes | None
+Statements = tuple[tuple[str, tuple[Value, ...]], ...]
+"""SQL that both databases understand, with its parameters; all of it is one transaction."""
+WRITES_MAX = 1000
+"""At most so many administrative calls wait for the registry."""
+RETRY_S = 0.25
+"""Between two tries to write to a database that cannot be reached."""
+CLOSE_S_MAX = 1.0
+"""For what waits to be written when the controller ends."""
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CONVERTER = make_converter()
 _Classes: Any = tuple[tuple[str, float, int], ...]
@@ -100,26 +120,130 @@ _HINTS: Mapping[int, str] = {
 }
 
 
-class SqliteRegistry:
-    """Not thread-safe. Every method raises StorageError, and then nothing has changed."""
+def stored(
+    deployment: Deployment, text: TextAssets | None, revisions: Revisions | None = None
+) -> Statements:
+    """Write a deployment, over an earlier one of its public name; `text`, of the model of its
+    newest revision, and `revisions` are kept as they are where they are None.
+    """
+    name, made = public_name(deployment.spec.name), []
+    if text is not None:
+        newest = max(
+            (deployment, *(r.deployment for r in revisions or ())), key=lambda one: one.revision
+        )
+        row: tuple[Value, ...] = (
+            newest.model.model_id,
+            text.tokenizer_json,
+            text.chat_template,
+            text.bos_token,
+            text.eos_token,
+            int(text.add_bos),
+            _CONVERTER.dumps(text.sampling),
+            text.tool_template,
+            text.special_tokens,
+        )
+        made.append(_put("texts", _TEXT_COLUMNS, row))
+    # As often as not it served under another name in the cell before.
+    made.append(_dropped("deployments", name, but=deployment.spec.name))
+    made.append(_dropped("histories", name, but=deployment.spec.name))
+    body = _CONVERTER.dumps(deployment)
+    made.append(
+        _put(
+            "deployments",
+            ("name", "model_id", "body"),
+            (deployment.spec.name, deployment.model.model_id, body),
+        )
+    )
+    if revisions is not None:
+        made.append(_dropped("revisions", name))
+        for r in revisions:
+            of = (name, r.number, r.deployment.model.model_id, _CONVERTER.dumps(r))
+            made.append(_put("revisions", ("name", "number", "model_id", "body"), of, keys=2))
+    return (*made, (_UNUSED_TEXTS, ()))
 
-    def __init__(self, folder: Path) -> None:
-        """Open or create the registry in `folder`, and count this start."""
-        self.path = folder / FILE_NAME
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"cannot make the state folder {folder}: {error.strerror}",
-                hint="choose a folder that you may write with --home or MESH_HOME",
-            ) from error
+
+def removed(name: DeploymentName) -> Statements:
+    """Forget a deployment with its revisions and its history, and its models' texts when it was
+    the last to use them.
+    """
+    dropped = (_dropped(table, name) for table in ("deployments", "revisions", "histories"))
+    return (*dropped, (_UNUSED_TEXTS, ()))
+
+
+def profile_stored(profile: Profile) -> Statements:
+    """Write a profile, over an earlier one of its model and fingerprint."""
+    row = (profile.model_id, profile.fingerprint, _CONVERTER.dumps(profile))
+    return (_put("profiles", ("model_id", "fingerprint", "body"), row, keys=2),)
+
+
+def history_stored(name: DeploymentName, history: OutputHistory) -> Statements:
+    """Write a deployment's history, over the earlier one. One of a deployment that is gone is
+    dropped: nobody would ever remove it.
+    """
+    row = (
+        *(name, history.mean_tokens, history.count, _CONVERTER.dumps(history.gaps)),
+        *(_CONVERTER.dumps(history.classes), name),
+    )
+    sql = (
+        "INSERT INTO histories (name, mean_tokens, requests, gaps, classes)"
+        " SELECT CAST(? AS TEXT), CAST(? AS REAL), CAST(? AS INTEGER), CAST(? AS TEXT),"
+        " CAST(? AS TEXT) WHERE EXISTS (SELECT 1 FROM deployments WHERE name = ?)"
+        " ON CONFLICT (name) DO UPDATE SET mean_tokens = excluded.mean_tokens,"
+        " requests = excluded.requests, gaps = excluded.gaps, classes = excluded.classes"
+    )
+    return ((sql, row),)
+
+
+_TEXT_COLUMNS = (
+    *("model_id", "tokenizer_json", "chat_template", "bos_token", "eos_token", "add_bos"),
+    *("sampling", "tool_template", "special_tokens"),
+)
+_UNUSED_TEXTS = (
+    "DELETE FROM texts WHERE model_id NOT IN (SELECT model_id FROM deployments)"
+    " AND model_id NOT IN (SELECT model_id FROM revisions)"
+)
+
+
+def _put(
+    table: str, columns: Sequence[str], row: tuple[Value, ...], keys: int = 1
+) -> tuple[str, tuple[Value, ...]]:
+    """A row, over the one that has the same first `keys` columns."""
+    changed = ", ".join(f"{column} = excluded.{column}" for column in columns[keys:])
+    sql = (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        f" ON CONFLICT ({', '.join(columns[:keys])}) DO UPDATE SET {changed}"
+    )
+    return sql, row
+
+
+def _dropped(table: str, name: DeploymentName, but: str = "") -> tuple[str, tuple[Value, ...]]:
+    """What there is of a deployment, by all of its names in the cell but one."""
+    names = name_in_cell(name, 1).removesuffix("1")
+    sql = f"DELETE FROM {table} WHERE (name = ? OR substr(name, 1, ?) = ?) AND name <> ?"
+    return sql, (name, len(names), names, but)
+
+
+def check_schema(found: int, where: str) -> None:
+    """Raises StorageError for the tables of a later mesh."""
+    if found > SCHEMA:
+        raise StorageError(
+            f"the registry {where} has schema {found}; this mesh knows up to {SCHEMA}",
+            hint="run the newer mesh that wrote it, or choose another place for the state",
+        )
+
+
+class Tables:
+    """The tables in SQLite. Every method raises StorageError, in which `where` names the database.
+    One may read while another thread writes, and waits for its transaction.
+    """
+
+    def __init__(self, path: Path | str, where: str) -> None:
+        self.where = where
+        self._lock = threading.RLock()
         with self._explained("open"):
-            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
-        try:
-            self.epoch = self._begin()
-        except BaseException:
-            self._connection.close()
-            raise
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, timeout=0.0, check_same_thread=False
+            )
 
     def deployments(self) -> tuple[Deployment, ...]:
         """All of them, by name."""
@@ -191,87 +315,119 @@ class SqliteRegistry:
             sampling=self._valid(SamplingDefaults, sampling, f"sampling of model {model_id}"),
         )
 
-    def store(
-        self,
-        deployment: Deployment,
-        text: TextAssets | None,
-        revisions: Revisions | None = None,
-    ) -> None:
-        """Write a deployment, over an earlier one of its public name; `text`, of the model of its
-        newest revision, and `revisions` are kept as they are where they are None.
-        """
-        name = public_name(deployment.spec.name)
-        with self._written():
-            if text is not None:
-                newest = max(
-                    (deployment, *(r.deployment for r in revisions or ())),
-                    key=lambda one: one.revision,
-                )
-                self._connection.execute(
-                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        newest.model.model_id,
-                        text.tokenizer_json,
-                        text.chat_template,
-                        text.bos_token,
-                        text.eos_token,
-                        int(text.add_bos),
-                        _CONVERTER.dumps(text.sampling),
-                        text.tool_template,
-                        text.special_tokens,
-                    ),
-                )
-            # As often as not it served under another name in the cell before.
-            self._drop("deployments", name, but=deployment.spec.name)
-            self._drop("histories", name, but=deployment.spec.name)
-            self._connection.execute(
-                "INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)",
-                (deployment.spec.name, deployment.model.model_id, _CONVERTER.dumps(deployment)),
-            )
-            if revisions is not None:
-                self._drop("revisions", name)
-                self._connection.executemany(
-                    "INSERT INTO revisions VALUES (?, ?, ?, ?)",
-                    [
-                        (name, r.number, r.deployment.model.model_id, _CONVERTER.dumps(r))
-                        for r in revisions
-                    ],
-                )
-            self._drop_unused_texts()
+    def _valid(self, kind: type[T], body: str, what: str) -> T:
+        try:
+            return _CONVERTER.loads(body, kind)
+        except Exception as error:
+            raise StorageError(
+                f"the registry {self.where} holds no valid {what}",
+                hint=_HINTS[sqlite3.SQLITE_CORRUPT],
+            ) from error
 
-    def remove(self, name: DeploymentName) -> None:
-        """Forget a deployment with its revisions and its history, and its models' texts when it
-        was the last to use them.
+    def apply(self, statements: Statements) -> None:
+        """One transaction, kept as the database keeps it. Raises StorageError, and then nothing
+        has changed.
         """
-        with self._written():
-            for table in ("deployments", "revisions", "histories"):
-                self._drop(table, name)
-            self._drop_unused_texts()
+        with self.transaction():
+            for sql, row in statements:
+                self._connection.execute(sql, row)
 
-    def store_profile(self, profile: Profile) -> None:
-        """Write a profile, over an earlier one of its model and fingerprint."""
-        with self._written():
-            self._connection.execute(
-                "INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)",
-                (profile.model_id, profile.fingerprint, _CONVERTER.dumps(profile)),
-            )
+    def rows(self, table: str) -> tuple[tuple[str, ...], list[tuple[Value, ...]]]:
+        """The columns of a table, and all of its rows in the order of its first columns."""
+        with self._explained("read"):
+            found = self._connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
+            return tuple(column[0] for column in found.description), found.fetchall()
 
-    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
-        """Write a deployment's history, over the earlier one. One of a deployment that is gone is
-        dropped: nobody would ever remove it.
+    def migrate(self) -> None:
+        """Make the tables, or those of an earlier mesh into this one's. Raises StorageError for
+        a later one's.
         """
-        with self._written():
-            self._connection.execute(
-                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3, ?4, ?5"
-                " WHERE EXISTS (SELECT 1 FROM deployments WHERE name = ?1)",
-                (
-                    *(name, history.mean_tokens, history.count, _CONVERTER.dumps(history.gaps)),
-                    _CONVERTER.dumps(history.classes),
-                ),
-            )
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        check_schema(found, self.where)
+        for step in STEPS[found:]:
+            # One by one: executescript would commit what is under way.
+            for statement in step.split(";")[:-1]:
+                self._connection.execute(statement)
+        self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def close(self) -> None:
         self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction, on disk when it ends."""
+        with self._explained("write"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # On a failing disk this fails too: SQLite then rolls back when it opens the file.
+                with suppress(sqlite3.Error):
+                    self._connection.rollback()
+                raise
+
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_BUSY:
+                message = f"the registry {self.where} is in use by another controller"
+            else:
+                message = f"cannot {verb} the registry {self.where}: {error}"
+            raise StorageError(message, hint=_HINTS.get(code, "check the file and its disk")) from (
+                error
+            )
+
+
+class SqliteRegistry(Tables):
+    """The file. Every method raises StorageError, and then nothing has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create the registry in `folder`, and count this start."""
+        self.path, self.place = folder / FILE_NAME, str(folder)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the state folder {folder}: {error.strerror}",
+                hint="choose a folder that you may write with --home or MESH_HOME",
+            ) from error
+        super().__init__(self.path, str(self.path))
+        self.leads, self.deposed = asyncio.Event(), asyncio.Event()
+        self.leads.set()
+        self.failure: MeshError | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
+        try:
+            self.epoch = self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    async def commit(self, statements: Statements) -> None:
+        """The same as `apply`, while the loop goes on: the disk takes milliseconds, or longer."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self.apply, statements)
+
+    @property
+    def tables(self) -> Tables:
+        return self
+
+    def leader(self) -> str:
+        return ""
+
+    def check_writable(self) -> None:
+        """Nobody else has the file."""
+
+    async def end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """After the write under way."""
+        self._writer.shutdown()
+        super().close()
 
     def _begin(self) -> int:
         """Take the file, see that it is whole and ours, and count the start: the new epoch."""
@@ -288,70 +444,142 @@ class SqliteRegistry:
                 f"the registry {self.path} is corrupt: {state}",
                 hint=_HINTS[sqlite3.SQLITE_CORRUPT],
             )
-        with self._written():
-            self._migrate()
+        with self.transaction():
+            self.migrate()
             connection.execute("UPDATE starts SET epoch = epoch + 1")
             (epoch,) = connection.execute("SELECT epoch FROM starts").fetchone()
         return int(epoch)
 
-    def _migrate(self) -> None:
-        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if found > SCHEMA:
-            raise StorageError(
-                f"the registry {self.path} has schema {found}; this mesh knows up to {SCHEMA}",
-                hint="run the newer mesh that wrote it, or choose another folder with --home",
-            )
-        for step in _STEPS[found:]:
-            # One by one: executescript would commit what is under way.
-            for statement in step.split(";")[:-1]:
-                self._connection.execute(statement)
-        self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
-    def _valid(self, kind: type[T], body: str, what: str) -> T:
-        try:
-            return _CONVERTER.loads(body, kind)
-        except Exception as error:
-            raise StorageError(
-                f"the registry {self.path} holds no valid {what}",
-                hint=_HINTS[sqlite3.SQLITE_CORRUPT],
-            ) from error
+class Unreached(StorageError):
+    """The database cannot be reached, or this controller may not write to it now."""
 
-    def _drop_unused_texts(self) -> None:
-        self._connection.execute(
-            "DELETE FROM texts WHERE model_id NOT IN (SELECT model_id FROM deployments)"
-            " AND model_id NOT IN (SELECT model_id FROM revisions)"
-        )
 
-    def _drop(self, table: str, name: DeploymentName, but: DeploymentName | None = None) -> None:
-        """What there is of a deployment, by all of its names in the cell but one."""
-        rows = self._connection.execute(f"SELECT DISTINCT name FROM {table}").fetchall()
-        gone = [(n,) for (n,) in rows if public_name(n) == name and n != but]
-        self._connection.executemany(f"DELETE FROM {table} WHERE name = ?", gone)
+class Database(Protocol):
+    """Where the registry is, opened by a controller that leads."""
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        """One transaction, on disk when it ends."""
-        with self._explained("write"):
-            self._connection.execute("BEGIN IMMEDIATE")
+    epoch: int
+    place: str
+    """The folder or the address, as people are told."""
+    leads: asyncio.Event
+    deposed: asyncio.Event
+    """Set once another controller leads, or this one never can."""
+    failure: MeshError | None
+    """Why it never can."""
+
+    def leader(self) -> str:
+        """The address of the controller that leads, as far as is known; empty for none."""
+        ...
+
+    @property
+    def tables(self) -> Tables:
+        """What it holds, to read."""
+        ...
+
+    async def commit(self, statements: Statements) -> None:
+        """One transaction. Raises StorageError, and then nothing has changed."""
+        ...
+
+    def check_writable(self) -> None:
+        """Raises Unavailable where this controller may not write now."""
+        ...
+
+    async def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    what: str
+    """What is written; a later one of the same, for which nobody waits, takes its place."""
+    statements: Statements
+    done: Done | None
+
+
+class RegistryWrites:
+    """The registry as the core's performer writes to it: in the order in which it was asked, while
+    the loop goes on. What nobody waits for is kept until the database can be reached.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: deque[_Write] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
+
+    def store(
+        self,
+        deployment: Deployment,
+        text: TextAssets | None,
+        revisions: Revisions | None,
+        done: Done | None = None,
+    ) -> None:
+        name = public_name(deployment.spec.name)
+        self._add(f"the revisions of {name}", stored(deployment, text, revisions), done)
+
+    def remove(self, name: DeploymentName, done: Done | None = None) -> None:
+        self._add(f"the removal of {name}", removed(name), done)
+
+    def store_profile(self, profile: Profile, done: Done | None = None) -> None:
+        what = f"the profile of {profile.model_id} on {profile.fingerprint}"
+        self._add(what, profile_stored(profile), done)
+
+    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
+        self._add(f"the output lengths of {name}", history_stored(name, history), None)
+
+    async def close(self) -> None:
+        """Write what waits, within CLOSE_S_MAX."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_S_MAX)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for write in self._waiting:
+            log.warning("%s is not kept: the controller ends", write.what)
+
+    def _add(self, what: str, statements: Statements, done: Done | None) -> None:
+        write = _Write(what=what, statements=statements, done=done)
+        if done is None:
+            earlier = [one for one in self._waiting if one.done is None and one.what == what]
+            for one in earlier[-1:]:
+                if one is not self._waiting[0]:  # it may be under way
+                    self._waiting.remove(one)
+        elif sum(one.done is not None for one in self._waiting) >= WRITES_MAX:
+            done(StorageError(f"{WRITES_MAX} writes wait for the registry, which is the limit"))
+            return
+        else:
+            self._asked.set()
+        self._waiting.append(write)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        told = False
+        while self._waiting:
+            self._asked.clear()
+            write = self._waiting[0]
             try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                # On a failing disk this fails too: SQLite then rolls back when it opens the file.
-                with suppress(sqlite3.Error):
-                    self._connection.rollback()
-                raise
-
-    @contextmanager
-    def _explained(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_BUSY:
-                message = f"the registry {self.path} is in use by another controller"
+                await self._database.commit(write.statements)
+            except Unreached as error:
+                if not told:
+                    log.warning("%s; what is learned meanwhile waits", error.message)
+                told = True
+                self._refuse_all(error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._asked.wait()
+            except StorageError as error:
+                self._waiting.popleft()
+                if write.done is None:
+                    log.warning("%s is not kept: %s", write.what, error.message)
+                else:
+                    write.done(error)
             else:
-                message = f"cannot {verb} the registry {self.path}: {error}"
-            raise StorageError(message, hint=_HINTS.get(code, "check the file and its disk")) from (
-                error
-            )
+                self._waiting.popleft()
+                if write.done is not None:
+                    write.done(None)
+
+    def _refuse_all(self, error: StorageError) -> None:
+        """Nobody is to wait for a database that cannot be reached."""
+        asked = [write.done for write in self._waiting if write.done is not None]
+        self._waiting = deque(write for write in self._waiting if write.done is None)
+        for done in asked:
+            done(error)

@@ -9,12 +9,13 @@ import logging
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,7 +36,7 @@ from mesh.controller.open_inference import OpenInference
 from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.reading import Reading
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry
 from mesh.controller.replaying import Replaying
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
@@ -45,7 +46,7 @@ from mesh.controller.watch import CellLog
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, Unavailable
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
@@ -69,7 +70,7 @@ from mesh.v1 import (
     open_inference_pb2_grpc,
 )
 from mesh.wire.access import Gate
-from mesh.wire.channel import bind, server_options
+from mesh.wire.channel import bind, format_address, parse_address, server_options
 from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard
 
@@ -90,6 +91,15 @@ SERVICES = (
 logger = logging.getLogger(__name__)
 
 
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Health can be asked for and not watched, for which clients take that of who serves no such
+    call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
+    """
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health is not watched here: use Check")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     listen: str
@@ -104,6 +114,8 @@ class ControllerConfig:
     """Whether browsers get one at `/`."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
+    state: str | None = None
+    """The address of the registry in PostgreSQL; `None` for SQLite under `home`."""
     journal: Path | None = None
     policy: str = DEFAULT_POLICY
     limits: CellLimits = field(default_factory=CellLimits)
@@ -132,31 +144,47 @@ async def serve(
     ending = asyncio.Event() if stop is None else stop
     with ExitStack() as opened:
         access = _opened_access(config, opened)
-        server = grpc.aio.server(options=server_options(), interceptors=[Guard(access.gate)])
+        guard, health_ = Guard(access.gate), _Health()
+        server = grpc.aio.server(options=server_options(), interceptors=[guard])
+        health_pb2_grpc.add_HealthServicer_to_server(health_, server)
         if stop is None:
             _end_on_signals(ending, opened)
         try:
             address = bind(server, config.listen, config.tls)
             http = _bound_http(config, opened)
-            controller = Controller(config, ending, opened, access)
-            await controller.start(server, http, config)
-            at = http.address if http else None
-            logger.info("mesh %s serves at %s", __version__, address)
-            if at is not None:
-                logger.info("HTTP is served at http%s://%s", "s" if config.tls else "", at)
+            database = await _opened_registry(config, address)
             try:
-                if ready is not None:
-                    ready(address, at)
-                giving_back = asyncio.create_task(give_back_freed())
-                opened.callback(giving_back.cancel)
-                await ending.wait()
+                stood_by = not database.leads.is_set()
+                if stood_by:
+                    await _stand_by(database, guard, server, http, health_, ending)
+                if ending.is_set():
+                    return
+                controller = Controller(config, ending, opened, access, database, health_)
+                await controller.start(server, http, config, serving=stood_by)
+                guard.instead = None
+                at = http.address if http else None
+                logger.info("mesh %s serves at %s", __version__, address)
+                if at is not None:
+                    logger.info("HTTP is served at http%s://%s", "s" if config.tls else "", at)
+                try:
+                    if ready is not None:
+                        ready(address, at)
+                    giving_back = asyncio.create_task(give_back_freed())
+                    opened.callback(giving_back.cancel)
+                    await _first_of(ending, database.deposed)
+                finally:
+                    await controller.stop(server, http)
+                    logger.info("stopped")
             finally:
-                await controller.stop(server, http)
-                logger.info("stopped")
+                await database.end()
         finally:
             await server.stop(None)
     if controller.failure is not None:
         raise controller.failure
+    if not ending.is_set():
+        raise database.failure or Unavailable(
+            "another controller leads the cell now", hint="start this one again: it stands by then"
+        )
 
 
 def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
@@ -179,24 +207,75 @@ def _end_on_signals(ending: asyncio.Event, opened: ExitStack) -> None:
         opened.callback(loop.remove_signal_handler, number)
 
 
-def _opened_registry(
-    config: ControllerConfig, opened: ExitStack
-) -> tuple[ControllerStart, SqliteRegistry]:
-    """The registry, and what this start of the controller goes out from."""
+async def _opened_registry(config: ControllerConfig, address: str) -> Database:
+    """Raises StorageError, and InvalidInput for an address that is none."""
     policy_of(config.policy)  # before anything is opened
-    registry = SqliteRegistry(config.home / "controller")
-    opened.callback(registry.close)
-    start = ControllerStart(
+    if config.state is None:
+        return SqliteRegistry(config.home / "controller")
+    from mesh.controller.postgres import PostgresRegistry  # with asyncpg, which few have
+
+    host, port = parse_address(address)
+    everywhere = host in ("0.0.0.0", "::")
+    holder = format_address(socket.gethostname(), port) if everywhere else address
+    registry = PostgresRegistry(config.state, holder=holder)
+    await registry.open()
+    return registry
+
+
+async def _stand_by(
+    database: Database,
+    guard: Guard,
+    server: grpc.aio.Server,
+    http: "HttpServer | None",
+    health_: health.HealthServicer,
+    ending: asyncio.Event,
+) -> None:
+    """Answer who asks with where the leader is, until this controller leads or is to end. Raises
+    what keeps it from ever leading.
+    """
+
+    def instead() -> Unavailable:
+        leader = database.leader()
+        return Unavailable(
+            f"this controller stands by; {leader or 'none'} leads",
+            hint=f"ask {leader}" if leader else "try again in a second",
+        )
+
+    guard.instead = instead
+    await health_.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    if http is not None:
+        from mesh.http.app import standing_by
+
+        http.start(standing_by(instead))
+    logger.info("stands by; %s leads", database.leader() or "none")
+    await _first_of(ending, database.leads, database.deposed)
+    if database.failure is not None:
+        raise database.failure
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _start_on(database: Database, config: ControllerConfig) -> ControllerStart:
+    """What this start of the controller goes out from."""
+    tables = database.tables
+    return ControllerStart(
         version=__version__,
-        epoch=registry.epoch,
+        epoch=database.epoch,
         policy=config.policy,
         limits=config.limits,
-        deployments=registry.deployments(),
-        profiles=registry.profiles(),
-        histories=registry.histories(),
-        revisions=registry.revisions(),
+        deployments=tables.deployments(),
+        profiles=tables.profiles(),
+        histories=tables.histories(),
+        revisions=tables.revisions(),
     )
-    return start, registry
 
 
 def _opened_usage(config: ControllerConfig, opened: ExitStack) -> UsageBook:
@@ -261,7 +340,13 @@ class Controller:
     """Everything that one controller is made of. `opened` closes its files at the very end."""
 
     def __init__(
-        self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack, access: _Access
+        self,
+        config: ControllerConfig,
+        ending: asyncio.Event,
+        opened: ExitStack,
+        access: _Access,
+        database: Database,
+        health_: health.HealthServicer,
     ) -> None:
         self.failure: Exception | None = None
         self._gate = access.gate
@@ -269,8 +354,9 @@ class Controller:
         self._ending = ending
         self._opened = opened
         self._stopped = False
-        start, registry = _opened_registry(config, opened)
-        self._registry = registry
+        start, tables = _start_on(database, config), database.tables
+        self._start = start
+        self._writes = RegistryWrites(database)
         self._core = controller_core(start)
         clock = self._clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
@@ -279,7 +365,7 @@ class Controller:
         usage = UsageMeter(
             _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
         )
-        self._tokenizers = Tokenizers(find=registry.text, pool=TextPool())
+        self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
         traces = _opened_traces(config, clock, opened)
@@ -307,6 +393,7 @@ class Controller:
             sources=config.sources,
             replaying=Replaying(self._gateway, book),
             prospect=lambda spec: self._core.prospect(spec, clock.now_s()),
+            writable=database.check_writable,
         )
         self._reading = Reading(
             cell=self._core,
@@ -324,10 +411,10 @@ class Controller:
             operations=operations,
             operating=self._operating,
             log=self._log,
-            texts=registry.text,
+            texts=tables.text,
             usage=usage.since,
             report=self._reading.report,
-            state_path=str(registry.path.parent),
+            state_path=database.place,
             starting=self._links.starting,
         )
         self._viewed = Viewed(
@@ -337,15 +424,15 @@ class Controller:
             recent=meter.recent,
             log=self._log,
             clock=clock,
-            state_path=str(registry.path.parent),
+            state_path=database.place,
         )
         self._feed: Feed | None = None
-        self._health = health.HealthServicer()
+        self._health = health_
         performer = ControllerPerformer(
             links=self._links,
             clients=self._gateway,
             operators=operations,
-            registry=registry,
+            registry=self._writes,
             clock=clock,
         )
         performer.post = self._post
@@ -365,26 +452,31 @@ class Controller:
         )
 
     async def start(
-        self, server: grpc.aio.Server, http: "HttpServer | None", config: ControllerConfig
+        self,
+        server: grpc.aio.Server,
+        http: "HttpServer | None",
+        config: ControllerConfig,
+        *,
+        serving: bool,
     ) -> None:
-        """Serve everything on servers that are bound but have not started."""
+        """Serve everything on servers that are bound; `serving`: they have started."""
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
             OpenInference(self._gateway), server
         )
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if not self._gate.wants_keys:
             names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        await server.start()
+        if not serving:
+            await server.start()
         if http is not None:
             self._start_http(http, config)
         self._post(LeaseCheckDue())
-        for deployment in self._registry.deployments():
+        for deployment in self._start.deployments:
             self._warm(public_name(deployment.spec.name))
 
     def _start_http(self, http: "HttpServer", config: ControllerConfig) -> None:
@@ -393,7 +485,7 @@ class Controller:
 
         sampling = asyncio.create_task(self._viewed.sampling())
         self._opened.callback(sampling.cancel)
-        self._feed = Feed(self._viewed, run=str(self._registry.epoch), unix_s=time.time)
+        self._feed = Feed(self._viewed, run=str(self._start.epoch), unix_s=time.time)
         origins = frozenset(config.http_origins)
         routes = application(
             gateway=self._gateway,
@@ -424,6 +516,7 @@ class Controller:
         drain_s = DRAIN_S_MAX if self.failure is None else 0.0
         await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
         self._stopped = True
+        await self._writes.close()
         await self._tokenizers.close()
 
     def _post(self, event: ControllerEvent) -> None:

@@ -1,8 +1,9 @@
 """Limits of tenants: who calls too often, has too many tokens or calls under way, is refused.
 
-Buckets that fill at the limit's rate, a second's or a minute's worth at most; tokens are taken out
-when a call has ended, so that a tenant may overdraw once and then waits. Times are the caller's of
-the methods. Before: the gateway, with a call. After: the same call, or Refused.
+Buckets that fill at the limit's rate, a second's or a minute's worth at most. Tokens are taken out
+when a call has ended, and each answer of a call is taken out of the requests, so that a tenant may
+overdraw once and then waits. Times are the caller's of the methods. Before: the gateway, with a
+call. After: the same call, or Refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ class TenantMeter:
             if level < 1.0:
                 again_s = (1.0 - level) / rate if rate else MINUTE_S
                 raise _over(tenant, "calls more often in a second than it may", rate, again_s)
-            bucket.level -= 1.0
+            bucket.level -= answers
 
 
 def _over(tenant: TenantName, said: str, limit: float, again_s: float) -> Refused:

@@ -64,7 +64,7 @@ class Trace:
     decoding: bool = False
     iterations: int = 0
     tokens: int = 0
-    ahead: tuple[int, InstanceId] | None = None
+    copy: tuple[int, InstanceId] | None = None
     """The attempt that draws tokens elsewhere, to which it moves, and where."""
     seen: dict[str, Value] = field(default_factory=dict)
     """Attributes of the whole."""
@@ -202,16 +202,16 @@ class Traces:
         match action:
             case DeliverTokens():
                 if trace := self._calls.get(action.outputs.request_id):
-                    if trace.ahead is not None and action.outputs.attempt == trace.ahead[0]:
-                        trace.note("migrated", now_s, instance=trace.ahead[1])
-                        trace.ahead = None
+                    if trace.copy is not None and action.outputs.attempt == trace.copy[0]:
+                        trace.note("migrated", now_s, instance=trace.copy[1])
+                        trace.copy = None
                     trace.delivered(now_s, action)
             case SendCommand(command=SubmitRequest() as command):
                 if trace := self._calls.get(command.order.request.request_id):
                     self._submitted(now_s, trace, command)
-            case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
+            case SendCommand(command=ContinueRequest(paused=False) as command) if command.token_ids:
                 if trace := self._calls.get(command.request_id):
-                    trace.ahead = command.attempt, command.instance_id
+                    trace.copy = command.attempt, command.instance_id
             case SendCommand(command=LoadInstance() as command):
                 if len(self._loads) >= LOADS_MAX:
                     del self._loads[next(iter(self._loads))]
@@ -225,7 +225,7 @@ class Traces:
 
     def _submitted(self, now_s: float, trace: Trace, command: SubmitRequest) -> None:
         order = command.order
-        if order.held:
+        if order.paused:
             return
         if "gen_ai.latency.time_in_queue" not in trace.seen:
             trace.seen["gen_ai.latency.time_in_queue"] = now_s - trace.arrived_s

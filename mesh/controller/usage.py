@@ -61,6 +61,16 @@ class UsageBook:
         self.path = folder / FILE_NAME
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
+        except sqlite3.Error as error:
+            raise self._explained("open", error) from error
+        try:
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        try:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             (found,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -79,6 +89,9 @@ class UsageBook:
                 )
                 self._connection.execute("DROP TABLE usage_before")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            # By reading all of it, damage is found now and not later. SQLite's own checks take its
+            # columns for nulls: it has no row ids.
+            self._connection.execute("SELECT sum(requests) FROM usage").fetchone()
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._explained("open", error) from error

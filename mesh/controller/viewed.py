@@ -22,7 +22,7 @@ from mesh.domain.messages import NodeStarting
 from mesh.domain.recent import CellGauges, CellSample
 from mesh.domain.views import CellEvent, CellLine, CellSnapshot, CellStatus, NodeSnapshot
 from mesh.report.cell_state import CellPicture
-from mesh.report.gauges import gauges
+from mesh.report.memory_parts import gauges
 from mesh.runtime.clock import Now
 
 SAMPLE_S = 1.0

@@ -22,10 +22,13 @@ BINS_PER_OCTAVE = 4
 BINS_MAX = 80
 """The last bin ends after 2.5 days; what is longer falls into it, too."""
 GAPS_KEPT_SHARE = 0.98
-"""Each gap lowers the weight of those before it to this share."""
+"""Each gap lowers the weight of those before it that are no longer to this share. Longer ones keep
+theirs: of what comes after a longer pause it says nothing, and the calls of a burst would else make
+a deployment forget how long its pauses are.
+"""
 CHANCE_MOST = 1.0 - 1e-6
 """No call is certain."""
-PRIOR_GAPS = 4.0
+PRIOR_GAPS = 1.0
 """The weight, in gaps, of what is expected by the rate of calls alone."""
 
 
@@ -40,7 +43,8 @@ class CallGaps:
         """One more call has come, so long after the one before it."""
         octaves = log2(gap_s / GAP_LEAST_S) if gap_s > GAP_LEAST_S else -1.0
         falls = min(int(octaves * BINS_PER_OCTAVE) + 1, BINS_MAX - 1) if octaves >= 0.0 else 0
-        weights = [weight * GAPS_KEPT_SHARE for weight in self.weights]
+        shorter, longer = self.weights[: falls + 1], self.weights[falls + 1 :]
+        weights = [*(weight * GAPS_KEPT_SHARE for weight in shorter), *longer]
         weights += [0.0] * (falls + 1 - len(weights))
         weights[falls] += 1.0
         return CallGaps(weights=tuple(weights))

@@ -6,6 +6,7 @@ declared here once: the node core's actions and events are the same values. No f
 time: ages and spans only.
 """
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh.domain.errors import MeshError
@@ -16,7 +17,7 @@ from mesh.domain.profile import Profile, Stalls
 from mesh.domain.ranges import Count, Factor, Name, Rate, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
+from mesh.domain.steps import HeldModel, LoadOrder, LoadRate, LoadTier, PrefixChange
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -56,6 +57,19 @@ class LoadInstance:
     `loads_on_device`. 0: it comes up whole.
     """
 
+    def order(self, model_path: Path, import_s: float = 0.0) -> LoadOrder:
+        """What the node's engine is asked for, once the model is in this folder."""
+        return LoadOrder(
+            instance_id=self.instance_id,
+            deployment=self.deployment,
+            model=self.model,
+            model_path=model_path,
+            kv_blocks=self.kv_blocks,
+            context_tokens_max=self.context_tokens_max,
+            batch_max=self.batch_max,
+            import_s=import_s,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadInstance:
@@ -84,8 +98,8 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueRequest:
-    """A held request has these further tokens, generated where it came from. It is computed up to
-    them, and goes on by itself unless it is still `held`. One that runs is `held` until it is let
+    """A paused request has these further tokens, generated where it came from. It is computed up to
+    them, and goes on by itself unless it stays `paused`. One that runs is `paused` until it is let
     go, or the iteration of others that it is left out of has ended.
     """
 
@@ -93,7 +107,7 @@ class ContinueRequest:
     request_id: RequestId
     attempt: int
     token_ids: tuple[int, ...]
-    held: bool
+    paused: bool
     due_in_s: float
     """Seconds until its next token is due."""
 
@@ -422,7 +436,7 @@ class RequestReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedAhead:
-    """A held request has been computed up to the last of the tokens that its node was given."""
+    """A paused request has been computed up to the last of the tokens that its node was given."""
 
     request_id: RequestId
     attempt: int

@@ -93,6 +93,16 @@ class Request:
         return len(self.prompt_tokens) if self.first is None else 0
 
     @property
+    def call(self) -> RequestId:
+        """The id that all answers of its call have in common: that of the first one."""
+        return self.first or self.request_id
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether its call wants several answers of one prompt."""
+        return self.answers > 1 or self.first is not None
+
+    @property
     def tokens_max(self) -> int:
         """Prompt and output tokens together, at most."""
         return len(self.prompt_tokens) + self.sampling.max_tokens
@@ -135,12 +145,12 @@ class RequestOrder:
     """The share of the TPOT SLO with which its tokens are planned."""
     slack_s: float = 0.0
     """See `Pace.slack_s`."""
-    held: bool = False
+    paused: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
     cached_tokens: int = 0
     """How many of its tokens the node is believed to have computed already, or to fetch."""
     kv: KvSource | None = None
-    """From where it is to fetch KV blocks; only one that is `held` does."""
+    """From where it is to fetch KV blocks; only one that is `paused` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

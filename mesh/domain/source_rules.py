@@ -115,10 +115,15 @@ def _permits_host(named: str, source: str) -> bool:
 
 
 def _lies_below(path: str, folder: str) -> bool:
-    """A percent sign may be part of a name or an escape: it lies there either way."""
+    """A percent sign may be part of a name or an escape: it lies there either way. Where a step
+    upwards leads is not known, since it may follow a link.
+    """
     below = posixpath.normpath(folder).rstrip("/") + "/"
-    ways = (posixpath.normpath(path), posixpath.normpath(unquote(path)))
-    return all(f"{way}/".startswith(below) for way in ways)
+    ways = (path, unquote(path))
+    return all(
+        ".." not in way.split("/") and f"{posixpath.normpath(way)}/".startswith(below)
+        for way in ways
+    )
 
 
 def _names(named: str, host: str, port: int) -> bool:

@@ -45,7 +45,7 @@ class EngineCapabilities:
     loads_on_device: bool = False
     """A load without weights needs room for them on the device all the same, until it is over."""
     computes_ahead: bool = False
-    """Requests may be `held`: see EngineRequest."""
+    """Requests may be `paused`: see EngineRequest."""
     kv_format: str = ""
     """Requests can take their KV blocks to instances of engines of an equal format
     (`Engine.export_kv`); empty where they cannot.
@@ -172,8 +172,8 @@ class EngineRequest:
     which engine or attempt draws it. `attempt` is for whoever gets the tokens: they say which
     submission they are of.
 
-    One that is `held` computes all its tokens but the last, and yields none. Submitted again, with
-    the same tokens or more, it goes on from there: held still, or not any more.
+    One that is `paused` computes all its tokens but the last, and yields none. Submitted again,
+    with the same tokens or more, it goes on from there: still paused, or not any more.
 
     Requests with the same `cache_salt` share the KV blocks of their common beginning, those that
     ended before with them; None: it shares nothing, and leaves nothing behind. One that asks about
@@ -183,11 +183,11 @@ class EngineRequest:
     request_id: RequestId
     attempt: int = 1
     prompt_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...] = ()
     sampling: SamplingParams
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
     """The model's own."""
-    held: bool = False
+    paused: bool = False
     cache_salt: str | None = None
 
     @property
@@ -239,7 +239,7 @@ class StepResult:
     context_tokens: int
     """KV tokens that those decodes attended to, summed; of several iterations the mean."""
     prefill_left: tuple[tuple[RequestId, int], ...]
-    """Requests with prompt tokens still to compute, and how many; of held ones without the last."""
+    """Requests with prompt tokens to compute, and how many; of paused ones without the last."""
     starved: tuple[RequestId, ...]
     """Requests that made no progress because the instance is out of KV blocks."""
     kv_blocks_used: int

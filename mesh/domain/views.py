@@ -219,6 +219,8 @@ class PrefetchView:
     """How many were given up, or had gone again, before there was a call."""
     loads: int = 0
     """The loads that callers needed, or would have needed without a prefetch."""
+    felt: int = 0
+    """How many of these callers waited for, at least in part."""
 
     @property
     def hit_rate(self) -> float:

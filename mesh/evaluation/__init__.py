@@ -1,7 +1,6 @@
 """Measuring and comparing, apart from what serves: production does not import it.
 
 bursts, load_client                    calls, and their sending to a live cell, each at its time
-judging                                what came of calls, beside their SLOs
 summary, distribution                  outcomes of requests in numbers
 series, cell_numbers                   nodes by the second; a run of a cell in numbers
 simulation_report                      what `mesh sim` says of a run

@@ -16,6 +16,10 @@ from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
 from mesh.report.distribution import Distribution
 
 GROUPS_MAX = 16
+SERVED_LEAST, SERVED_MOST = 0.4, 0.9
+"""In overload no deployment is to be served less than the first share while another is served more
+than the second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,28 @@ def by_rank(outcomes: Sequence[Outcome]) -> tuple[RankGroup, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedShares:
+    """The shares of their requests that deployments got all tokens of; 1 without any."""
+
+    least: float
+    most: float
+    unfair_pairs: int
+    """Pairs of a deployment below SERVED_LEAST and one above SERVED_MOST."""
+
+
+def served_shares(outcomes: Sequence[Outcome]) -> ServedShares:
+    """Deployments without requests have no share."""
+    called = Counter(o.deployment for o in outcomes)
+    finished = Counter(o.deployment for o in outcomes if o.finished)
+    shares = [finished[name] / count for name, count in called.items()]
+    below = sum(share < SERVED_LEAST for share in shares)
+    above = sum(share > SERVED_MOST for share in shares)
+    return ServedShares(
+        least=min(shares, default=1.0), most=max(shares, default=1.0), unfair_pairs=below * above
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellNumbers:
     """Counts are of requests, unless named otherwise; means are over the workload's time."""
 
@@ -88,6 +114,7 @@ class CellNumbers:
     tpot: Distribution
     """Mean time of a token after the first, of the requests that had two."""
     by_rank: tuple[RankGroup, ...]
+    served: ServedShares
 
 
 def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> CellNumbers:
@@ -114,6 +141,7 @@ def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> Ce
         ttft=Distribution.of(s for s in ttfts if s is not None),
         tpot=Distribution.of(s for s in tpots if s is not None),
         by_rank=by_rank(outcomes),
+        served=served_shares(outcomes),
     )
 
 

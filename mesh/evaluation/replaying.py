@@ -21,7 +21,14 @@ from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.evaluation.summary import Summary, summarize
 from mesh.runtime.host import Core
-from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
+from mesh.runtime.journal import (
+    ControllerStart,
+    Decision,
+    Divergence,
+    JournalHeader,
+    read_journal,
+    replay,
+)
 from mesh.runtime.policies import rule_of_file
 from mesh.runtime.starting import controller_core
 
@@ -180,7 +187,7 @@ class _Open:
 class _Seen:
     """What the recorded decisions say of requests, gathered as they pass."""
 
-    def __init__(self, start: Start, told: Callable[[int], None]) -> None:
+    def __init__(self, start: JournalHeader, told: Callable[[int], None]) -> None:
         deployed: tuple[Deployment, ...] = ()
         if isinstance(start, ControllerStart):
             deployed = start.deployments

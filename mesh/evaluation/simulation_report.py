@@ -1,12 +1,20 @@
-"""What a run of a virtual cell came to: its requests, and how its nodes were used."""
+"""What a run of a virtual cell came to: its requests, how its nodes were used, and the report that
+a live cell has, of the outcomes that its callers saw.
+"""
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.ids import NodeId
+from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.views import CellLine, PrefetchView
 from mesh.evaluation.summary import Summary
-from mesh.report.cell_report import CellReport
+from mesh.report.calls import CallBook, CallEnd
+from mesh.report.cell_report import FAULTS_MAX, LOOKS_MAX, CellReport, Looks, cell_report
+from mesh.report.narrate import Narrator
+from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.node import VirtualNode
 from mesh.sim.refusals import RefusalCounts
 
@@ -32,6 +40,16 @@ class SimulationReport:
     nodes: tuple[NodeUse, ...]
     virtual_s: float
     wall_s: float
+    prefetches: PrefetchView
+    """They are those of the controller that runs at the end."""
+    loaded_bytes: int
+    """The weights that all loads read."""
+    cold_felt_ratio: float | None = None
+    """The loads that callers waited for, over those of the same run without a prefetch budget,
+    where the scenario asks for it; `None` also where there were none.
+    """
+    bytes_ratio: float | None = None
+    """The bytes that all loads read, over the same."""
     faults: tuple[tuple[str, int], ...] = ()
     """How many of each kind there were."""
     checks: tuple[tuple[str, int], ...] = ()
@@ -63,3 +81,54 @@ def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, 
         )
         for node in nodes
     )
+
+
+def beside_none(report: SimulationReport, without: SimulationReport) -> SimulationReport:
+    """The report, with its ratios over a run in which nothing was loaded before it was called."""
+    felt, read_bytes = without.prefetches.felt, without.loaded_bytes
+    return replace(
+        report,
+        cold_felt_ratio=report.prefetches.felt / felt if felt else None,
+        bytes_ratio=report.loaded_bytes / read_bytes if read_bytes else None,
+    )
+
+
+class _Lines:
+    """A recorder that keeps the lines which tell of faults, each with its time."""
+
+    def __init__(self) -> None:
+        self._narrate = Narrator()
+        self.said: deque[tuple[float, CellLine]] = deque(maxlen=FAULTS_MAX)
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        said = self._narrate(event, actions)
+        self.said.extend((now_s, line) for line in said if line.fault)
+
+
+class VirtualReport:
+    """Its recorders are for a run of `duration_s` seconds."""
+
+    def __init__(self, plan: CellPlan, duration_s: float) -> None:
+        specs = {made.spec.name: made.spec for made in plan.deployments}
+        self._book = CallBook(specs.get)
+        self._looks = Looks(duration_s / LOOKS_MAX)
+        self._lines = _Lines()
+        self._cell: VirtualCell | None = None
+        self.recorders = (self._book, self._lines, self._looks)
+
+    def attach(self, cell: VirtualCell) -> None:
+        self._cell = cell
+        self._looks.snapshot = lambda now_s: cell.core.snapshot(now_s)
+
+    def report(self, name: str, outcomes: Sequence[Outcome]) -> CellReport:
+        """After the run."""
+        assert self._cell is not None, "it was attached before the run"
+        return cell_report(
+            name,
+            map(CallEnd.of, outcomes),
+            from_s=self._cell.started_s,
+            until_s=self._cell.clock.now_s(),
+            loads=self._book.loads,
+            looks=self._looks.seen,
+            lines=self._lines.said,
+        )

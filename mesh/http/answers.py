@@ -422,12 +422,7 @@ class CompletionWriter(ChunkWriter):
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self,
-        to: AnswerTo,
-        *,
-        echo: bool = False,
-        only: bool = False,
-        tells_prompt: bool = False,
+        self, to: AnswerTo, *, echo: bool = False, only: bool = False, tells_prompt: bool = False
     ) -> None:
         super().__init__(to)
         self._echo, self._only, self._tells_prompt = echo, only, tells_prompt

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh import __version__
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
@@ -38,7 +38,7 @@ from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
 from mesh.http.responses import CountInput, Responses
-from mesh.http.sessions import Session, Sessions
+from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
 from mesh.http.viewing import CellEvents, CellState
@@ -153,7 +153,7 @@ def application(
         Route(EVENTS, CellEvents(feed, check_viewer, bodies), methods=["GET"]),
         Route(
             "/api/v1/session",
-            Session(sessions, gate, bodies),
+            Session(sessions, gate, Bodies(bytes_max=SIGN_IN_BYTES_MAX, count_max=SIGN_INS_MAX)),
             methods=["GET", "POST", "DELETE"],
         ),
         Route("/api/v1/deployments/{model}/{verb}", Operate(operator, bodies), methods=["POST"]),
@@ -211,6 +211,21 @@ def read_completion(raw: bytes) -> tuple[CompletionBody, NewWriter]:
         only=body.max_tokens == 0,
         tells_prompt=body.prompt_logprobs is not None,
     )
+
+
+def standing_by(why: Callable[[], MeshError]) -> ASGIApp:
+    """Answers everything with an error, but that it lives."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if request.url.path == "/healthz":
+            response = Response(b'{"status":"standing by"}', media_type="application/json")
+        else:
+            response = _keyless(request, why())
+            response.headers["retry-after"] = "1"
+        await response(scope, receive, send)
+
+    return answer
 
 
 def shared(app: ASGIApp, origins: frozenset[str]) -> ASGIApp:

@@ -20,7 +20,7 @@ from mesh.domain.access import NOBODY, TenantName
 from mesh.domain.errors import Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.http.bodies import Body
-from mesh.http.exchange import ABORT, WATCH, Exchange
+from mesh.http.exchange import ABORT, WATCH, Apart, Exchange
 from mesh.http.refusals import encoded
 from mesh.wire.access import caller
 
@@ -220,7 +220,7 @@ def _fail(run: Run, message: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
+class Background(Apart):
     """A call that is to be made in the background."""
 
     id_: str
@@ -231,9 +231,11 @@ class Background:
     read: Callable[[bytes], tuple[Body, Any]]
     """Reads the same call as one that is streamed."""
 
-    async def answer(self, exchange: Exchange, app: ASGIApp, scope: Scope, raw: bytes) -> None:
+    async def answer(
+        self, exchange: Exchange, reads: Callable[[Any], ASGIApp], scope: Scope, raw: bytes
+    ) -> None:
         """Begin it, and tell its client. Raises Refused where too many are under way."""
-        self.runs.begin(self.id_, self.run, app, scope, raw)
+        self.runs.begin(self.id_, self.run, reads(self.read), scope, raw)
         if not self.stream:
             await exchange.json(encoded(self.run.response))
             return

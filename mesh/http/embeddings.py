@@ -162,8 +162,8 @@ class OllamaEmbedBody(Strict):
 
 
 class OllamaEmbeddings(BaseModel):
-    model: str
     embeddings: list[list[float]]
+    model: str
     total_duration: int
     load_duration: int
     prompt_eval_count: int
@@ -280,15 +280,11 @@ class Embeddings(Vectors[EmbeddingsBody]):
             exchange, body.model, prompts, body.dimensions, read, _names("input", several)
         )
         used = sum(end.prompt_tokens for _, end in found)
-        usage = EmbeddingUsage(prompt_tokens=used, total_tokens=used).model_dump()
-        return _pieces(
-            b'{"object":"list","data":[',
-            [
-                b'{"object":"embedding","index":%d,"embedding":%b}' % (number, told)
-                for number, (told, _) in enumerate(found)
-            ],
-            {"model": body.model, "usage": usage},
-        )
+        usage = EmbeddingUsage(prompt_tokens=used, total_tokens=used)
+        one = encoded(Embedding(index=0, embedding=[]).model_dump())
+        one = one.replace(b"0", b"%d").replace(b"[]", b"%b")
+        told = [one % (number, vector) for number, (vector, _) in enumerate(found)]
+        return _pieces(EmbeddingList(data=[], model=body.model, usage=usage), told)
 
 
 class Rerank(Vectors[RerankBody]):
@@ -345,16 +341,14 @@ class OllamaEmbed(Vectors[OllamaEmbedBody]):
         model = body.model.removesuffix(":latest")
         names = _names("input", isinstance(body.input, list))
         found = await self._embedded(exchange, model, prompts, body.dimensions, _json, names)
-        return _pieces(
-            b'{"embeddings":[',
-            [told for told, _ in found],
-            {
-                "model": body.model,
-                "total_duration": int((self._gateway.now_s() - start_s) * _NS),
-                "load_duration": int(max(end.grace_s for _, end in found) * _NS),
-                "prompt_eval_count": sum(end.prompt_tokens for _, end in found),
-            },
+        answer = OllamaEmbeddings(
+            embeddings=[],
+            model=body.model,
+            total_duration=int((self._gateway.now_s() - start_s) * _NS),
+            load_duration=int(max(end.grace_s for _, end in found) * _NS),
+            prompt_eval_count=sum(end.prompt_tokens for _, end in found),
         )
+        return _pieces(answer, [vector for vector, _ in found])
 
 
 def _invocations(
@@ -382,12 +376,13 @@ def _named(error: MeshError, name: str) -> MeshError:
     return error
 
 
-def _pieces(head: bytes, items: Sequence[bytes], last: dict[str, Any]) -> list[bytes]:
-    """A JSON object, of which none is as long as all: `head` and a list of the items, and then the
-    members of `last`.
+def _pieces(answer: BaseModel, items: Sequence[bytes]) -> list[bytes]:
+    """The JSON of an answer whose one list is empty, with these items in it: none of the pieces is
+    as long as all.
     """
+    before, _, after = encoded(answer.model_dump()).partition(b"[]")
     separated = [item if number == 0 else b"," + item for number, item in enumerate(items)]
-    return [head, *separated, b"]," + encoded(last)[1:]]
+    return [before + b"[", *separated, b"]" + after]
 
 
 def _first(errors: BaseExceptionGroup[MeshError]) -> BaseException:

@@ -7,10 +7,13 @@ An error before the answer has begun is a status; later it is an event, the last
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
 from mesh.domain.ids import RequestId
@@ -27,12 +30,17 @@ from mesh.http.refusals import (
     retry_headers,
     status_and_code,
 )
+from mesh.wire.access import caller
 from mesh.wire.own_slo import CLASS_HEADER
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
 IN_HAND_BYTES_MAX = 256 << 20
 """All bodies that are being read may take this much together."""
+IN_HAND_MAX = 4096
+"""So many may be read at a time: half of the connections."""
+TENANT_SHARE_MAX = 0.25
+"""One tenant may have this share of both: eight of the longest bodies at a time."""
 UNREAD_BYTES_MAX = 32 << 20
 """This much of a body that is too long is read and dropped before the answer: clients that read
 only after they have sent everything would lose it otherwise. A body that declares more is refused
@@ -58,24 +66,67 @@ logger = logging.getLogger(__name__)
 
 
 class Bodies:
-    """Bytes of bodies that are being read, of all exchanges of a server."""
+    """Bodies that are being read, of all exchanges of a server, and their bytes. A tenant has at
+    most a share of them, since a body may take its time.
+    """
 
-    def __init__(self, bytes_max: int = IN_HAND_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = IN_HAND_BYTES_MAX, count_max: int = IN_HAND_MAX) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self._count_max = count_max
+        self._bytes: Counter[str] = Counter()
+        """By tenant; empty for those who are none."""
+        self._counts: Counter[str] = Counter()
 
-    def take(self, more: int) -> None:
-        """Raises Refused where that would be too many."""
-        if self._bytes + more > self._bytes_max:
-            raise Refused(
-                f"bodies of {self._bytes} bytes are being read; {self._bytes_max} is the limit",
-                reason=RefusalReason.QUEUE_FULL,
-                retry_after_s=1.0,
-            )
-        self._bytes += more
+    @contextmanager
+    def reading(self) -> Iterator["BodyInHand"]:
+        """One more body, in hand until the block is left. Raises Refused where there are too
+        many.
+        """
+        tenant = caller().tenant
+        self._check("bodies", self._counts, 1, self._count_max, tenant)
+        self._counts[tenant] += 1
+        body = BodyInHand(self, tenant)
+        try:
+            yield body
+        finally:
+            body.drop()
+            self._counts[tenant] -= 1
 
-    def free(self, some: int) -> None:
-        self._bytes -= some
+    def move(self, more: int, tenant: str) -> None:
+        """Raises Refused where there would be too many bytes."""
+        self._check("bytes of bodies", self._bytes, more, self._bytes_max, tenant)
+        self._bytes[tenant] += more
+
+    def _check(self, what: str, of: Counter[str], more: int, most: int, tenant: str) -> None:
+        own_max = int(most * TENANT_SHARE_MAX) if tenant else most
+        for have, limit in ((of.total(), most), (of[tenant], own_max)):
+            if more > 0 and have + more > limit:
+                raise Refused(
+                    f"{have} {what} are being read; {limit} is the limit",
+                    reason=RefusalReason.QUEUE_FULL,
+                    retry_after_s=1.0,
+                )
+
+
+class BodyInHand:
+    """The parts of a body that have come."""
+
+    def __init__(self, bodies: Bodies, tenant: str) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self._parts: list[bytes] = []
+
+    def add(self, part: bytes) -> None:
+        """Raises Refused."""
+        self._bodies.move(len(part), self._tenant)
+        self._parts.append(part)
+
+    def drop(self) -> None:
+        self._bodies.move(-sum(map(len, self._parts)), self._tenant)
+        self._parts.clear()
+
+    def whole(self) -> bytes:
+        return b"".join(self._parts)
 
 
 class Exchange:
@@ -148,16 +199,13 @@ class Exchange:
         """In hand until the block is left. Raises InvalidInput where it is too long or not said to
         be JSON, DeadlineExceeded, or Refused where too many are being read.
         """
-        parts: list[bytes] = []
-        try:
-            yield await self._read(parts)
-        finally:
-            self._bodies.free(sum(map(len, parts)))
+        with self._bodies.reading() as in_hand:
+            yield await self._read(in_hand)
 
-    async def _read(self, parts: list[bytes]) -> bytes:
+    async def _read(self, in_hand: BodyInHand) -> bytes:
         try:
             async with asyncio.timeout(BODY_S_MAX):
-                body = await self._whole_body(parts)
+                body = await self._whole_body(in_hand)
         except TimeoutError:
             self._status = 408, "request_timeout"
             raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
@@ -179,7 +227,7 @@ class Exchange:
             )
         return body
 
-    async def _whole_body(self, parts: list[bytes]) -> bytes:
+    async def _whole_body(self, in_hand: BodyInHand) -> bytes:
         declared_bytes = int(self.header(b"content-length") or 0)
         if declared_bytes > UNREAD_BYTES_MAX:
             raise self._too_long(f"{declared_bytes} bytes")
@@ -192,14 +240,12 @@ class Exchange:
             came_bytes += len(message["body"])
             self._unread = message["more_body"]
             if came_bytes <= BODY_BYTES_MAX:
-                self._bodies.take(len(message["body"]))
-                parts.append(message["body"])
+                in_hand.add(message["body"])
             else:
-                self._bodies.free(sum(map(len, parts)))
-                parts.clear()
+                in_hand.drop()
         if came_bytes > BODY_BYTES_MAX:
             raise self._too_long(f"{'at least ' if self._unread else ''}{came_bytes} bytes")
-        return b"".join(parts)
+        return in_hand.whole()
 
     def _too_long(self, size: str) -> InvalidInput:
         self._status = 413, "request_too_large"
@@ -309,3 +355,13 @@ class Exchange:
     def _id_header(self) -> tuple[Header, ...]:
         names = self._dialect.id_headers if self.request_id else ()
         return tuple((name, self.request_id.encode()) for name in names)
+
+
+class Apart(ABC):
+    """A call that is not answered by the events of its request."""
+
+    @abstractmethod
+    async def answer(
+        self, exchange: Exchange, reads: Callable[[Any], ASGIApp], scope: Scope, raw: bytes
+    ) -> None:
+        """Tell its client. `reads` makes the endpoint that reads bodies in another way."""

@@ -26,6 +26,7 @@ from mesh.wire.mailbox import Mailbox
 
 TICK_S = 1.0
 VIEWERS_MAX = 64
+VIEWERS_BY_TENANT_MAX = 16
 VIEWER_EVENTS_MAX = 120
 """At most so many events wait for one viewer: about two minutes of an idle cell's."""
 KEPT_EVENTS_MAX = 600
@@ -124,9 +125,9 @@ class Feed:
         """The events after the one of `last_id`; where that is not possible, the whole state, which
         says so. Raises Unavailable when too many view already.
         """
-        self._check_room()
         key, viewer = _audience_of(asks), _Viewer()
         audience = self._audiences.get(key)
+        self._check_room(key, audience)
         if audience is None:
             self._number += 1  # nobody has been told up to here
             audience = self._audiences[key] = _Audience(self._number, self._number)
@@ -171,12 +172,17 @@ class Feed:
             for viewer in audience.viewers:
                 viewer.blocks.close()
 
-    def _check_room(self) -> None:
+    def _check_room(self, asks: Caller, audience: _Audience | None) -> None:
         if self._closed:
             raise Unavailable(ENDED)
-        if self.viewers >= VIEWERS_MAX:
+        have, most = self.viewers, VIEWERS_MAX
+        if asks.role is not Role.ADMIN:
+            most -= VIEWERS_BY_TENANT_MAX  # there is room for operators
+            if audience is not None and len(audience.viewers) >= VIEWERS_BY_TENANT_MAX:
+                have = most = VIEWERS_BY_TENANT_MAX
+        if have >= most:
             raise Unavailable(
-                f"{self.viewers} viewers are here already, which is the limit",
+                f"{have} viewers are here already, and {most} is the limit",
                 hint="close one of their pages, or ask for /api/v1/cell",
             )
 

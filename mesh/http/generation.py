@@ -33,16 +33,15 @@ from mesh.http.asking import (
     with_slo,
     with_tools,
 )
-from mesh.http.background import Background
 from mesh.http.bodies import Body, ChatBody
-from mesh.http.exchange import Bodies, Exchange
+from mesh.http.exchange import Apart, Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools, requires_call
 from mesh.text.answer_reader import NOTHING_ELSE, Reading
 from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[AnswerTo], Writer]
-Read = Callable[[bytes], tuple[Body, NewWriter | Background]]
+Read = Callable[[bytes], tuple[Body, NewWriter | Apart]]
 """Reads the bytes of a call, and says who writes its answers, or that it is made apart."""
 
 
@@ -75,10 +74,9 @@ class Generation:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
                     asked = tuple(replace(chat, seed=one.seed) for one in asked)
-                if isinstance(writer, Background):
+                if isinstance(writer, Apart):
                     self._gateway.check(asked[0])
-                    apart = Generation(self._gateway, writer.read, self._bodies)
-                    await writer.answer(exchange, apart, scope, raw)
+                    await writer.answer(exchange, self._reads, scope, raw)
                     return
                 made, shown = answers_of(body)
                 to = AnswerTo(
@@ -106,6 +104,9 @@ class Generation:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
                 raise
+
+    def _reads(self, read: Read) -> "Generation":
+        return Generation(self._gateway, read, self._bodies)
 
     async def _reading(
         self, deployment: Deployment, body: ChatBody, asked: Invocation

@@ -6,22 +6,26 @@ does.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Scope
 
 from mesh import __version__
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.invocation import Finished
+from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import ModelInfo
 from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
+from mesh.http.answers import AnswerTo
 from mesh.http.blocks import Block, BlockWriter
 from mesh.http.bodies import (
     Body,
@@ -32,7 +36,7 @@ from mesh.http.bodies import (
     ResponseFormat,
     read,
 )
-from mesh.http.exchange import Exchange
+from mesh.http.exchange import Apart, Exchange
 from mesh.http.generation import NewWriter
 from mesh.http.logprobs import TokenLogprob
 from mesh.http.members import copied
@@ -129,16 +133,18 @@ class OllamaMessage(Strict):
 
 
 class OllamaChatBody(OllamaBody):
-    """Answers a conversation of Ollama's protocol."""
+    """Answers a conversation of Ollama's protocol; one without messages loads the model."""
 
-    messages: list[OllamaMessage]
+    messages: list[OllamaMessage] | None = None
     tools: Tools | None = None
 
 
 class GenerateBody(OllamaBody):
-    """Answers one prompt of Ollama's protocol; with `raw` it is continued as it is."""
+    """Answers one prompt of Ollama's protocol; with `raw` it is continued as it is. Without one the
+    model is loaded.
+    """
 
-    prompt: str
+    prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
     suffix: str | None = Field(default=None, description="The prompt is then continued as it is.")
@@ -147,26 +153,43 @@ class GenerateBody(OllamaBody):
     images: None = None
 
 
-def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter]:
+def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     """Raises InvalidInput."""
     body = read(OllamaChatBody, raw)
+    if not body.messages:
+        return _without_prompt(body, {"message": {"role": "assistant", "content": ""}})
     messages = [_message(n, message) for n, message in enumerate(body.messages)]
     return _chat(body, messages).model_copy(update={"tools": body.tools}), OllamaWriter
 
 
-def read_generate(raw: bytes) -> tuple[Body, NewWriter]:
+def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     """Raises InvalidInput."""
     body = read(GenerateBody, raw)
+    if not (body.prompt or body.suffix):
+        return _without_prompt(body, {"response": ""})
     if body.raw or body.suffix:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         asked = CompletionBody.model_construct(
-            prompt=body.prompt, logprobs=logprobs, suffix=body.suffix
+            prompt=body.prompt or "", logprobs=logprobs, suffix=body.suffix
         )
         return asked.model_copy(update=_common(body)), GenerateWriter
     said = [("system", body.system)] if body.system else []
-    said.append(("user", body.prompt))
+    said.append(("user", body.prompt or ""))
     messages = [Message.model_construct(role=role, content=text) for role, text in said]
     return _chat(body, messages), GenerateWriter
+
+
+def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWriter | Apart]:
+    """A call that has the model loaded, by a token that nobody is told; with `keep_alive: 0`, one
+    that is told that the model goes: when it does, its deployment decides.
+    """
+    model = body.model.removesuffix(TAG)
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    asked = CompletionBody.model_construct(model=model, prompt=[0], max_tokens=1)
+    told = {"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason}
+    if reason == "unload":
+        return asked, Unload(encoded(told))
+    return asked, partial(LoadWriter, told=encoded(told))
 
 
 def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
@@ -283,6 +306,29 @@ class GenerateWriter(OllamaWriter):
         told = {"response": _text_of(blocks, "text"), **_logprobs_of(blocks)}
         thought = _text_of(blocks, "thought")
         return {**told, "thinking": thought} if thought else told
+
+
+class LoadWriter(OllamaWriter):
+    """`told`, once the model could answer."""
+
+    def __init__(self, to: AnswerTo, told: bytes) -> None:
+        super().__init__(to)
+        self._loaded = told
+
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
+        return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Unload(Apart):
+    """The answer of a call that nothing is computed for."""
+
+    told: bytes
+
+    async def answer(
+        self, exchange: Exchange, reads: Callable[[Any], ASGIApp], scope: Scope, raw: bytes
+    ) -> None:
+        await exchange.json(self.told)
 
 
 def _numbers(end: Finished) -> dict[str, Any]:

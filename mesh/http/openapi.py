@@ -29,12 +29,7 @@ from mesh.http.ollama import (
     ShowBody,
     Shown,
 )
-from mesh.http.response_answers import (
-    DeletedResponse,
-    InputTokens,
-    ResponseAnswer,
-    ResponseEvent,
-)
+from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseAnswer, ResponseEvent
 from mesh.http.responses import InputBody, ResponsesBody
 from mesh.http.tokens import DetokenizeBody, Detokenized, TokenCount, TokenizeBody, Tokenized
 from mesh.wire.own_slo import CLASS_HEADER, SLO_HEADERS

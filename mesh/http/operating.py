@@ -22,10 +22,10 @@ from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.views import Prospect
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Exchange
-from mesh.http.manifest import read_manifests
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
+from mesh.manifest.specs import read_manifests
 from mesh.report.plain import Plain, plain
 
 Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]

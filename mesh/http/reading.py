@@ -19,10 +19,10 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, UsageBy
 from mesh.domain.views import ProfileView
-from mesh.http.manifest import written
 from mesh.http.page import HEADERS
 from mesh.http.refusals import encoded
 from mesh.http.sessions import check_origin
+from mesh.manifest.specs import written
 from mesh.report.cell_page import page
 from mesh.report.cell_report import CellReport
 from mesh.report.plain import Plain, plain

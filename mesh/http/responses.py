@@ -40,12 +40,7 @@ from mesh.http.generation import NewWriter
 from mesh.http.kept_responses import REFERENCES_MAX, KeptResponses
 from mesh.http.members import copied
 from mesh.http.refusals import EVENT_STREAM, encoded
-from mesh.http.response_answers import (
-    DeletedResponse,
-    InputTokens,
-    ResponseAnswer,
-    ResponseWriter,
-)
+from mesh.http.response_answers import DeletedResponse, InputTokens, ResponseAnswer, ResponseWriter
 from mesh.http.together import Gateway
 from mesh.http.tokens import Answered
 from mesh.http.tools import (

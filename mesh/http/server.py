@@ -13,16 +13,11 @@ from typing import Any
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Message, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mesh.domain.errors import InvalidInput
-from mesh.http.connections import (
-    CONNECTIONS_MAX,
-    TAKEN_IN_A_ROW_MAX,
-    Connections,
-    Listening,
-)
+from mesh.http.connections import CONNECTIONS_MAX, TAKEN_IN_A_ROW_MAX, Connections, Listening
 from mesh.http.exchange import ABORT, WATCH
 from mesh.http.refusals import Failure, encoded, in_openai
 from mesh.wire.channel import format_address, listening_socket, parse_address
@@ -48,14 +43,19 @@ class HttpServer:
         self._socket = Listening(listening_socket(listen, option="--http"), self._book)
         self.address = format_address(host, self._socket.getsockname()[1])
         self._tls = tls
+        self._app: ASGIApp
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def start(self, app: ASGIApp) -> None:
-        """Serve, until `stop`."""
+        """Serve, until `stop`; where it serves already, this answers from now on."""
+        self._app = app
+        if self._server is not None:
+            return
         tls = self._tls
         config = uvicorn.Config(
-            app,
+            self._answer,
+            interface="asgi3",  # of a bound method uvicorn would take it for ASGI 2
             http=partial(BoundedProtocol, book=self._book),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -72,6 +72,9 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     async def stop(self, drain_s_max: float) -> None:
         """Take no more connections; end when those that there are have been answered, or then."""

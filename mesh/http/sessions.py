@@ -30,6 +30,8 @@ TOKEN_HEADER = "x-mesh-csrf"
 SESSION_S_MAX = 12 * 3600.0
 SESSIONS_MAX = 1_000
 """Beyond that the oldest ends."""
+SIGN_INS_MAX, SIGN_IN_BYTES_MAX = 64, 64 << 10
+"""Bodies of those who sign in that are being read, and their bytes: anybody may send them."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ROLES = frozenset({Role.ADMIN, Role.TENANT})
 _TOKEN_BYTES = 32

@@ -64,12 +64,7 @@ class Gateway(Protocol):
     def check(self, asked: Invocation) -> None: ...
 
     def call(
-        self,
-        asked: Invocation,
-        headers: Headers,
-        *,
-        answers: int = 1,
-        first: Any = None,
+        self, asked: Invocation, headers: Headers, *, answers: int = 1, first: Any = None
     ) -> AbstractAsyncContextManager[Call]: ...
 
     def left(self, request_id: RequestId) -> None: ...

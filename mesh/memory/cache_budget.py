@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from mesh.memory.shares import Share, counted_once
+from mesh.memory.shared_weights import SharedWeights, counted_once
 
 
 class CachingBlocks(Protocol):
@@ -21,7 +21,7 @@ class CachingBlocks(Protocol):
     blocks: int
     block_bytes: int
     weights_bytes: int
-    share: Share | None
+    shared: SharedWeights | None
 
     @property
     def extra(self) -> int: ...
@@ -120,6 +120,6 @@ class CacheBudget:
             return self._unbooked_bytes() - extra_bytes
 
     def _unbooked_bytes(self) -> int:
-        weights_bytes = sum(counted_once([(m.weights_bytes, m.share) for m in self._members]))
+        weights_bytes = sum(counted_once([(m.weights_bytes, m.shared) for m in self._members]))
         booked_bytes = weights_bytes + sum(m.blocks * m.block_bytes for m in self._members)
         return self._memory_bytes - booked_bytes - sum(self._loading.values())

@@ -13,8 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.steps import LoadOrder, PrefixChange
-from mesh.memory.block_keys import digest_of
-from mesh.memory.cached_digests import CachedDigests
+from mesh.memory.block_keys import CachedDigests, digest_of
 from mesh.memory.kv_blocks import KvBlocks
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mesh.domain.steps import PrefixChange
-from mesh.memory.block_keys import digest_of
+from mesh.memory.block_keys import CachedDigests, digest_of
 from mesh.memory.cache_budget import CacheBudget
-from mesh.memory.cached_digests import CachedDigests
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 
 
 class Places(Protocol):
@@ -50,14 +49,14 @@ class KvBlocks:
         *,
         block_bytes: int = 1,
         weights_bytes: int = 0,
-        share: Share | None = None,
+        shared: SharedWeights | None = None,
         overflows: bool = False,
     ) -> None:
         self.blocks = blocks
         self.used = 0
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
-        self.share = share
+        self.shared = shared
         """The part of the weights that other instances of the budget hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()
@@ -213,18 +212,18 @@ class KvBlocks:
         with self._budget.lock:
             if self.used:
                 raise ValueError(f"{self.used} KV blocks are still used")
-            self.blocks, self.weights_bytes, self.share = 0, 0, None
+            self.blocks, self.weights_bytes, self.shared = 0, 0, None
             self._digests = CachedDigests()
             for key in self._blocks:
                 self._digests.came(digest_of(key))
             self._budget.fit(self)
 
-    def begin_again(self, weights_bytes: int, share: Share | None) -> tuple[int, ...]:
+    def begin_again(self, weights_bytes: int, shared: SharedWeights | None) -> tuple[int, ...]:
         """The next instance is loaded. Returns the digests of all keys that it finds; from now on
         `tell` says how those change.
         """
         with self._budget.lock:
-            self.weights_bytes, self.share = weights_bytes, share
+            self.weights_bytes, self.shared = weights_bytes, shared
             self._digests = CachedDigests()
             return tuple([digest_of(key) for key in self._blocks])
 

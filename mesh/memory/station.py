@@ -8,10 +8,10 @@ then it waits here. The reservations of one instance follow each other. Those of
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
 forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake, a load of
 weights that are in the host's memory, and one import, a load whose model has to be brought first.
-Weights and KV caches are booked apart. What instances share of their weights (`shares`) counts
-once: the first that is promised it takes it, the last that leaves gives it back. Where a node swaps
-weights by itself all of them are booked once, as a pool: the two largest have to fit beside the KV
-caches, one that computes and one that is on its way.
+Weights and KV caches are booked apart. What instances share of their weights counts once
+(`shared_weights`): the first that is promised it takes it, the last that leaves gives it back.
+Where a node swaps weights by itself all of them are booked once, as a pool: the two largest have
+to fit beside the KV caches, one that computes and one that is on its way.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -23,7 +23,7 @@ from heapq import heappop, heappush, nlargest
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import NOTHING, Size
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 
 OVERTAKEN_MAX = 8
 """Reservations that may start before one that has the earlier deadline and does not fit yet."""
@@ -67,7 +67,7 @@ class _Holding:
     """One instance: what it holds, what is under way, and what is to follow."""
 
     size: Size = NOTHING
-    share: Share | None = None
+    shared: SharedWeights | None = None
     """What the instance shares of its weights, and of those that it is promised."""
     running: Reservation | None = None
     waiting: Reservation | None = None
@@ -87,7 +87,7 @@ class _Holding:
 
     def shared_bytes(self, size: Size) -> int:
         """How much would be shared if the instance held this much."""
-        return min(self.share.size_bytes, size.weights_bytes) if self.share is not None else 0
+        return min(self.shared.size_bytes, size.weights_bytes) if self.shared is not None else 0
 
 
 def _promised(holding: _Holding) -> Size:
@@ -133,16 +133,18 @@ class ReservationStation:
         """The node has less for instances than was thought, perhaps less than is promised."""
         self.capacity_bytes = capacity_bytes
 
-    def spared_bytes(self, share: Share) -> int:
-        """How much an instance with this share would not take, because it is promised to others
+    def spared_bytes(self, shared: SharedWeights) -> int:
+        """How much an instance with these weights would not take, because it is promised to others
         already. Of a pool: its weights but for what the pool grows by.
         """
         if self.pools:
-            weights = Size(share.size_bytes)
-            return share.size_bytes - self._more(_Holding(), _promised, NOTHING, weights).bytes
-        return min(self._account_bytes(_Holding(share=share), _promised), share.size_bytes)
+            weights = Size(shared.size_bytes)
+            return shared.size_bytes - self._more(_Holding(), _promised, NOTHING, weights).bytes
+        return min(self._account_bytes(_Holding(shared=shared), _promised), shared.size_bytes)
 
-    def freed_bytes(self, instance_ids: Collection[InstanceId], beside: Share | None = None) -> int:
+    def freed_bytes(
+        self, instance_ids: Collection[InstanceId], beside: SharedWeights | None = None
+    ) -> int:
         """What can be promised more once all of these have gone, `beside` one that comes with that
         share: what instances share stays with the last of them.
         """
@@ -152,7 +154,7 @@ class ReservationStation:
             pools = (self._pool_bytes(with_it, _promised, gone) for gone in ((), going))
             return int(next(pools) - next(pools)) + sum(h.promised.kv_bytes for h in going)
         freed_bytes = sum(h.promised.bytes - h.shared_bytes(h.promised) for h in going)
-        for key in {h.share.key: None for h in going if h.share is not None}:
+        for key in {h.shared.key: None for h in going if h.shared is not None}:
             comes_bytes = beside.size_bytes if beside is not None and beside.key == key else 0
             all_bytes, left_bytes = [comes_bytes], [comes_bytes]
             for holding in self._sharers(key):
@@ -208,12 +210,14 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         return holding is not None and bool(holding.running or holding.waiting)
 
-    def fits(self, instance_id: InstanceId, size: Size, share: Share | None = None) -> bool:
+    def fits(
+        self, instance_id: InstanceId, size: Size, shared: SharedWeights | None = None
+    ) -> bool:
         """Whether a reservation that leaves the instance with so much could be issued. No more than
-        it has been promised always fits, even on a node that has more than its capacity. `share`:
+        it has been promised always fits, even on a node that has more than its capacity. `shared`:
         as with `issue`.
         """
-        holding = self._holdings.get(instance_id) or _Holding(share=share)
+        holding = self._holdings.get(instance_id) or _Holding(shared=shared)
         more = self._more(holding, _promised, holding.promised, size)
         return more.bytes <= max(self.free_bytes, 0)
 
@@ -223,15 +227,15 @@ class ReservationStation:
         instance_id: InstanceId,
         size: Size,
         deadline_s: float,
-        share: Share | None = None,
+        shared: SharedWeights | None = None,
     ) -> tuple[Reservation, ...] | None:
         """Promise a reservation; those that start now. None, and nothing changes, if it does not
         fit. It takes the place of one that waits for the same instance; a load that has not begun
-        stays a load when it is resized. `share`: that a new instance comes with.
+        stays a load when it is resized. `shared`: that a new instance comes with.
         """
-        if not self.fits(instance_id, size, share):
+        if not self.fits(instance_id, size, shared):
             return None
-        holding = self._holdings.setdefault(instance_id, _Holding(share=share))
+        holding = self._holdings.setdefault(instance_id, _Holding(shared=shared))
         replaced = holding.waiting.kind if holding.waiting is not None else None
         if kind is ReservationKind.RESIZE and replaced in LOADS:
             kind = replaced
@@ -269,26 +273,26 @@ class ReservationStation:
         return self._wake()
 
     def done(
-        self, instance_id: InstanceId, size: Size, share: Share | None = None
+        self, instance_id: InstanceId, size: Size, shared: SharedWeights | None = None
     ) -> tuple[Reservation, ...]:
         """The reservation that runs on an instance has ended, done or failed, and left it with so
-        much. Nothing: it is gone, and so is what was to follow. `share`: what a load has shown that
-        it shares; None: what is known of that holds.
+        much. Nothing: it is gone, and so is what was to follow. `shared`: what a load has shown
+        that it shares; None: what is known of that holds.
         """
         holding = self._holdings.get(instance_id)
         if holding is None:
             return ()
-        self._set(holding, size, share, ended=True)
+        self._set(holding, size, shared, ended=True)
         return self._wake() if size.bytes else self.forget(instance_id)
 
     def record(
-        self, instance_id: InstanceId, size: Size, share: Share | None = None
+        self, instance_id: InstanceId, size: Size, shared: SharedWeights | None = None
     ) -> tuple[Reservation, ...]:
         """Take over what a node says that an instance holds, fitting or not. Starts something only
-        where a known instance turns out to hold another size. `share`: as with `done`.
+        where a known instance turns out to hold another size. `shared`: as with `done`.
         """
         holding = self._holdings.setdefault(instance_id, _Holding())
-        self._set(holding, size, share, ended=False)
+        self._set(holding, size, shared, ended=False)
         return self._wake()
 
     def forget(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
@@ -374,13 +378,15 @@ class ReservationStation:
         }
         return replace(self, _holdings=holdings)
 
-    def _set(self, holding: _Holding, size: Size, share: Share | None, *, ended: bool) -> None:
+    def _set(
+        self, holding: _Holding, size: Size, shared: SharedWeights | None, *, ended: bool
+    ) -> None:
         """What waits keeps its promise as a whole: its KV cache gets what its weights leave of it,
         once a load has shown what these are. Where weights are pooled it keeps its KV cache: what
         they leave is the pool's.
         """
         self._count(holding, -1)
-        holding.size, holding.share = size, share or holding.share
+        holding.size, holding.shared = size, shared or holding.shared
         if ended:
             holding.running = None
         waiting, weights_bytes = holding.waiting, size.weights_bytes
@@ -392,15 +398,15 @@ class ReservationStation:
 
     def _account_bytes(self, holding: _Holding, account: Callable[[_Holding], Size]) -> int:
         """The most that another one has of what it shares, by one of the accounts."""
-        share = holding.share
-        if share is None:
+        shared = holding.shared
+        if shared is None:
             return 0
-        others = [h for h in self._sharers(share.key) if h is not holding]
+        others = [h for h in self._sharers(shared.key) if h is not holding]
         return max((h.shared_bytes(account(h)) for h in others), default=0)
 
     def _sharers(self, key: Hashable) -> list[_Holding]:
         holdings = self._holdings.values()
-        return [h for h in holdings if h.share is not None and h.share.key == key]
+        return [h for h in holdings if h.shared is not None and h.shared.key == key]
 
     def _pool_bytes(
         self,
@@ -423,7 +429,7 @@ class ReservationStation:
                 for size in (before, after)
             ]
             return Size(pools[1] - pools[0], more.kv_bytes)
-        if holding.share is None:
+        if holding.shared is None:
             return more
         there_bytes = self._account_bytes(holding, account)
         spared_bytes = [min(holding.shared_bytes(size), there_bytes) for size in (before, after)]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Pace, Slo
 from mesh.policy.default_answers import DefaultAnswers, releases
-from mesh.policy.plans import Join, Move, Plan, Release, Start
+from mesh.policy.plans import Join, Move, Plan, Release, Releases, Start
 from mesh.policy.rules.rounds import ROUNDS
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, DeploymentView, InstanceView, NodeView, Place, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,7 @@ class Aegaeon(DefaultAnswers):
     # Idle instances give way. What one frees of a pool of weights depends on who stays, so that one
     # which is enough by itself may not be the one that is idle longest.
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         idle = cell.idle(place)
         for alone in idle:
             yield (Release(instance=alone),)

@@ -12,7 +12,7 @@ from mesh.domain.node_rule import DEFAULT_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
-from mesh.policy.plans import How, Plan, Release, Shortage
+from mesh.policy.plans import How, Plan, Release, Releases, Shortage
 from mesh.policy.ranks import any_instance, fullest_node
 from mesh.policy.room import (
     by_demand,
@@ -25,7 +25,15 @@ from mesh.policy.room import (
 )
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import (
+    AheadView,
+    CellView,
+    InstanceView,
+    NodeView,
+    Outlook,
+    Place,
+    RequestView,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +71,7 @@ class DefaultAnswers:
     def may_be_late(self, request: RequestView, outlook: Outlook) -> bool:
         return late_by_load_alone(request, outlook)
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         yield releases(enough(cell.idle(place), missing_bytes))
 
     def evict(self, instance: InstanceView, cell: CellView) -> RequestView:
@@ -90,6 +96,6 @@ class DefaultAnswers:
         return PACE
 
 
-def releases(instances: Sequence[InstanceView]) -> tuple[Release, ...]:
+def releases(instances: Sequence[InstanceView]) -> Releases:
     """They are unloaded together."""
     return tuple([Release(instance=instance) for instance in instances])

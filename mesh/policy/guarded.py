@@ -4,7 +4,7 @@ it was.
 What raises, yields without end, or answers what cannot be counts as a fault, which the core puts
 into its actions, and with that into the journal; in place of the answer stands one that does no
 harm: no plan, no pass, an order by ids, a cache by demand. Time is told by the host
-(`DecisionTookLong`): no clock is here. Before: the core's rooms. After: the policy.
+(`DecisionTookLong`): no clock is here. Before: the controller core. After: the policy.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,12 +26,21 @@ from mesh.policy.plans import (
     Prefetch,
     Refuse,
     Release,
+    Releases,
     Shortage,
     Start,
 )
 from mesh.policy.room import by_demand, longest_headroom
 from mesh.policy.rules.turns import name_of
-from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import (
+    AheadView,
+    CellView,
+    InstanceView,
+    NodeView,
+    Outlook,
+    Place,
+    RequestView,
+)
 
 FAULTS_MAX = 8
 """The most faults that are noted for one event."""
@@ -111,9 +120,7 @@ class Guarded:
             self._raised("may_be_late", error)
             return False
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         return self._bounded(
             "relieve", lambda: self._policy.relieve(place, missing_bytes, cell), cell
         )

@@ -16,9 +16,17 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Pace, Slo
-from mesh.policy.plans import Plan, Release, Shortage
+from mesh.policy.plans import Plan, Release, Releases, Shortage
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import (
+    AheadView,
+    CellView,
+    InstanceView,
+    NodeView,
+    Outlook,
+    Place,
+    RequestView,
+)
 
 Rank = tuple[float, ...]
 """Smaller comes first; ids break ties."""
@@ -165,9 +173,7 @@ class Policy(Protocol):
         """
         ...
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         """Who may give way where so much memory is missing: each time all that go together."""
         ...
 

@@ -10,10 +10,10 @@ from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.partitions import kv_of_part
-from mesh.policy.plans import Plan, Release, Shortage
+from mesh.policy.plans import Plan, Release, Releases, Shortage
 from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
 from mesh.policy.room import by_demand, enough, freed_bytes, joins_first, longest_headroom, victims
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, InstanceView, NodeView, Place, RequestView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,7 @@ class LlmMesh(DefaultAnswers):
     # Idle instances give way to whoever needs their memory. §7.1: where those do not do, instances
     # with a smaller batch give way, once each of their requests is in time elsewhere.
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         idle = cell.idle(place)
         yield releases(enough(idle, missing_bytes))
         if self.preempts:

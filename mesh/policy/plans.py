@@ -103,6 +103,10 @@ class Release:
     """In `upkeep`: the only instance that its requests may go to. `None`: any, or a new one."""
 
 
+Releases = tuple[Release, ...]
+"""All that go together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """Turn a request away that waits and has no promise. The message is what its client is told;

@@ -15,10 +15,10 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import DeviceKind
 from mesh.policy.default_answers import DefaultAnswers
 from mesh.policy.interface import Rank
-from mesh.policy.plans import How, Join, Label, Plan, Release, Start
+from mesh.policy.plans import How, Join, Label, Plan, Release, Releases, Start
 from mesh.policy.rules.arbitration import ARBITRATION
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+from mesh.policy.views import CellView, InstanceView, NodeView, Place, RequestView
 
 TARGET = "target since "
 """How the label of an instance begins that its deployment's other one is to move into; then comes
@@ -74,9 +74,7 @@ class Prism(DefaultAnswers):
             return self.idle_s_min
         return Release(instance=instance, how=How.PARK)
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         return iter(())
 
     def _evicted(self, cell: CellView) -> Iterator[Plan]:

@@ -9,7 +9,6 @@ other in turn.
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
-from math import log1p
 
 from mesh.domain.slo import ColdStart
 from mesh.domain.steps import LoadTier
@@ -23,18 +22,14 @@ from mesh.policy.views import (
     InstanceView,
     NodeView,
     Outlook,
+    Place,
     RequestView,
 )
 
-LIKELIER = 2.0
-"""An instance gives way only to a model of which so many times as many calls are expected: the two
-would else go on taking each other's place.
-"""
-LIKELY_LEAST = 0.1
-"""What is less likely to be called within a minute is not brought nearer."""
-LIKELY_AGAIN = 0.25
-"""The same of what nobody has called for as long as a parked instance stays, by the times between
-its calls alone: by their rate it would come back as soon as it was unloaded.
+LIKELIER = 0.4
+"""A model is brought nearer where its call within a minute is so much likelier than that of each
+instance that gives way to it. The difference is what the load spares callers; what is left to 1 is
+read in vain (docs/memory.md says what was measured).
 """
 LIKELY_MAX = 32
 """Deployments that one look tries to bring nearer."""
@@ -120,7 +115,7 @@ def freed_bytes(instances: Sequence[InstanceView]) -> int:
 
 
 def victims(
-    neighbours: Iterable[InstanceView], place: InstanceView | NodeView, missing_bytes: int
+    neighbours: Iterable[InstanceView], place: Place, missing_bytes: int
 ) -> Sequence[InstanceView]:
     """Those that give their memory to an instance that lacks so many bytes; none when all that are
     smaller do not hold as much.
@@ -164,16 +159,19 @@ def likeliest_nearer(cell: AheadView) -> Iterator[Prefetch]:
 
 
 def _chance(made: DeploymentView, cell: AheadView) -> float:
-    """The probability of a call within a minute, or 0 where that is not worth a load."""
+    """The probability of a call within a minute, or 0 where that is not worth a load. What nobody
+    has called for as long as a parked instance stays is judged by the times between its calls
+    alone: by their rate it would come back as soon as it was unloaded.
+    """
     lately = cell.now_s - made.called_s <= cell.parked_s_max
     chance = made.call_chance(cell.now_s, rated=lately)
-    return chance if chance >= (LIKELY_LEAST if lately else LIKELY_AGAIN) else 0.0
+    return chance if chance >= LIKELIER else 0.0
 
 
 def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[InstanceView, ...] | None:
     """Which idle instances give way to one that is loaded ahead and called by this `chance`: those
-    whose models' calls are far less likely. None where it has no room. What was loaded ahead, too,
-    goes before the others: the node's budget is for both.
+    whose models' calls are less likely by LIKELIER. None where it has no room. What was loaded
+    ahead, too, goes before the others: the node's budget is for both.
     """
     if cell.tier(node) is LoadTier.REMOTE:
         return ()  # It is imported, which takes no memory.
@@ -181,15 +179,15 @@ def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[Instan
     def gives_way(instance: InstanceView) -> bool:
         owner = cell.deployment(instance.deployment)
         others = 0.0 if owner is None else owner.call_chance(cell.now_s)
-        # The logarithms are of the probability of no call: calls that are expected.
-        rarer = log1p(-others) * LIKELIER > log1p(-chance)
-        return rarer and (instance.ahead or instance.is_parked)
+        return chance - others >= LIKELIER and (instance.prefetched or instance.is_parked)
 
     missing_bytes = cell.lacks_bytes(node)
-    over_bytes = freed_bytes([i for i in cell.instances(node) if i.ahead]) - node.prefetch_bytes
+    over_bytes = (
+        freed_bytes([i for i in cell.instances(node) if i.prefetched]) - node.prefetch_bytes
+    )
     over_bytes += missing_bytes + node.free_bytes
     lesser = [instance for instance in cell.idle(node) if gives_way(instance)]
-    within = enough([instance for instance in lesser if instance.ahead], over_bytes)
+    within = enough([instance for instance in lesser if instance.prefetched], over_bytes)
     if over_bytes > 0 and not within:
         return None
     others = [instance for instance in lesser if instance not in within]

@@ -9,12 +9,12 @@ from mesh.domain.reasons import DeviceKind
 from mesh.policy.default_answers import DefaultAnswers, releases
 from mesh.policy.interface import KvDemand, KvSize, Rank
 from mesh.policy.partitions import kv_of_part
-from mesh.policy.plans import Release
+from mesh.policy.plans import Release, Releases
 from mesh.policy.ranks import fullest_instance
 from mesh.policy.room import enough
 from mesh.policy.rules.alternate import ALTERNATE
 from mesh.policy.rules.turns import TurnRule
-from mesh.policy.views import CellView, InstanceView, NodeView
+from mesh.policy.views import CellView, InstanceView, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,7 @@ class Sllm(DefaultAnswers):
     def instance_rank(self, instance: InstanceView) -> Rank:
         return fullest_instance(instance)
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         """On GPU nodes an idle instance keeps its part until its keep-alive is over."""
         if place.device is DeviceKind.CPU:
             yield releases(enough(cell.idle(place), missing_bytes))

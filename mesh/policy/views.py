@@ -168,7 +168,7 @@ class InstanceView(Protocol):
         ...
 
     @property
-    def ahead(self) -> bool:
+    def prefetched(self) -> bool:
         """Whether it was loaded before anybody called, and still waits for the first call."""
         ...
 
@@ -183,6 +183,10 @@ class InstanceView(Protocol):
     def next_due_s(self) -> float:
         """When the first of its next tokens is due; infinite where it has no request."""
         ...
+
+
+Place = InstanceView | NodeView
+"""Where memory is wanted: for an instance that is there, or for one that starts on a node."""
 
 
 class DeploymentView(Protocol):
@@ -270,11 +274,11 @@ class CellView(Protocol):
         """
         ...
 
-    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def idle(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that may be unloaded now, in the order in which they were used."""
         ...
 
-    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+    def neighbours(self, place: Place) -> Sequence[InstanceView]:
         """Others on the node that serve, and whose requests may be moved; none while a place
         without that is looked for.
         """
@@ -344,7 +348,9 @@ class AheadView(CellView, Protocol):
         ...
 
     def rests(self, node: NodeView) -> bool:
-        """Whether nothing is computed, loaded, imported or moved there, nor about to be."""
+        """Whether nothing is loaded, imported or moved there, nor about to be, and nothing computed
+        that a load would slow.
+        """
         ...
 
     def about(self, name: DeploymentName) -> "AheadView | None":

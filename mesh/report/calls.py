@@ -12,13 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mesh.domain.actions import (
-    DeliverTokens,
-    RefuseRequest,
-    SendCommand,
-    TellAccepted,
-    TellWaiting,
-)
+from mesh.domain.actions import DeliverTokens, RefuseRequest, SendCommand, TellAccepted, TellWaiting
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeConnected, NodeDisconnected
 from mesh.domain.events import NodeReported as Reported
@@ -355,14 +349,14 @@ class CallBook:
                 if call is None:
                     return
                 where = f"to {instance_id} on {node_id}"
-                if order.held:
+                if order.paused:
                     call.step(now_s, f"{where}, ahead of its move")
                     call.begin(now_s, "move", node_id, instance_id, order.attempt)
                     return
                 more = f", attempt {order.attempt}" if order.attempt > 1 else ""
                 call.step(now_s, f"{where}{more}")
                 call.begin(now_s, "prefill", node_id, instance_id)
-            case ContinueRequest(held=False, token_ids=token_ids) if token_ids:
+            case ContinueRequest(paused=False, token_ids=token_ids) if token_ids:
                 if call := self.open.get(command.request_id):
                     call.step(now_s, f"goes on at {command.instance_id} on {node_id}")
                     call.begin(now_s, "decode", node_id, command.instance_id)

@@ -14,7 +14,7 @@ from mesh.domain.recent import CellGauges
 from mesh.domain.views import CellLine, CellSnapshot
 from mesh.report.calls import CallEnd, Load
 from mesh.report.distribution import Distribution
-from mesh.report.gauges import gauges
+from mesh.report.memory_parts import gauges
 
 ALL = "all"
 LOOKS_MAX = 240

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.recent import RecentCalls
-from mesh.domain.views import (
-    CellStatus,
-    DeploymentSnapshot,
-    NodeSnapshot,
-    PrefetchView,
-)
+from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.memory_parts import free_bytes, parts
 from mesh.report.plain import Plain, plain_fields
 

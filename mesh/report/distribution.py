@@ -1,7 +1,7 @@
 """A distribution of times in a hundred and one numbers, and where a curve of it runs; pure.
 
 The one way in which mesh takes percentiles. Before: outcomes. After: `summary`, `cell_numbers`,
-`judging`, charts and benchmarks.
+charts and benchmarks.
 """
 
 from collections.abc import Iterable

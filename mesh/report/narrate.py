@@ -186,8 +186,8 @@ def _decided(action: object) -> Iterator[CellLine]:
                     request, attempt = command.order.request, command.order.attempt
                     text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"
                     more = f", attempt {attempt}" if attempt > 1 else ""
-                    more += ", ahead of its move" if command.order.held else ""
+                    more += ", ahead of its move" if command.order.paused else ""
                     yield _line("request", request.request_id, text + more)
-                case ContinueRequest() if command.token_ids and not command.held:
+                case ContinueRequest() if command.token_ids and not command.paused:
                     text = f"drawn by {command.instance_id}, too, to which it moves"
                     yield _line("request", command.request_id, text)

@@ -29,12 +29,7 @@ from mesh.domain.actions import (
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
-from mesh.domain.events import (
-    ControllerEvent,
-    DecisionTookLong,
-    DeploymentStored,
-    StoreFailed,
-)
+from mesh.domain.events import ControllerEvent, DecisionTookLong, DeploymentStored, StoreFailed
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
@@ -82,18 +77,26 @@ class Operators(Protocol):
     def reply(self, reply: ReplyProgress | ReplyDone | ReplyError) -> None: ...
 
 
+Done = Callable[[StorageError | None], None]
+"""It is called once: when a write is durable, or with why nothing has changed."""
+
+
 class Registry(Protocol):
-    """What outlives the controller. Each call returns when it is durable, or raises
-    StorageError.
+    """What outlives the controller. Writes are carried out in the order in which they were asked
+    for. Without `done` nobody waits for one: what is lost of it is decided or learned again.
     """
 
     def store(
-        self, deployment: Deployment, text: TextAssets | None, revisions: Revisions | None
+        self,
+        deployment: Deployment,
+        text: TextAssets | None,
+        revisions: Revisions | None,
+        done: Done | None = None,
     ) -> None: ...
 
-    def remove(self, name: DeploymentName) -> None: ...
+    def remove(self, name: DeploymentName, done: Done | None = None) -> None: ...
 
-    def store_profile(self, profile: Profile) -> None: ...
+    def store_profile(self, profile: Profile, done: Done | None = None) -> None: ...
 
     def store_history(self, name: DeploymentName, history: OutputHistory) -> None: ...
 
@@ -139,18 +142,17 @@ class ControllerPerformer:
                     action.link_id, error=action.error, message=action.message, hint=action.hint
                 )
             case StoreDeployment():
-                self._write(
-                    action.operation_id,
-                    lambda: self._registry.store(action.deployment, action.text, action.revisions),
-                )
+                done = self._told(action.operation_id)
+                self._registry.store(action.deployment, action.text, action.revisions, done)
             case StoreRevisions():
-                self._write_revisions(action)
+                self._registry.store(action.deployment, None, action.revisions)
             case RemoveDeployment():
-                self._write(action.operation_id, lambda: self._registry.remove(action.name))
-            case StoreProfile():
-                self._write_profile(action)
+                self._registry.remove(action.name, self._told(action.operation_id))
+            case StoreProfile(operation_id=operation_id):
+                asked = None if operation_id is None else self._told(operation_id)
+                self._registry.store_profile(action.profile, asked)
             case StoreHistory():
-                self._write_history(action)
+                self._registry.store_history(action.name, action.history)
             case ReplyProgress() | ReplyDone() | ReplyError():
                 self._operators.reply(action)
             case NotePolicyFault(policy=policy, call=call, kind=kind, message=message):
@@ -161,38 +163,16 @@ class ControllerPerformer:
             case _:
                 assert_never(action)
 
-    def _write_profile(self, action: StoreProfile) -> None:
-        if action.operation_id is not None:
-            self._write(action.operation_id, lambda: self._registry.store_profile(action.profile))
-            return
-        try:
-            self._registry.store_profile(action.profile)
-        except StorageError as error:
-            name = action.profile.model_id
-            log.warning("the refined profile of %s is not kept: %s", name, error.message)
+    def _told(self, operation_id: OperationId) -> Done:
+        """Tells the core what became of a write."""
 
-    def _write_revisions(self, action: StoreRevisions) -> None:
-        """Nobody waits for it: it is decided again after the next start."""
-        try:
-            self._registry.store(action.deployment, None, action.revisions)
-        except StorageError as error:
-            name = action.deployment.spec.name
-            log.warning("the revisions of %s are not kept: %s", name, error.message)
+        def done(error: StorageError | None) -> None:
+            if error is None:
+                self.post(DeploymentStored(operation_id=operation_id))
+            else:
+                self.post(StoreFailed(operation_id=operation_id, message=error.message))
 
-    def _write_history(self, action: StoreHistory) -> None:
-        """Nobody waits for it: what is lost is learned again."""
-        try:
-            self._registry.store_history(action.name, action.history)
-        except StorageError as error:
-            log.warning("the output lengths of %s are not kept: %s", action.name, error.message)
-
-    def _write(self, operation_id: OperationId, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except StorageError as error:
-            self.post(StoreFailed(operation_id=operation_id, message=error.message))
-        else:
-            self.post(DeploymentStored(operation_id=operation_id))
+        return done
 
 
 def _unbound(event: ControllerEvent) -> None:

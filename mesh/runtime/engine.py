@@ -130,11 +130,7 @@ class Engine(Protocol):
         ...
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         """Compute one iteration: one token for every request past its prefill, or for those of them
         that `decode` names, and as many prompt tokens of waiting requests as `prefill` allows. Who

@@ -73,14 +73,14 @@ class NodeStart:
     """Whose turn rule it has beside the built-in ones: a FILE.py."""
 
 
-Start = ControllerStart | NodeStart
+JournalHeader = ControllerStart | NodeStart
 _UNIONS: tuple[Any, ...] = (
     NodeCommand,
     NodeReport,
     ControllerTimer,
     ControllerEvent | NodeEvent,
     ControllerAction | NodeAction,
-    Start,
+    JournalHeader,
 )
 _EVENT, _ACTION, _START = _UNIONS[3:]
 
@@ -94,15 +94,22 @@ _WHETHER = override(unstruct_hook=lambda salt: None if salt is None else "")
 _NOTHING = override(unstruct_hook=lambda said: said[:0])
 _NAMED = override(unstruct_hook=lambda ticket: ticket if "/" in ticket else "")
 """The controller's core names tickets REQUEST/ATTEMPT; those that open something have no slash."""
+_PAUSED = override(rename="held")
+"""Its name in formats 6 and 7."""
 _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     Grammar: {"text": _NOTHING},
     SamplingParams: {"stop": _NOTHING, "stop_token_ids": _NOTHING, "logit_bias": _NOTHING},
     KvSource: {"ticket": _NAMED},
     OfferKv: {"ticket": _NAMED},
     Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER},
-    RequestOrder: {"output_tokens": _NUMBER},
-    EngineRequest: {"prompt_tokens": _NUMBER, "output_tokens": _NUMBER, "cache_salt": _WHETHER},
-    ContinueRequest: {"token_ids": _NUMBER},
+    RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
+    EngineRequest: {
+        "prompt_tokens": _NUMBER,
+        "output_tokens": _NUMBER,
+        "cache_salt": _WHETHER,
+        "paused": _PAUSED,
+    },
+    ContinueRequest: {"token_ids": _NUMBER, "paused": _PAUSED},
     RequestTokens: {
         "token_ids": _NUMBER,
         "text": _NOTHING,
@@ -179,7 +186,7 @@ class Journal:
     When the disk is full the journal ends there, with a warning: serving goes on without it.
     """
 
-    def __init__(self, file: TextIO, start: Start) -> None:
+    def __init__(self, file: TextIO, start: JournalHeader) -> None:
         self._file = file
         self._broken = False
         self._write(_converter().unstructure(start, _START))
@@ -207,7 +214,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def open_journal(path: Path, start: Start) -> Journal:
+def open_journal(path: Path, start: JournalHeader) -> Journal:
     """A new journal at `path`. Raises StorageError when it cannot be written."""
     try:
         file = open(path, "w", encoding="utf-8", opener=_private)  # noqa: SIM115
@@ -219,13 +226,13 @@ def open_journal(path: Path, start: Start) -> Journal:
         ) from error
 
 
-def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
+def read_journal(path: Path) -> tuple[JournalHeader, Iterator[Decision]]:
     """The start and the decisions of a journal. A torn last line is what a kill leaves: it ends
     the journal. Raises InvalidInput for anything else that is no journal.
     """
     try:
         with path.open("rb") as lines:
-            start: Start = _converter().structure(json.loads(lines.readline()), _START)
+            start: JournalHeader = _converter().structure(json.loads(lines.readline()), _START)
     except OSError as error:
         raise InvalidInput(
             f"cannot read the journal {path}: {error.strerror}", hint=_JOURNALS

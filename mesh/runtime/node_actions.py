@@ -59,6 +59,10 @@ from mesh.runtime.engine import Engine, Progress
 R = TypeVar("R")
 
 
+Brought = Callable[[LoadOrder | MeshError], None]
+"""Is told of the order of a load whose model is there by now, or why it is not."""
+
+
 class Lane(StrEnum):
     """A load begins as a wake. What is not in memory goes on to the loads from disk, and what is
     not stored or not prepared waits on neither of the two.
@@ -80,10 +84,7 @@ class Lane(StrEnum):
 
 class Lanes(Protocol):
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         """Run `call` after those before it on its lane; post the event that `done` makes of its
         result, or of the error that it raised (any other exception counts as an EngineError).
@@ -118,12 +119,7 @@ class Models(Protocol):
         """
         ...
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         """Import the model if the store lacks it, and prepare it; `then` is called once, from where
         events are posted. For the same thread.
         """
@@ -142,6 +138,10 @@ class KvFetched:
     """It is called once nobody needs the chunks any more."""
 
 
+Fetched = Callable[[KvFetched | MeshError], None]
+"""Is told of the KV blocks that have come, or why they have not."""
+
+
 class KvTransfers(Protocol):
     """The node's end of transfers of KV blocks, from node to node."""
 
@@ -149,9 +149,7 @@ class KvTransfers(Protocol):
         """Hand out what is offered to the node that shows its ticket, as long as that holds."""
         ...
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         """Begin; `then` is called once, from where events are posted and after this call, unless
         what is returned, which gives it up, is called before.
         """

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import ImportFailed, LoadInstance, NodeCommand, NodeHello, NodeReport
@@ -25,7 +24,7 @@ from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.link_life import LinkLife, LinkLimits
-from mesh.runtime.node_actions import NodePerformer
+from mesh.runtime.node_actions import Brought, NodePerformer
 from mesh.sim.engine import CostEngine
 from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.lanes import VirtualLanes
@@ -177,20 +176,7 @@ class VirtualAgent:
         """There is none."""
 
     def at_hand(self, action: LoadInstance) -> LoadOrder:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=Path(action.model.model_id),
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-        )
+        return action.order(Path(action.model.model_id))
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         raise AssertionError("all models are at hand")

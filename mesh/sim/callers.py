@@ -28,6 +28,7 @@ from mesh.domain.revision import Revisions, public_name
 from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
+from mesh.runtime.controller_actions import Done
 from mesh.sim.sequences import answer_of
 
 
@@ -167,25 +168,35 @@ class MemoryRegistry:
         self.revisions: dict[DeploymentName, Revisions] = {}
 
     def store(
-        self, deployment: Deployment, text: TextAssets | None, revisions: Revisions | None
+        self,
+        deployment: Deployment,
+        text: TextAssets | None,
+        revisions: Revisions | None,
+        done: Done | None = None,
     ) -> None:
         name = public_name(deployment.spec.name)
         self._forget(name)
         self.deployments[deployment.spec.name] = deployment
         if revisions is not None:
             self.revisions[name] = revisions
+        if done is not None:
+            done(None)
 
-    def remove(self, name: DeploymentName) -> None:
+    def remove(self, name: DeploymentName, done: Done | None = None) -> None:
         self._forget(name)
         self.revisions.pop(name, None)
         self.histories.pop(name, None)
+        if done is not None:
+            done(None)
 
     def _forget(self, name: DeploymentName) -> None:
         for known in [n for n in self.deployments if public_name(n) == name]:
             del self.deployments[known]
 
-    def store_profile(self, profile: Profile) -> None:
+    def store_profile(self, profile: Profile, done: Done | None = None) -> None:
         self.profiles.append(profile)
+        if done is not None:
+            done(None)
 
     def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
         self.histories[name] = history

@@ -15,9 +15,7 @@ from mesh.sim.cell_checks import CellChecks, check_rest
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.faults import Fault, FaultKind
 from mesh.sim.injection import Injection
-from mesh.sim.invariants import (
-    hold,
-)
+from mesh.sim.invariants import hold
 
 STUCK_S = 150.0
 """From the last fault, or a later arrival, to the first token at the latest: a lease, a few waits

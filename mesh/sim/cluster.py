@@ -15,10 +15,7 @@ from mesh import __version__
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import EngineError, InvalidInput
-from mesh.domain.events import (
-    CancelRequested,
-    InvokeRequested,
-)
+from mesh.domain.events import CancelRequested, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome

@@ -9,11 +9,7 @@ from collections.abc import Callable, Sequence
 from mesh import __version__
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction
-from mesh.domain.events import (
-    ControllerEvent,
-    LeaseCheckDue,
-    ShutdownRequested,
-)
+from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.limits import CellLimits
 from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder

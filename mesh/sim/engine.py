@@ -85,6 +85,8 @@ class CostEngine(VirtualEngine):
         self._even = not costs.overhead_s and costs.jitter.is_none()
         """Nothing of a turn is beside the engine's part."""
         self.loads = 0
+        self.loaded_bytes = 0
+        """The bytes of weights that these loads read."""
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
         """The tokens decoded in all steps so far; a prompt's first token is not decoded."""
@@ -104,7 +106,8 @@ class CostEngine(VirtualEngine):
         known = self._models[order.model.model_id]
         tier = self.tier_of(order)
         later = tier is LoadTier.HOST or order.swapped
-        seconds = self._load_alone_s(0 if later else known.profile.weights_bytes)
+        read_bytes = 0 if later else known.profile.weights_bytes
+        seconds = self._load_alone_s(read_bytes)
         progress("load", 0.0)
         if tier is not LoadTier.HOST:
             now_s = self._now_s()
@@ -114,6 +117,7 @@ class CostEngine(VirtualEngine):
         self._loads_for(seconds)
         prefixes = self._enter(order, footprint)
         self.loads += 1
+        self.loaded_bytes += read_bytes
         progress("loaded", 1.0)
         return InstanceLoaded(
             instance_id=order.instance_id,
@@ -159,11 +163,7 @@ class CostEngine(VirtualEngine):
         self._loads_for(seconds)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._computing(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()
@@ -241,6 +241,6 @@ class CostEngine(VirtualEngine):
 
     def count_on(self, before: "CostEngine") -> None:
         """Go on from the counts of an engine that has ended on the same node."""
-        self.loads = before.loads
+        self.loads, self.loaded_bytes = before.loads, before.loaded_bytes
         self.prefilled_tokens = before.prefilled_tokens
         self.decoded_tokens = before.decoded_tokens

@@ -16,7 +16,7 @@ from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint
 from mesh.domain.steps import Decode, LoadOrder, Prefill, StepResult
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
@@ -96,7 +96,7 @@ class FaultyEngine(CostEngine):
         self._clock = clock
         self._leaving_bytes = 0
         """The memory that calls give back which have not ended."""
-        self._leaving_weights: dict[Hashable, Share] = {}
+        self._leaving_weights: dict[Hashable, SharedWeights] = {}
         """As well, by their kind: whoever loads them meanwhile takes them over."""
 
     def load(self, order: LoadOrder, progress: Progress) -> InstanceLoaded:
@@ -136,22 +136,18 @@ class FaultyEngine(CostEngine):
         instance = self._instances.get(instance_id)
         # Nobody waits for what was cached beyond its size: it is no part of what its end frees.
         beyond = 0 if instance is None else instance.pool.extra * instance.pool.block_bytes
-        share = None if instance is None else instance.pool.share
+        shared = None if instance is None else instance.pool.shared
         before_bytes, kept_bytes = self.held_bytes() - beyond, -self.kept_bytes()
         super().unload(instance_id)
         kept_bytes += self.kept_bytes()
         given_bytes = before_bytes - self.held_bytes() + min(kept_bytes, beyond)
-        if instance is not None and share and not self._is_shared(instance.order):
-            self._leave_weights(share)
-            given_bytes -= share.size_bytes
+        if instance is not None and shared and not self._is_shared(instance.order):
+            self._leave_weights(shared)
+            given_bytes -= shared.size_bytes
         self._leave(given_bytes, self._costs.unload_s)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         engine_faults = self._engine_faults
         if engine_faults.steps_failing:
@@ -187,7 +183,7 @@ class FaultyEngine(CostEngine):
         return resized
 
     def held_bytes(self) -> int:
-        weights_bytes = sum(share.size_bytes for share in self._leaving_weights.values())
+        weights_bytes = sum(shared.size_bytes for shared in self._leaving_weights.values())
         return super().held_bytes() + self._leaving_bytes + weights_bytes
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
@@ -199,14 +195,14 @@ class FaultyEngine(CostEngine):
                 self._leaving_weights[taken.key] = taken
             raise
 
-    def _leave_weights(self, share: Share) -> None:
+    def _leave_weights(self, shared: SharedWeights) -> None:
         """The last that has them is being unloaded."""
-        self._leaving_weights[share.key] = share
+        self._leaving_weights[shared.key] = shared
 
         def end() -> None:
             # They may have been taken over meanwhile, and be leaving with another instance.
-            if self._leaving_weights.get(share.key) is share:
-                del self._leaving_weights[share.key]
+            if self._leaving_weights.get(shared.key) is shared:
+                del self._leaving_weights[shared.key]
 
         self._clock.call_at(self._clock.now_s() + self._costs.unload_s, end)
 

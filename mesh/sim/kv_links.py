@@ -17,7 +17,7 @@ from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk
 from mesh.runtime.clock import Clock
 from mesh.runtime.kv_layout import checked_chunk
-from mesh.runtime.node_actions import KvFetched
+from mesh.runtime.node_actions import Fetched, KvFetched
 from mesh.sim.virtual_engine import VirtualEngine
 
 ASKS_MAX = 5
@@ -51,9 +51,7 @@ class VirtualKvEnd:
         self.offers = {t: known for t, known in self.offers.items() if known[1] > now_s}
         self.offers[offer.ticket] = offer, now_s + offer.expires_s
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         return self._links.fetch(self, action, then)
 
 
@@ -78,9 +76,7 @@ class VirtualKvLinks:
         """What is fetched from a node arrives so from now on; `None`: whole."""
         self._torn[node_id] = torn
 
-    def fetch(
-        self, end: VirtualKvEnd, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, end: VirtualKvEnd, action: FetchKv, then: Fetched) -> Callable[[], None]:
         """See `KvTransfers.fetch`."""
         began_s = self.clock.now_s()
         over = False
@@ -121,7 +117,7 @@ class VirtualKvLinks:
         action: FetchKv,
         instance_id: InstanceId,
         began_s: float,
-        finish: Callable[[KvFetched | MeshError], None],
+        finish: Fetched,
     ) -> None:
         try:
             request_id, blocks = action.request.request_id, action.source.blocks

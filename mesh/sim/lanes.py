@@ -44,10 +44,7 @@ class VirtualLanes:
         self._spent_s += seconds
 
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         if self._by_hand or self._busy[lane] or self._waiting[lane]:
             self._waiting[lane].append(lambda: self._make(lane, call, done))
@@ -74,10 +71,7 @@ class VirtualLanes:
             pass
 
     def _make(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         self._busy[lane] = True
         self._spent_s = 0.0

@@ -13,13 +13,14 @@ from functools import partial
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import request_blocks
-from mesh.core.controller.instances.loading_lane import PlannedLoad, loads_end_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
+    PlannedLoad,
     decodes_share,
     forecast_on,
     forecast_on_start,
+    loads_end_s,
+    slot_for,
 )
-from mesh.core.controller.instances.prefixes import left_tokens
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -182,7 +183,7 @@ def _room(
     needed_bytes = footprint.instance_bytes(size.required_blocks)
     if needed_bytes > node.obtainable_bytes(deployment):
         return None
-    idle = node.reclaimable_instances(cell.clock.now_s(), deployment)
+    idle = node.idle_instances(cell.clock.now_s(), deployment)
     taken = enough(idle, needed_bytes - node.free_bytes_for(deployment))
     return [instance.instance_id for instance in taken]
 
@@ -246,7 +247,7 @@ def _places(
             partial(getattr, slot, "ready_s"),
             request,
             share=decodes_share(node, now_s),
-            cached=left_tokens(node, entry.deployment, request),
+            cached=node.left_tokens(entry.deployment, request),
             now_s=now_s,
             limits=limits,
             late=late,
@@ -262,5 +263,5 @@ def _can_grow(
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
     others = instance.required_blocks + instance.expected_blocks
     more = others + blocks - instance.promised_blocks
-    idle = [i for i in node.reclaimable_instances(now_s) if i is not instance]
+    idle = [i for i in node.idle_instances(now_s) if i is not instance]
     return more * footprint.kv_block_bytes <= node.free_bytes + freed_bytes(idle)

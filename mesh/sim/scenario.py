@@ -154,6 +154,8 @@ class Scenario:
     leaves.
     """
     limits: CellLimits = field(default_factory=CellLimits)
+    compare_prefetch: bool = False
+    """Whether it is run once more without prefetch budgets, and its report has the ratios."""
     faults: Faults | None = None
 
 
@@ -214,6 +216,11 @@ def plan(scenario: Scenario) -> CellPlan:
         lengths_told=costs.lengths_told,
         output_tokens_max=scenario.output_tokens_max,
     )
+
+
+def without_prefetch(scenario: Scenario) -> Scenario:
+    """The same, with nothing loaded before it is called."""
+    return replace(scenario, nodes=tuple(replace(n, prefetch_gib=0.0) for n in scenario.nodes))
 
 
 def faults(scenario: Scenario, made: CellPlan) -> tuple[Fault, ...]:

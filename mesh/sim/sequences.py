@@ -96,7 +96,7 @@ class Sequence:
     """The log-probabilities of its prompt's tokens."""
     computed: int = 0
     decoding: bool = False
-    held: bool = False
+    paused: bool = False
     """It computes all its tokens but the last."""
     capacity_tokens: int = 0
     """Tokens that its blocks hold."""
@@ -106,7 +106,7 @@ class Sequence:
     @property
     def left(self) -> int:
         """Tokens that it may compute."""
-        return self.length - self.held - self.computed
+        return self.length - self.paused - self.computed
 
     def page(self, block: int) -> bytes:
         """What stands for the KV of a block: it tells the request and the block."""
@@ -164,7 +164,7 @@ class Instance:
         length_now = prompt_tokens + len(request.output_tokens)
         known = self.sequences.get(request.request_id)
         if known is not None:
-            known.length, known.held = max(known.length, length_now), request.held
+            known.length, known.paused = max(known.length, length_now), request.paused
             return known.computed
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
         length = most if tokens is None else min(tokens, most)
@@ -179,7 +179,7 @@ class Instance:
             answer=answer,
             prompt_tokens=prompt_tokens,
             length=length_now,
-            held=request.held,
+            paused=request.paused,
             length_max=prompt_tokens + len(answer),
             logprobs=sampling.logprobs,
             prompt_told=()
@@ -274,7 +274,7 @@ class Instance:
             return 0
         count, missing = iterations, 0
         for sequence in self.sequences.values():
-            if not sequence.decoding or sequence.held:
+            if not sequence.decoding or sequence.paused:
                 return 0
             left = sequence.length_max - sequence.length
             if left < count:
@@ -316,7 +316,7 @@ class Instance:
             self._name(sequence)
         batch = len(decoding)
         past_tokens = round(past / prefill) if prefill else 0
-        ended = [sequence for sequence, _ in prompts if not sequence.left and not sequence.held]
+        ended = [sequence for sequence, _ in prompts if not sequence.left and not sequence.paused]
         outputs = tuple([self._tokens(sequence, 1) for sequence in (*decoding, *ended)])
         waiting = [s for s in self.sequences.values() if not s.decoding and s.left]
         return StepResult(
@@ -341,7 +341,7 @@ class Instance:
         prompts: list[tuple[Sequence, int]] = []
         starved: list[RequestId] = []
         for sequence in active:
-            if not sequence.decoding or sequence.held:
+            if not sequence.decoding or sequence.paused:
                 continue
             if decode is not None and sequence.request_id not in decode:
                 continue

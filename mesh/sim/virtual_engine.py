@@ -20,7 +20,7 @@ from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.kv_blocks import KvBlocks
-from mesh.memory.shares import Share, counted_once
+from mesh.memory.shared_weights import SharedWeights, counted_once
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
 from mesh.runtime.kv_layout import check_header, check_range, checked_chunks, chunk_of
 from mesh.runtime.measurable import check_measurable
@@ -77,9 +77,9 @@ class VirtualEngine:
     def swap(self, instance_id: InstanceId, resident: bool) -> None:
         instance = self._instance(instance_id)
         weights_bytes = instance.footprint.weights_bytes if resident else 0
-        more_bytes, share = weights_bytes - instance.pool.weights_bytes, instance.pool.share
-        if share is not None and self._is_shared(instance.order):
-            more_bytes -= share.size_bytes
+        more_bytes, shared = weights_bytes - instance.pool.weights_bytes, instance.pool.shared
+        if shared is not None and self._is_shared(instance.order):
+            more_bytes -= shared.size_bytes
         self._budget.begin_load(instance_id, max(more_bytes, 0))
         try:
             if more_bytes > 0:
@@ -92,7 +92,7 @@ class VirtualEngine:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
         known = instance.sequences.get(request.request_id)
-        if known is not None and not (known.held or request.held):
+        if known is not None and not (known.paused or request.paused):
             raise EngineError(f"request {request.request_id} is already there")
         if not request.prompt_tokens:
             raise EngineError(f"request {request.request_id} has no prompt tokens")
@@ -163,9 +163,9 @@ class VirtualEngine:
     def memory(self) -> tuple[InstanceMemory, ...]:
         found = [instance for _, instance in sorted(self._instances.items())]
         held = [instance.memory() for instance in found]
-        if not any(instance.pool.share for instance in found):
+        if not any(instance.pool.shared for instance in found):
             return tuple(held)
-        sizes = [(m.weights_bytes, i.pool.share) for m, i in zip(held, found, strict=True)]
+        sizes = [(m.weights_bytes, i.pool.shared) for m, i in zip(held, found, strict=True)]
         return tuple(
             replace(m, weights_bytes=weights_bytes)
             for m, weights_bytes in zip(held, counted_once(sizes), strict=True)
@@ -217,7 +217,7 @@ class VirtualEngine:
         """Whether what it asks for would share an instance's weights."""
         every = self._instances.values()
         pools = [instance.pool for instance in every if instance.pool.weights_bytes]
-        return any(pool.share is not None and pool.share.key == kind_of(order) for pool in pools)
+        return any(pool.shared is not None and pool.shared.key == kind_of(order) for pool in pools)
 
     def _enter(self, order: LoadOrder, footprint: Footprint) -> tuple[int, ...]:
         """The instance is loaded, if it is not there and there is memory for it. Returns the
@@ -226,9 +226,9 @@ class VirtualEngine:
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         weights_bytes = 0 if order.swapped else footprint.weights_bytes
-        wanted_bytes, share = weights_bytes + footprint.size(order.kv_blocks).kv_bytes, None
+        wanted_bytes, shared = weights_bytes + footprint.size(order.kv_blocks).kv_bytes, None
         if footprint.shared_bytes:
-            share = Share(key=kind_of(order), size_bytes=footprint.shared_bytes)
+            shared = SharedWeights(key=kind_of(order), size_bytes=footprint.shared_bytes)
             wanted_bytes -= footprint.shared_bytes if self._is_shared(order) else 0
         kept = self._kept.take(order)
         pool = kept.pool if kept is not None else self._fresh_pool(order.kv_blocks, footprint)
@@ -243,7 +243,7 @@ class VirtualEngine:
         finally:
             self._budget.end_load(order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, pool)
-        return pool.begin_again(weights_bytes, share)
+        return pool.begin_again(weights_bytes, shared)
 
     def _fresh_pool(self, kv_blocks: int, footprint: Footprint) -> KvBlocks:
         return KvBlocks(

@@ -89,7 +89,10 @@ class ContentGuard:
         """The ids of the marks, which only a template may write."""
         self._apart = sorted({char for mark in self._ids for char in _telling(mark)})
         self._marks = _any_of(self._ids)
-        self._suspect = re.compile("|".join(map(re.escape, self._apart)) or "(?!)")
+        self._suspect = _one_of(self._apart)
+        self._normalizer = tokenizer.normalizer if self._apart else None
+        # What it makes of any words, as ▁ of each space, forges nothing.
+        self._normal_suspect = _one_of(set(self._apart) - set(self._normal("a a")))
         kept = "|".join(map(re.escape, sorted(_IN_CONTENT, reverse=True)))
         self._kept = re.compile(kept)
         self._swapped = re.compile(f"{kept}|{self._suspect.pattern}")
@@ -97,10 +100,21 @@ class ContentGuard:
         self._plain: Tokenizer | None = None
 
     def suspects(self, conversation: Conversation) -> bool:
-        """Whether a client wrote any character that marks are made of. An escape in JSON may be
+        """Whether a client wrote any character that marks are made of, or one that the tokenizer's
+        normaliser makes into such, as NFKC does with a full-width `<`. An escape in JSON may be
         one.
         """
-        return any(self._suspect.search(text) or r"\u" in text for text in conversation.strings())
+        return any(
+            self._suspect.search(text)
+            or r"\u" in text
+            or self._normal_suspect.search(self._normal(text))
+            for text in conversation.strings()
+        )
+
+    def _normal(self, text: str) -> str:
+        if self._normalizer is None:
+            return ""
+        return str(self._normalizer.normalize_str(text.encode(errors="replace").decode()))
 
     def encode(
         self, conversation: Conversation, render: Callable[..., str], token_ids: Sequence[int]
@@ -192,6 +206,10 @@ class ContentGuard:
 def _telling(mark: str) -> set[str]:
     """The characters of a mark that words have not; of one without such, its first."""
     return set(re.findall(r"[^\w\s]", mark)) or {mark[0]}
+
+
+def _one_of(chars: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(chars))) or "(?!)")
 
 
 def _any_of(marks: Iterable[str]) -> re.Pattern[str]:

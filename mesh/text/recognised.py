@@ -7,7 +7,8 @@ process that can be killed (`pool`). A part that is not known to be harmless cou
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -24,6 +25,23 @@ _KNOWN_TOKENIZERS = frozenset(
     {"c5b65482d8abd5ee37df53c07fb13f2fb300c9fb30ee4db48c97b29dda43c22a"}  # SmolLM2-135M-Instruct
 )
 """SHA-256 of larger ones, which stop the loop once, when a controller builds them."""
+ADDED_CHARS_MAX = 4096
+"""In the texts of all added tokens: what keeps messages from forging them is made of these, in a
+few microseconds a character.
+"""
+LITERAL_CHARS_MAX = 256
+"""So much of a text a node tokenises in its compute thread."""
+_WRITTEN_CHARS_MAX = 4
+"""What one step of a normaliser may there write in the place of something."""
+_RUNS_MAX, _OPTIONS_MAX = 2, 4
+"""Quantifiers without and with a bound in one alternative of a pattern, there: its time grows with
+the text's length cubed at most. Patterns of known families have no more.
+"""
+_ESCAPE = re.compile(r"\\[pPx]\{[^}]*\}|\\.", re.DOTALL)
+_CLASS = re.compile(r"\[\^?[^\[\]]*\]")
+_GROUP = re.compile(r"\(\?(?:i:|:|!|=)")
+_RUN = re.compile(r"[*+][+?]?|\{\d+,\}")
+_OPTION = re.compile(r"\?[+?]|\{\d?,?\d\}")
 _STEPS_MAX = 8
 _SPECIAL_IDS_MAX = 16
 _PREPENDED_CHARS_MAX = 8
@@ -31,9 +49,7 @@ _NORMALIZERS = frozenset({"NFC", "Lowercase", "Prepend", "Replace"})
 _PRE_TOKENIZERS = frozenset(
     {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit"}
 )
-_DECODERS = frozenset(
-    {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Strip", "WordPiece"}
-)
+_DECODERS = frozenset({"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Strip", "WordPiece"})
 _LOOP_VALUES = frozenset({"first", "last", "index", "index0"})
 _SCALARS = frozenset({"bos_token", "eos_token"})
 _PARSER = Environment(trim_blocks=True, lstrip_blocks=True)
@@ -51,6 +67,8 @@ def is_harmless_tokenizer(tokenizer_json: bytes) -> bool:
         return (
             model.get("type", "BPE") in ("BPE", "WordLevel")
             and not model.get("dropout")
+            and sum(len(one["content"]) for one in parts.get("added_tokens") or ())
+            <= ADDED_CHARS_MAX
             and _are_harmless_normalizers(parts.get("normalizer"))
             and all(one["type"] in _PRE_TOKENIZERS for one in _steps(parts.get("pre_tokenizer")))
             and _is_harmless_post_processor(parts.get("post_processor"))
@@ -67,19 +85,80 @@ def decoder_fault(decoder: Any) -> str:
     """
     growth = 1.0
     for step in _steps(decoder):
-        if step["type"] == "Replace":
-            pattern, content = step["pattern"].get("String"), step["content"]
-            if not pattern:
-                return "its decoder replaces what a regular expression finds"
-            growth *= max(1.0, len(content) / len(pattern))
-        elif step["type"] not in _DECODERS:
-            return f"its decoder has a step of the unknown type {step['type']!r}"
+        pattern, content = "", " "
+        match step["type"]:
+            case "Replace":
+                pattern, content = step["pattern"].get("String"), step["content"]
+            case "BPEDecoder":
+                pattern = step["suffix"]
+            case "CTC":
+                pattern = step["word_delimiter_token"]
+            case kind if kind in _DECODERS:
+                continue
+            case kind:
+                return f"its decoder has a step of the unknown type {kind!r}"
+        if not pattern:
+            return "its decoder replaces nothing, or what a regular expression finds"
+        growth *= max(1.0, len(content) / len(pattern))
     if growth > DECODED_GROWTH_MAX:
         return (
             f"its decoder may make a text {growth:.0f} times longer, and {DECODED_GROWTH_MAX} "
             "times is the limit"
         )
     return ""
+
+
+def is_quick_on_literals(tokenizer_json: bytes) -> bool:
+    """Whether it encodes a text of up to LITERAL_CHARS_MAX, whatever that says, in a time that a
+    node's compute thread can spare.
+    """
+    try:
+        document = json.loads(tokenizer_json)
+        normalizers = [*_parts(document.get("normalizer"))]
+        written = [str(one.get("content", one.get("prepend", ""))) for one in normalizers]
+        patterns = [
+            str(one["Regex"])
+            for one in (*normalizers, *_parts(document.get("pre_tokenizer")))
+            if "Regex" in one
+        ]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False
+    return (
+        sum(map(bool, written)) <= _WRITTEN_CHARS_MAX
+        and all(len(one) <= _WRITTEN_CHARS_MAX for one in written)
+        and all(map(is_quick_pattern, patterns))
+    )
+
+
+def is_quick_pattern(pattern: str) -> bool:
+    """Whether a regular expression backtracks little: it refers to nothing that it has matched, no
+    group is repeated or holds quantifiers, and each alternative has few of them.
+    """
+    bare = _ESCAPE.sub("c", pattern)
+    while (fewer := _CLASS.sub("c", bare)) != bare:
+        bare = fewer
+    bare = _RUN.sub("*", _OPTION.sub("?", _GROUP.sub("(", bare)))
+    refers = re.search(r"\\[1-9kgKRX]", pattern)
+    if refers or re.search(r"[\[\]{}]|\)\*|[(*?][*?]", bare):
+        return False
+    runs = options = depth = 0
+    for char in bare:
+        depth += (char == "(") - (char == ")")
+        runs, options = runs + (char == "*"), options + (char == "?")
+        if runs > _RUNS_MAX or options > _OPTIONS_MAX or (depth and char in "*?"):
+            return False
+        if char == "|" and not depth:
+            runs = options = 0
+    return True
+
+
+def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects within a part of a tokenizer, itself included."""
+    if isinstance(part, dict):
+        yield part
+        part = [*part.values()]
+    for inner in part if isinstance(part, list) else ():
+        yield from _parts(inner)
 
 
 def is_harmless_template(chat_template: str | None) -> bool:

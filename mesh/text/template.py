@@ -7,6 +7,7 @@ written for it renders the same here.
 import datetime
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from jinja2 import TemplateSyntaxError, nodes
@@ -73,9 +74,11 @@ class ChatTemplate:
                 return self._template.render(told)
             except Exception:
                 objects = [_with_objects(turn) for turn in turns]
-                if objects == turns:
-                    raise
-                return self._template.render({**told, "messages": objects})
+                for otherwise in (objects, _one_by_one(objects)):
+                    if otherwise != turns:
+                        with suppress(Exception):
+                            return self._template.render({**told, "messages": otherwise})
+                raise
         except InvalidInput:
             raise
         except Exception as error:
@@ -116,6 +119,30 @@ def _with_objects(turn: dict[str, Any]) -> dict[str, Any]:
     """Without text as the arguments of a call, on which many templates fail."""
     calls = turn.get("tool_calls")
     return {**turn, "tool_calls": with_objects(calls)} if calls else turn
+
+
+def _one_by_one(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a turn of its own, with its results after it: templates of models that are to
+    make one at a time insist on that, and the models answer with several all the same.
+    """
+    found, rest = list[dict[str, Any]](), list(turns)
+    while rest:
+        turn = rest.pop(0)
+        calls = turn.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(turn)
+            continue
+        end = next((n for n, one in enumerate(rest) if one["role"] != "tool"), len(rest))
+        results, rest = rest[:end], rest[end:]
+        numbers = {call.get("id"): number for number, call in enumerate(calls)}
+        # Results that name no call are those of the calls in their order.
+        last = len(calls) - 1
+        of = [numbers.get(one.get("tool_call_id"), min(n, last)) for n, one in enumerate(results)]
+        for number, call in enumerate(calls):
+            said = turn if number == 0 else {"role": turn["role"], "content": ""}
+            found.append({**said, "tool_calls": [call]})
+            found += [one for n, one in zip(of, results, strict=True) if n == number]
+    return found
 
 
 def _listed(text: str, field: str) -> list[Any]:

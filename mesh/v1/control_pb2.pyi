@@ -1050,10 +1050,12 @@ class Prefetches(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     WASTED_FIELD_NUMBER: _builtins.int
     LOADS_FIELD_NUMBER: _builtins.int
+    FELT_FIELD_NUMBER: _builtins.int
     begun: _builtins.int
     used: _builtins.int
     wasted: _builtins.int
     loads: _builtins.int
+    felt: _builtins.int
     def __init__(
         self,
         *,
@@ -1061,10 +1063,11 @@ class Prefetches(_message.Message):
         used: _builtins.int = ...,
         wasted: _builtins.int = ...,
         loads: _builtins.int = ...,
+        felt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "loads", b"loads", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "felt", b"felt", "loads", b"loads", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

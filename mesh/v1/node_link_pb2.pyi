@@ -366,7 +366,7 @@ class SubmitRequest(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     DUE_IN_S_FIELD_NUMBER: _builtins.int
     SLACK_S_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     PACE_SHARE_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -381,7 +381,7 @@ class SubmitRequest(_message.Message):
     """Until its next token is due; negative if it was."""
     slack_s: _builtins.float
     """By how much it may be behind its pace after an early first token."""
-    held: _builtins.bool
+    paused: _builtins.bool
     """Computed ahead: yields nothing until it is let go."""
     pace_share: _builtins.float
     """Of the TPOT SLO, with which its tokens are planned. Absent: 0.95."""
@@ -401,7 +401,7 @@ class SubmitRequest(_message.Message):
     def slo(self) -> _model_pb2.Slo: ...
     @_builtins.property
     def kv(self) -> Global___KvSource:
-        """From where it is to fetch KV blocks; only one that is held does."""
+        """From where it is to fetch KV blocks; only one that is paused does."""
 
     def __init__(
         self,
@@ -417,7 +417,7 @@ class SubmitRequest(_message.Message):
         age_s: _builtins.float = ...,
         due_in_s: _builtins.float = ...,
         slack_s: _builtins.float = ...,
-        held: _builtins.bool = ...,
+        paused: _builtins.bool = ...,
         pace_share: _builtins.float | None = ...,
         cache_salt: _builtins.str | None = ...,
         cached_tokens: _builtins.int = ...,
@@ -426,7 +426,7 @@ class SubmitRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "first", b"first", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "held", b"held", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -514,7 +514,7 @@ Global___OfferKv: _TypeAlias = OfferKv  # noqa: Y015
 
 @_typing.final
 class ContinueRequest(_message.Message):
-    """Further tokens of a held request, which goes on unless it is held still; or one that runs is held."""
+    """Further tokens of a paused request, which goes on unless it stays paused; or one that runs is paused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -522,12 +522,12 @@ class ContinueRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     DUE_IN_S_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     attempt: _builtins.int
-    held: _builtins.bool
+    paused: _builtins.bool
     due_in_s: _builtins.float
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -538,12 +538,12 @@ class ContinueRequest(_message.Message):
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        held: _builtins.bool = ...,
+        paused: _builtins.bool = ...,
         due_in_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "due_in_s", b"due_in_s", "instance_id", b"instance_id", "paused", b"paused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1412,7 +1412,7 @@ Global___RequestReturned: _TypeAlias = RequestReturned  # noqa: Y015
 
 @_typing.final
 class ComputedAhead(_message.Message):
-    """A held request is computed up to its last token."""
+    """A paused request is computed up to its last token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -31,13 +31,7 @@ from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.channel import dial_blocking
-from mesh.wire.codec import (
-    event_from_wire,
-    from_wire,
-    invocation_to_wire,
-    to_wire,
-    view_from_wire,
-)
+from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
@@ -216,10 +210,7 @@ class MeshClient:
         return self._operation(self._control.Drain(request), None)
 
     def profile(
-        self,
-        name: DeploymentName,
-        node_id: NodeId | None = None,
-        progress: Progress | None = None,
+        self, name: DeploymentName, node_id: NodeId | None = None, progress: Progress | None = None
     ) -> str:
         """Measure the deployment's model and wait until its profile is stored; what the controller
         says of it in a word. None: on any node that has the model, or has room for it.

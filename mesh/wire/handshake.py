@@ -14,6 +14,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 it is none.
 """
 _HTTP_1 = b"HTTP/1."
+_HTTP_2 = "h2"
+"""What every server of gRPC agrees to in the handshake of TLS, and none of HTTP/1."""
 _TLS_WANTED, _HTTP, _NO_TLS = "TLS is wanted", "HTTP is served", "no TLS is spoken"
 _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 
@@ -78,11 +80,13 @@ def _explain(address: str, tls: Tls) -> str:
     try:
         context = ssl.create_default_context(cadata=tls.authority.decode())
         context.load_cert_chain(tls.folder / f"{tls.part}.pem", tls.folder / f"{tls.part}.key")
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([_HTTP_2])
         with (
             socket.create_connection((host, port), HANDSHAKE_S_MAX) as plain,
             context.wrap_socket(plain, server_hostname=host) as secured,
         ):
+            if secured.selected_alpn_protocol() != _HTTP_2:
+                return _HTTP
             return "" if _is_served(secured) else f"it does not accept {tls.folder}/{tls.part}.pem"
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not accepted: {error.verify_message}"

@@ -22,6 +22,7 @@ from mesh.wire.malformed import Malformed, lenient
 logger = logging.getLogger(__name__)
 
 _OURS = ("/mesh.v1.", "/inference.")
+_HEALTH = "/grpc.health.v1.Health/Check"
 _COMMON_NAME = "x509_common_name"
 """The name, in gRPC's context, of the common name in the certificate that the caller showed."""
 ABORT_S_MAX = 1.0
@@ -32,28 +33,36 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps the handlers of mesh.v1 and of the Open Inference Protocol; health and reflection are
-    left as they are.
+    """Wraps the handlers of mesh.v1 and of the Open Inference Protocol; reflection is left as it
+    is. Where keys are wanted, calls that need none are answered without their messages.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate or Gate()
+        self.instead: Callable[[], MeshError] | None = None
+        """What every call of ours is answered with, where this controller does not lead."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
+        if self.instead is not None and details.method.startswith(_OURS):
+            return _unread(self.instead(), None)
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(_OURS):
+        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
+        if handler is None:
+            return None
+        if gate.wants_keys and (roles is None or details.method == _HEALTH):
+            return _unasked(handler)
+        if not details.method.startswith(_OURS):
             return handler
         parse = lenient(handler.request_deserializer)
-        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
         try:
             if roles is not None:
                 gate.check(_shown_in(details.invocation_metadata), roles)
         except MeshError as error:
-            return _unread(error, handler)
+            return _unread(error, handler.response_serializer)
 
         def guarded(of: Handler) -> Handler:
             return answered(admitted(of, details.method, gate, roles))
@@ -92,7 +101,7 @@ def _shown_in(metadata: Any) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _unread(error: MeshError, handler: Any) -> Any:
+def _unread(error: MeshError, serializer: Any) -> Any:
     """A handler that ends the call with this error. It takes a stream of requests, whatever the
     method takes, so that gRPC reads no message, which may be long, before the call has ended.
     """
@@ -100,7 +109,20 @@ def _unread(error: MeshError, handler: Any) -> Any:
     async def refuse(requests: Any, context: Any) -> None:
         await end(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(refuse, None, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(refuse, None, serializer)
+
+
+def _unasked(handler: Any) -> Any:
+    """The handler of a call with one message and one answer, which answers as it does to an empty
+    message: gRPC reads none, which may be long and from anybody.
+    """
+
+    async def answer(requests: Any, context: Any) -> None:
+        await context.write(
+            await answered(handler.unary_unary)(handler.request_deserializer(b""), context)
+        )
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 def answered(handler: Handler) -> Handler:

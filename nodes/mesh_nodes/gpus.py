@@ -72,6 +72,29 @@ class Gpus:
             )
         return known[index]
 
+    def visible(self, index: int, named: str | None) -> Gpu:
+        """The GPU of this number among those that CUDA_VISIBLE_DEVICES names, in its order: whoever
+        set that has given the others to somebody else. Without it, among all.
+
+        Raises InvalidInput when there is no such GPU.
+        """
+        if named is None:
+            return self.gpu(index)
+        known, found = self.all(), list[Gpu]()
+        for word in map(str.strip, named.split(",")):
+            gpu = next((one for one in known if _is_named(one, word)), None)
+            if gpu is None:
+                break  # CUDA ignores this one and all that follow
+            found.append(gpu)
+        if not 0 <= index < len(found):
+            raise InvalidInput(
+                f"--gpu {index}: CUDA_VISIBLE_DEVICES={named!r} leaves {len(found)} of this "
+                f"machine's {len(known)} GPUs, numbered from 0 in its order",
+                hint="name one of those, or set the variable otherwise: numbers are those of "
+                "`nvidia-smi -L`",
+            )
+        return found[index]
+
     def free_bytes(self, gpu: Gpu) -> int:
         """The free memory of the GPU, now."""
         return int(self._memory(self._handle(gpu.index)).free)
@@ -115,6 +138,10 @@ class Gpus:
                 f"the NVIDIA driver does not answer: {function} gave error {code}",
                 hint="`nvidia-smi` shows what is wrong with it",
             )
+
+
+def _is_named(gpu: Gpu, word: str) -> bool:
+    return word == str(gpu.index) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
 
 
 def hardware_of(gpu: Gpu, machine: Hardware) -> Hardware:

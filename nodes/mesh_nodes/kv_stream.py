@@ -33,7 +33,7 @@ from mesh.domain.messages import OfferKv
 from mesh.domain.steps import KvChunk, KvHeader
 from mesh.runtime.engine import Engine
 from mesh.runtime.kv_layout import checked_chunk
-from mesh.runtime.node_actions import KvFetched, Lane, Lanes
+from mesh.runtime.node_actions import Fetched, KvFetched, Lane, Lanes
 from mesh.wire.access import NODE_NAME
 from mesh.wire.channel import format_address, listening_socket, parse_address
 from mesh.wire.credentials import Tls
@@ -146,9 +146,7 @@ class KvStream:
             if offer.ticket:
                 self._offers[offer.ticket] = _Offered(offer, now_s + offer.expires_s)
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         cancelled = threading.Event()
 
         def work() -> None:
@@ -277,7 +275,10 @@ class KvStream:
         try:
             connection.settimeout(ASK_S_MAX)
             if self._serving is not None:
-                connection = self._serving.wrap_socket(connection, server_side=True)
+                connection = self._serving.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                _shake(connection)
                 _check_node(connection)
             asked = json.loads(_read_sized(connection, ASK_BYTES_MAX, give_up_s))
             connection.settimeout(SILENCE_S_MAX)
@@ -373,6 +374,16 @@ def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
     context.load_verify_locations(cadata=tls.authority.decode())
     context.load_cert_chain(tls.folder / f"{tls.part}.pem", tls.folder / f"{tls.part}.key")
     return context
+
+
+def _shake(secured: ssl.SSLSocket) -> None:
+    """The handshake, within ASK_S_MAX: the socket's own limit is for each of its bytes."""
+    late = threading.Timer(ASK_S_MAX, socket.socket.shutdown, (secured, socket.SHUT_RDWR))
+    late.start()
+    try:
+        secured.do_handshake()
+    finally:
+        late.cancel()
 
 
 def _check_node(secured: socket.socket) -> None:

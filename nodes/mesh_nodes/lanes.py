@@ -178,10 +178,7 @@ class ThreadLanes:
         }
 
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         if self._closed:
             return

@@ -34,7 +34,7 @@ from mesh.domain.node_events import NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
-from mesh.runtime.node_actions import Lane, Lanes
+from mesh.runtime.node_actions import Brought, Lane, Lanes
 from mesh_loader import locks
 from mesh_loader.sources import check_weights
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
@@ -118,14 +118,9 @@ class NodeModels:
         stored = self._find(stored_id(model.model_id))
         if stored is None or not self._engine.is_prepared(model, stored.path):
             return None
-        return _order(action, stored)
+        return action.order(stored.path)
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         source, start_s = action.model.source, time.perf_counter()
         try:
             stored = self._find(stored_id(action.model.model_id))
@@ -170,7 +165,7 @@ class NodeModels:
         action: LoadInstance,
         stored: Stored,
         progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
+        then: Brought,
         import_start_s: float | None = None,
     ) -> None:
         """What `mesh pull` or another kind of engine brought here is not prepared yet. A store that
@@ -187,7 +182,7 @@ class NodeModels:
                 self._engine.prepare(action.model, stored.path, unless_closed)
             except StorageError as error:
                 log.warning("%s is loaded unprepared: %s", action.model.model_id, error.message)
-            order = _order(action, stored)
+            order = action.order(stored.path)
             if import_start_s is None:
                 return order
             return replace(order, import_s=time.perf_counter() - import_start_s)
@@ -248,18 +243,6 @@ def _result_of(outcome: "Future[Stored]") -> Stored | MeshError:
     error = outcome.exception()
     assert error is None or isinstance(error, MeshError), error
     return error or outcome.result()
-
-
-def _order(action: LoadInstance, stored: Stored) -> LoadOrder:
-    return LoadOrder(
-        instance_id=action.instance_id,
-        deployment=action.deployment,
-        model=action.model,
-        model_path=stored.path,
-        kv_blocks=action.kv_blocks,
-        context_tokens_max=action.context_tokens_max,
-        batch_max=action.batch_max,
-    )
 
 
 def _changed(action: LoadInstance, stored: Stored) -> ModelError:

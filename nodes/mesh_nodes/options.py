@@ -61,7 +61,12 @@ OPTIONS = (
         default=DeviceKind.CPU,
         help="What it computes on.",
     ),
-    Option(flag="--gpu", metavar="N", kind=int, help="With --device gpu: which one; default: 0."),
+    Option(
+        flag="--gpu",
+        metavar="N",
+        kind=int,
+        help="With --device gpu: which one of those that CUDA_VISIBLE_DEVICES leaves; default: 0.",
+    ),
     Option(
         flag="--engine",
         choices=tuple(EngineName),
@@ -230,7 +235,9 @@ def read_options(
     )
     device = DeviceKind(given.device)
     engine = _engine(given.engine, device)
-    gpu = gpus().gpu(given.gpu or 0) if device is DeviceKind.GPU else None
+    gpu = None
+    if device is DeviceKind.GPU:
+        gpu = gpus().visible(given.gpu or 0, environ.get("CUDA_VISIBLE_DEVICES"))
     if given.numa is not None:
         machine = near(given.numa)
     hardware = machine if gpu is None else hardware_of(gpu, machine)

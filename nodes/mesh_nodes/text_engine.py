@@ -197,11 +197,7 @@ class TextEngine:
         self._texts.get(instance_id, {}).pop(request_id, None)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         result = self._inner.step(instance_id, prefill, iterations, decode)
         if not result.outputs:

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import pytest
 
 from bench.__main__ import main, sentences
-from bench.agreement import Metered, Round, differences, metered, targets, told
 from bench.faults import Total, played, report, runs
 from bench.harness import Report, Table, errors_told, in_turn, performed
 from bench.http import by_grpc, by_http
@@ -18,7 +17,6 @@ from bench.importing import CACHED, PREPARE, STORED, Mark, measured, seconds_by_
 from bench.load_client import Heard, Shares, measure
 from bench.overhead import HOPS, hops_ms
 from bench.peer import Peer
-from bench.reading import LIMITS, READERS, SAFETENSORS, TENSOR_BYTES, write_files
 from bench.replay import LOAD, are_of, file_lengths, rate_scale, scaled, tokens_scale, trace_lengths
 from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.events import ControllerEvent, InvokeRequested, NodeReported
@@ -30,7 +28,7 @@ from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingPa
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Answer
 from mesh.policy.registry import DEFAULT_POLICY
-from mesh.runtime.journal import ControllerStart, NodeStart, Start, open_journal
+from mesh.runtime.journal import ControllerStart, JournalHeader, NodeStart, open_journal
 from mesh.sim.scenario import Scenario
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_workloads.asked import Asked
@@ -198,29 +196,6 @@ def test_both_clients_hear_every_token_of_the_scripted_server() -> None:
         assert -1.0 < figures["token_share_ms_p50"] < 1000.0
 
 
-def test_the_last_line_says_how_the_ways_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = ["--folder", str(tmp_path)]
-    assert main(["load", "--sizes", "0.03", "--rounds", "1", "--no-peers", *folder]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["size_gb"] == pytest.approx(TENSOR_BYTES / 1e9, rel=0.01)
-    assert told["ssd_ratio_to_fio"] > 0.0
-    assert told["memory_ratio_to_memcpy"] > 0.0
-    assert told["digest_cost_share"] > -1.0
-    assert told["ratio_to_torch"] is None, "which was left out"
-    assert not list(tmp_path.iterdir())
-
-
-def test_all_of_the_file_is_read(tmp_path: Path) -> None:
-    write_files(tmp_path, 1, torch=False)
-    path = tmp_path / SAFETENSORS
-    assert {limit(tmp_path) for limit in LIMITS.values()} == {path.stat().st_size}
-    arrays = READERS["safetensors"](tmp_path)
-    assert isinstance(arrays, list)
-    assert sum(array.nbytes for array in arrays) == TENSOR_BYTES
-
-
 def test_a_peer_answers_from_its_own_environment(capfd: pytest.CaptureFixture[str]) -> None:
     with Peer("doubling", doubling, "a", environment={"MORE": "b"}) as peer:
         peer.wait_ready()
@@ -292,55 +267,6 @@ def test_lengths_are_scaled_only_where_many_rows_are_too_long() -> None:
     assert list(scaled(Counter({(10, 3): 2}), 0.25)) == [(2, 1), (2, 1)]
 
 
-def rounds(
-    *rows: tuple[str, str, str, str], counts: float = 0.0, seen: tuple[int, int, int] = (2, 2, 2)
-) -> list[Round]:
-    names = ("end", "met", "met_in_the_mean", "ttft_s")
-    return [
-        Round(
-            rows=tuple(dict(zip(names, row, strict=True)) for row in rows),
-            counts_difference=counts,
-            metered=Metered(calls=seen[0], served=seen[1], met=seen[2]),
-        )
-    ]
-
-
-def test_each_share_is_compared_and_the_worst_count_told() -> None:
-    one = told(rounds(("length", "1", "1", "1.0"), ("length", "0", "1", "2.0"), counts=0.02))
-    other = told(rounds(("length", "1", "1", "1.0"), ("failed", "0", "0", ""), seen=(2, 1, 2)))
-    assert (one.attainment, one.attainment_in_the_mean, one.ttft_s_p95) == (0.5, 1.0, 2.0)
-    assert differences(one, other) == pytest.approx(
-        {
-            "attainment_difference": 0.5,
-            "errors_difference": 0.5,
-            "ttft_p95_difference": 0.5,
-            "counts_difference": 0.02,
-            "metrics_attainment_difference": 0.5,
-            "metrics_errors_difference": 0.0,
-        }
-    )
-    assert set(differences(one, one).values()) == {0.0, 0.02}
-
-
-def test_what_the_controller_counts_is_read_from_its_metrics() -> None:
-    lines = [
-        'vllm:request_success_total{model_name="a",finished_reason="stop"} 5.0',
-        'vllm:request_success_total{model_name="b",finished_reason="cancelled"} 1.0',
-        'mesh_requests_refused_total{model_name="a",reason="memory_full"} 2.0',
-        'mesh_requests_met_slo_total{model_name="a"} 4.0',
-    ]
-    seen = metered("\n".join(lines) + "\n")
-    assert (seen.calls, seen.served, seen.met) == (8, 5, 4)
-    assert seen.since(seen) == Metered(calls=0, served=0, met=0)
-
-
-def test_senders_may_differ_by_two_per_cent_and_counts_by_one() -> None:
-    names = ("attainment_difference", "ttft_p95_difference", "counts_difference")
-    found = dict(zip(names, (0.02, 0.021, 0.02), strict=True))
-    missed = Report(figures=found, targets=targets(found)).missed()
-    assert [line.split()[0] for line in missed] == ["ttft_p95_difference", "counts_difference"]
-
-
 FAULTS = """
 [faults]
 until_s = 8
@@ -385,7 +311,9 @@ def test_a_seed_that_fails_is_named_with_its_command_and_the_others_go_on(
 R1, I1 = RequestId("r1-1"), InstanceId("i")
 
 
-def kept(path: Path, start: Start, *told: tuple[float, ControllerEvent | NodeEvent]) -> Path:
+def kept(
+    path: Path, start: JournalHeader, *told: tuple[float, ControllerEvent | NodeEvent]
+) -> Path:
     journal = open_journal(path, start)
     for now_s, event in told:
         journal.record(now_s, event, ())

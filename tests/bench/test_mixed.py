@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.judging import Judged, Judgement, judged
 from bench.mixed import (
     BURST,
     BURST_S,
@@ -24,7 +25,6 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.node_rule import DEFAULT_RULE
 from mesh.domain.profile import Grid
 from mesh.domain.slo import Slo
-from mesh.evaluation.judging import Judged, Judgement, judged
 from mesh.evaluation.load_client import Answer, Call
 from tests.support.profiles import profile
 

@@ -12,6 +12,7 @@ import pytest
 from bench import live
 from bench.audit import Audit
 from bench.demo_model import SOURCE
+from bench.judging import judge
 from bench.live import Shown, figures, report
 from bench.overcommit_shapes import Resident
 from bench.played import Played, check_spec, jain, measured
@@ -33,7 +34,6 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.evaluation.bursts import INPUT_TOKENS, OUTPUT_TOKENS
-from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
 from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 from tests.cli.views import READY

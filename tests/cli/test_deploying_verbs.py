@@ -1,12 +1,17 @@
 """Deployments and stored models by the command line, against a real cell."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mesh.cli.spec_changes import changes
 from mesh.cli.verbs.deploy import read_file
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from mesh.domain.slo import Slo, best_effort
 from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh
@@ -60,6 +65,18 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(cell: RunningCell, ch
     assert f"{chat}: a new revision takes over once it is loaded\n" in ran.out
     assert "  slo.ttft_s: " in ran.out
     assert cell.mesh("deploy", "-", "--wait", "--dry-run", stdin=new).code == 2
+
+
+def test_revisions_that_differ_in_their_classes_are_told_apart() -> None:
+    plain = DeploymentSpec(name=DeploymentName("chat"), source="pkg://a/b.gguf")
+    quick, slow = Slo(name="quick", ttft_s=1.0, tpot_s=0.1), Slo(name="slow", ttft_s=9.0)
+    one = replace(plain, classes=(quick, slow), class_default="quick", slo=quick)
+    other = replace(one, classes=(quick, replace(slow, ttft_s=8.0), best_effort("rest", 60.0)))
+    assert [str(change) for change in changes(one, other)] == [
+        "classes.slow.ttft_s 9 → 8",
+        "classes.rest unset → best effort",
+    ]
+    assert "classes.slow 9 s, 0.25 s → unset" in map(str, changes(one, plain))
 
 
 def test_a_rollout_is_shown_and_undone(cell: RunningCell) -> None:

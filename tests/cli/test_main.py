@@ -323,6 +323,39 @@ def test_where_nobody_asks_the_first_signal_interrupts(number: signal.Signals) -
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_was_ignored_at_the_start_stays_so(number: signal.Signals) -> None:
+    """By `nohup`, or by a shell that started it in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Stopping() as stopping:
+            signal.raise_signal(number)
+            with stopping.interrupting():
+                signal.raise_signal(number)
+            assert not stopping.asked()
+            signal.raise_signal(signal.SIGTERM)
+            assert stopping.asked()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_exit_codes_and_sigterm_arrive_whatever_the_parent_has_set() -> None:
+    program = (
+        "import signal, subprocess, sys\n"
+        "from mesh.cli.main import main\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "sys.argv = ['mesh', '--version']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(subprocess.run(['false']).returncode, signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines()[-1] == "1 set()"
+
+
 def test_a_signal_that_came_before_interrupts_too() -> None:
     with Stopping() as stopping:
         signal.raise_signal(signal.SIGINT)

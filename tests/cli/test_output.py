@@ -14,15 +14,14 @@ from mesh.cli import output, tables
 from mesh.cli.output import Format, number, text_columns, word
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
-from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
-from mesh.domain.lifecycle import NodeState
-from mesh.domain.reasons import DeviceKind, RefusalReason
-from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.views import DeploymentSnapshot
 from mesh.report.plain import Plain, plain
 from mesh.v1 import control_pb2, model_pb2
 from mesh.wire.codec import to_wire, view_from_wire
-from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY
+from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY, STATUS
 
 
 class Terminal(io.StringIO):
@@ -121,27 +120,13 @@ def test_text_cannot_steer_a_terminal_but_reaches_pipes(monkeypatch: pytest.Monk
     assert pipe.getvalue() == "a\x1b[2J\tü"
 
 
-STATUS = CellStatus(
-    version="1",
-    uptime_s=2.5,
-    nodes_ready=1,
-    nodes=2,
-    deployments=0,
-    instances=0,
-    queued=0,
-    running=0,
-    served=7,
-    refused=((RefusalReason.QUEUE_FULL, 3),),
-    state_path="/ü",
-)
-
-
 def test_json_and_yaml_carry_the_domains_field_names(capsys: pytest.CaptureFixture[str]) -> None:
-    output.structured(plain(STATUS), Format.JSON)
+    status = replace(STATUS, state_path="/ü")
+    output.structured(plain(status), Format.JSON)
     from_json = json.loads(capsys.readouterr().out)
-    output.structured(plain(STATUS), Format.YAML)
+    output.structured(plain(status), Format.YAML)
     assert yaml.safe_load(capsys.readouterr().out) == from_json
-    assert from_json["refused"] == {"queue_full": 3}
+    assert from_json["refused"] == {"queue_full": 3, "no_node": 2}
     assert from_json["state_path"] == "/ü"
     assert list(from_json)[:2] == ["version", "uptime_s"]
 
@@ -155,24 +140,7 @@ def test_json_keeps_numbers_on_one_line_and_strings(capsys: pytest.CaptureFixtur
 
 
 def test_enums_and_tuples_become_text_and_lists() -> None:
-    node = NodeSnapshot(
-        node_id=NodeId("n"),
-        state=NodeState.READY,
-        device=DeviceKind.CPU,
-        hardware="h",
-        cores=2,
-        engine="e",
-        memory_bytes=1,
-        base_bytes=0,
-        promised_bytes=0,
-        tracked_bytes=0,
-        rss_bytes=0,
-        unaccounted_bytes=0,
-        operations=(),
-        silent_s=0.0,
-        instances=(),
-    )
-    value = plain((node,))
+    value = plain((replace(NODE, instances=()),))
     assert isinstance(value, list)
     assert isinstance(value[0], dict)
     assert value[0]["state"] == "ready"

@@ -42,6 +42,41 @@ def test_json_has_all_of_it_and_follows_from_the_seed(scenario: str) -> None:
     assert len(first["nodes"]) == 3
 
 
+TIMERS = """
+compare_prefetch = true
+[[nodes]]
+name = "gpu"
+device = "gpu"
+memory_gib = 17
+prefetch_gib = 8
+costs = { load_bytes_per_s = 6.5e9 }
+[[deployments]]
+name = "timer"
+count = 3
+model = "llama-3.2-3b"
+context_tokens_max = 512
+scaling = { keep_alive_s = 1.0 }
+[workload]
+kind = "trace"
+file = "timers.csv"
+"""
+"""Memory for two of three models."""
+
+
+def test_timers_are_loaded_before_they_are_due_and_the_report_says_what_that_is_worth(
+    tmp_path: Path,
+) -> None:
+    calls = sorted((100.0 * n + 30.0 * of + 1.0, of) for n in range(20) for of in range(3))
+    rows = "".join(f"{at_s},{of},32,4\n" for at_s, of in calls)
+    (tmp_path / "timers.csv").write_text("t_s,function,input_tokens,output_tokens\n" + rows)
+    (tmp_path / "timers.toml").write_text(TIMERS)
+    made = json.loads(mesh("sim", str(tmp_path / "timers.toml"), "-o", "json").out)
+    assert made["requests"]["finished"] == len(calls)
+    assert made["prefetches"]["used"] > 0
+    assert made["cold_felt_ratio"] <= 0.4
+    assert made["bytes_ratio"] <= 1.05
+
+
 def test_ideal_costs_and_what_callers_take_change_the_run(scenario: str) -> None:
     usual, ideal, few = (
         json.loads(mesh("sim", scenario, "-o", "json", *more).out)

@@ -1,4 +1,5 @@
-"""LangChain's own integration tests of a chat model, by its client for OpenAI's, on a real cell.
+"""LangChain's own integration tests of a chat model, by its clients for OpenAI's protocol and for
+Anthropic's, on a real cell.
 
 The demo model is given a chat template with tools, which it was not trained on: what it says makes
 little sense, but calls that are required and structured answers keep to their grammars. Cases that
@@ -6,38 +7,27 @@ need more wit than it has may fail, by an assertion of theirs alone: an error of
 By themselves the cases skip images, audio, PDF, Anthropic's messages and a recording to measure by.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from mesh.cli.cell import running_cell
-from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.stopping import Stopping
-from mesh.cli.waiting import Goal, wait_for
-from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.ids import DeploymentName
-from mesh.domain.slo import Slo
-from mesh.wire.client import MeshClient
 from mesh_loader.store import StoredModel
+from tests.clients.conftest import CALL_S_MAX, demo_cell
 
 pytestmark = pytest.mark.timeout(300)
 WITH = "make test-clients has it"
 langchain_openai = pytest.importorskip("langchain_openai", reason=WITH)
+langchain_anthropic = pytest.importorskip("langchain_anthropic", reason=WITH)
 LangChains: Any = pytest.importorskip(
     "langchain_tests.integration_tests", reason=WITH
 ).ChatModelIntegrationTests
 OutputParserException = pytest.importorskip("langchain_core.exceptions").OutputParserException
 
 TEMPLATE = Path(__file__).with_name("hermes.jinja")
-OF_STORE = ("model.json", "digests.json", "model.ggml", "prepared")
-"""The parts of a stored model's folder that are not the model."""
 DEPLOYMENTS = ("chat", "chat-too")
 TOKENS_MAX = 256
-READY_S_MAX = 100.0
-CALL_S_MAX = 60.0
 BEYOND_IT = {
     "test_agent_loop": "the demo model calls no tool of its own accord",
     "test_json_mode": "the demo model does not choose the keys that it is told in words",
@@ -47,33 +37,10 @@ BEYOND_IT = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cell(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def url(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     home = tmp_path_factory.mktemp("langchain")
-    model = home / "model"
-    shutil.copytree(smollm2_model.path, model, ignore=shutil.ignore_patterns(*OF_STORE))
-    shutil.copy(TEMPLATE, model / "chat_template.jinja")
-    nodes = plan_nodes(["cpu"])
-    plan = CellPlan(
-        listen="127.0.0.1:0",
-        http="127.0.0.1:0",
-        home=home / "cell",
-        nodes=nodes,
-        # In each precision the model says something else, and some of it without an end.
-        precision="f32",
-        kv="f16",
-    )
-    with Stopping() as stopping, running_cell(plan, stopping) as cell:
-        with MeshClient(cell.address) as client:
-            for name in map(DeploymentName, DEPLOYMENTS):
-                spec = DeploymentSpec(
-                    name=name,
-                    source=f"file://{model}",
-                    slo=Slo(ttft_s=CALL_S_MAX, tpot_s=5.0),
-                    scaling=Scaling(replicas_min=1, replicas_max=1),
-                )
-                client.deploy(spec)
-                wait_for(client, name, Goal.READY, READY_S_MAX)
-        TestMesh.url = f"http://{cell.http_address}/v1"
+    with demo_cell(home, smollm2_model, DEPLOYMENTS, TEMPLATE) as url:
+        TestMesh.url = url
         yield
 
 
@@ -96,7 +63,7 @@ class TestMesh(LangChains):  # type: ignore[misc]
     def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": DEPLOYMENTS[0],
-            "base_url": self.url,
+            "base_url": f"{self.url}/v1",
             "api_key": "none",
             "temperature": 0.7,
             "seed": 2,
@@ -119,4 +86,37 @@ class TestMesh(LangChains):  # type: ignore[misc]
 
     @property
     def supports_json_mode(self) -> bool:
+        return True
+
+
+class TestMessages(TestMesh):
+    """By Anthropic's protocol, which has neither seeds nor a mode of JSON without a schema."""
+
+    @property
+    def chat_model_class(self) -> Any:
+        return langchain_anthropic.ChatAnthropic
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "model": DEPLOYMENTS[0],
+            "base_url": self.url,
+            "api_key": "none",
+            "temperature": 0.0,
+            "max_tokens": TOKENS_MAX,
+            "stream_usage": True,
+            "timeout": CALL_S_MAX,
+            "max_retries": 0,
+        }
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "json_schema"}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return False
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
         return True

@@ -48,31 +48,31 @@ def test_a_node_that_is_well_again_is_known_within_two_seconds(predicted_s: floa
 
 def test_promises_are_planned_with_what_the_node_tells_until_it_tells_anew() -> None:
     correction = Correction()
-    correction.told(1.1, 1.0, planned=1.5)
+    correction.note_factor(1.1, 1.0, planned=1.5)
     assert correction.planned(1.0) == 1.5
-    correction.told(1.0, 2.0)
+    correction.note_factor(1.0, 2.0)
     assert correction.planned(2.0) == 1.5, "after an iteration"
-    correction.told(1.0, 3.0, planned=1.2)
+    correction.note_factor(1.0, 3.0, planned=1.2)
     assert correction.planned(3.0) == 1.2, "in a heartbeat"
 
 
 @given(st.floats(RATIO_MIN, RATIO_MAX), st.floats(RATIO_MIN, RATIO_MAX), st.floats(0.0, 60.0))
 def test_promises_are_planned_with_no_less(factor: float, planned: float, later_s: float) -> None:
     correction = Correction()
-    correction.told(factor, 0.0, planned=planned)
+    correction.note_factor(factor, 0.0, planned=planned)
     assert correction.planned(later_s) == max(correction.factor(later_s), planned)
 
 
 def test_a_node_that_turns_out_to_be_quicker_than_its_profile_is_believed_at_once() -> None:
     correction = Correction()
-    correction.told(0.5, 1.0)
+    correction.note_factor(0.5, 1.0)
     assert correction.planned(1.0) == 0.5
 
 
 def test_what_was_planned_with_while_an_estimate_was_on_trial_is_forgotten() -> None:
     """The engine builds its kernels then."""
     correction = Correction(guessed=True)
-    correction.told(8.0, 1.0, planned=8.0)
+    correction.note_factor(8.0, 1.0, planned=8.0)
     for _ in range(TRIAL_ITERATIONS):
         correction.reported(1.0, 2.0)
     assert correction.planned(2.0) == 1.0
@@ -96,7 +96,7 @@ def test_the_factor_is_bounded_whatever_is_measured(
 @given(st.floats(RATIO_MIN, RATIO_MAX), st.floats(0.0, 1000.0), st.floats(0.0, 1000.0))
 def test_without_iterations_it_fades_to_one(start: float, idle_s: float, longer_s: float) -> None:
     correction = Correction()
-    correction.told(start, 100.0)
+    correction.note_factor(start, 100.0)
     soon = abs(correction.factor(100.0 + idle_s) - 1)
     late = abs(correction.factor(100.0 + idle_s + longer_s) - 1)
     assert late <= soon <= abs(start - 1) + 1e-12

@@ -12,7 +12,7 @@ SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True
 
 
 def ahead(
-    driver: Driver, output: tuple[int, ...], sampling: SamplingParams, *, held: bool = True
+    driver: Driver, output: tuple[int, ...], sampling: SamplingParams, *, paused: bool = True
 ) -> EngineRequest:
     request = EngineRequest(
         request_id=RequestId("moves"),
@@ -20,8 +20,7 @@ def ahead(
         prompt_tokens=PROMPT,
         output_tokens=output,
         sampling=sampling,
-        stop_token_ids=(),
-        held=held,
+        paused=paused,
     )
     driver.engine.submit(driver.instance_id, request)
     return request
@@ -50,7 +49,7 @@ def test_a_held_request_goes_on_as_if_it_had_never_moved(
                 break
         assert not result.prefill_left
         assert engine.step(instance_id, chunk).prefill_tokens == 0, "all that it may is computed"
-    ahead(holder, expected[:7], sampling, held=False)
+    ahead(holder, expected[:7], sampling, paused=False)
     tokens: list[int] = list(expected[:7])
     result = engine.step(instance_id, chunk)
     assert result.prefill_tokens == 2, "the last, and one that came meanwhile"
@@ -91,7 +90,7 @@ def test_others_decode_beside_it(holder: Driver) -> None:
 def test_one_that_decodes_pauses_and_goes_on_as_if_it_had_not(holder: Driver) -> None:
     expected = tuple(holder.run("whole", PROMPT, SAMPLED))
     engine, instance_id = holder.engine, holder.instance_id
-    ahead(holder, expected[:2], SAMPLED, held=False)
+    ahead(holder, expected[:2], SAMPLED, paused=False)
     tokens: list[int] = list(expected[:2])
     finish = None
     while finish is None:
@@ -103,14 +102,14 @@ def test_one_that_decodes_pauses_and_goes_on_as_if_it_had_not(holder: Driver) ->
             ahead(holder, expected[:2], SAMPLED)
             paused = engine.step(instance_id, 64)
             assert not [*paused.outputs, *paused.prefill_left, *paused.starved]
-            ahead(holder, expected[:2], SAMPLED, held=False)
+            ahead(holder, expected[:2], SAMPLED, paused=False)
     assert tuple(tokens) == expected
     holder.check_books()
 
 
 def test_others_decode_beside_one_that_pauses(holder: Driver) -> None:
     expected = holder.run("alone", PROMPT[:10])
-    ahead(holder, (5, 6), greedy(), held=False)
+    ahead(holder, (5, 6), greedy(), paused=False)
     beside = holder.submit("beside", PROMPT[:10])
     for output in holder.engine.step(holder.instance_id, 64).outputs:
         if output.request_id == "beside":

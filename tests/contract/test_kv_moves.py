@@ -17,14 +17,13 @@ MOVES = RequestId("moves")
 Exported = tuple[KvHeader, list[KvChunk]]
 
 
-def ahead(prompt: tuple[int, ...], output: list[int], *, held: bool) -> EngineRequest:
+def ahead(prompt: tuple[int, ...], output: list[int], *, paused: bool) -> EngineRequest:
     return EngineRequest(
         request_id=MOVES,
         prompt_tokens=prompt,
         output_tokens=tuple(output),
         sampling=greedy(),
-        stop_token_ids=(),
-        held=held,
+        paused=paused,
     )
 
 
@@ -67,14 +66,14 @@ def test_a_request_goes_on_elsewhere_as_if_it_had_never_moved(
     header, chunks = exported
     target = load("i-2")
     engine, to = target.engine, target.instance_id
-    came = imported(engine.import_kv(to, ahead(prompt, output, held=True), header, chunks))
+    came = imported(engine.import_kv(to, ahead(prompt, output, paused=True), header, chunks))
     assert came == 2 * source.block_tokens
     result = engine.step(to, 64)
     assert result.prefill_tokens == len(prompt) + len(output) - 1 - came, "the rest but its last"
     running = source.running[MOVES]
     while running.finish is None:
         source.step()
-    engine.submit(to, ahead(prompt, output, held=False))
+    engine.submit(to, ahead(prompt, output, paused=False))
     tokens = list(output)
     while len(tokens) < len(running.tokens):
         (yielded,) = engine.step(to, 64).outputs
@@ -128,7 +127,7 @@ def test_other_calls_come_between_the_blocks_of_an_import(
     exported: Exported,
 ) -> None:
     target = load("i-2")
-    request = ahead(prompt, output, held=True)
+    request = ahead(prompt, output, paused=True)
     steps = target.engine.import_kv(target.instance_id, request, *exported)
     if next(steps, "ended") == "ended":
         pytest.skip("this engine imports all blocks at once")
@@ -137,7 +136,7 @@ def test_other_calls_come_between_the_blocks_of_an_import(
     assert first.request_id == RequestId("other"), "the one that comes takes no part yet"
     target.engine.resize_kv(target.instance_id, target.books.kv_blocks + 3)
     assert imported(steps) == 2 * source.block_tokens
-    target.engine.submit(target.instance_id, replace(request, held=False))
+    target.engine.submit(target.instance_id, replace(request, paused=False))
     result = target.engine.step(target.instance_id, 128)
     (yielded,) = [one for one in result.outputs if one.request_id == MOVES]
     source.step()
@@ -148,7 +147,7 @@ def test_an_import_that_is_given_up_leaves_nothing(
     load: LoadInstance, prompt: tuple[int, ...], output: list[int], exported: Exported
 ) -> None:
     target = load("i-2")
-    request = ahead(prompt, output, held=True)
+    request = ahead(prompt, output, paused=True)
     for give_up in ("closed", "aborted"):
         steps = target.engine.import_kv(target.instance_id, request, *exported)
         if next(steps, "ended") == "ended":
@@ -193,7 +192,7 @@ def test_what_is_wrong_is_refused_and_the_request_can_be_computed_there(
     target = load("i-2")
     source.step()
     for name, made in WRONG.items():
-        request = ahead(prompt, output, held=True)
+        request = ahead(prompt, output, paused=True)
         with pytest.raises(EngineError):
             imported(target.engine.import_kv(target.instance_id, request, *made(*exported)))
         assert target.books.kv_blocks_used == 0, name
@@ -211,7 +210,7 @@ def test_as_many_blocks_are_taken_as_are_free(
     exported: Exported,
 ) -> None:
     target = load("i-2", kv_blocks=1)
-    request = ahead(prompt, output, held=True)
+    request = ahead(prompt, output, paused=True)
     came = imported(target.engine.import_kv(target.instance_id, request, *exported))
     assert came == source.block_tokens
     target.engine.abort(target.instance_id, MOVES)

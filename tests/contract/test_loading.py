@@ -186,9 +186,7 @@ def test_calls_for_an_instance_that_is_not_there_are_refused(engine: Engine) -> 
     request = EngineRequest(
         request_id=RequestId("r"),
         prompt_tokens=PROMPT,
-        output_tokens=(),
         sampling=SamplingParams(),
-        stop_token_ids=(),
     )
     with pytest.raises(EngineError):
         engine.submit(nobody, request)

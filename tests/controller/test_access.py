@@ -480,6 +480,22 @@ async def test_a_message_without_a_key_is_not_read(cell: tuple[LiveCell, Keys]) 
                 assert await call.code() is code
 
 
+async def test_health_is_told_without_a_key_and_without_reading_anything(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, _ = cell
+    async with dial(live.address) as channel:
+        for method in (
+            "/grpc.health.v1.Health/Check",
+            "/inference.GRPCInferenceService/ServerLive",
+            "/inference.GRPCInferenceService/ServerReady",
+        ):
+            call = channel.unary_stream(method, bytes, bytes)(b"\xff" * (16 << 20))
+            assert [answer async for answer in call] == [b"\x08\x01"], method
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", bytes, bytes)(b"")
+        assert await watch.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_keys_are_listed_while_another_writes_and_need_not_be_read_again(tmp_path: Path) -> None:
     book, desk = KeyBook(tmp_path), KeyDesk(tmp_path)
     book.create(Role.ADMIN, TenantName(""))

@@ -16,10 +16,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from mesh import __version__
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, stored
 from mesh.domain.deployment import Deployment, Scaling
 from mesh.domain.errors import (
     Cancelled,
+    EngineError,
     InvalidInput,
     MeshError,
     NotFound,
@@ -30,13 +31,17 @@ from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
+    CancelProfile,
     ImportFailed,
     ImportModel,
     ImportProgress,
+    LoadInstance,
+    ProfileFailed,
+    ProfileInstance,
     SubmitRequest,
 )
 from mesh.domain.slo import Slo
-from mesh.domain.views import CellEvent
+from mesh.domain.views import CellEvent, ProfileView
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
@@ -49,10 +54,12 @@ from tests.controller.live import (
     MODEL,
     SPEC,
     WAIT_S_MAX,
+    FakeNode,
     LiveCell,
     asking,
     live_cell,
 )
+from tests.support.profiles import PROFILE
 
 
 async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell) -> None:
@@ -77,9 +84,9 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 
 
 async def test_a_stored_deployment_with_an_untried_chat_template_has_failed(tmp_path: Path) -> None:
-    stored = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
+    kept = Deployment(spec=SPEC, model=MODEL, context_tokens_max=512)
     with closing(SqliteRegistry(tmp_path / "controller")) as registry:
-        registry.store(stored, replace(ASSETS, chat_template=LOOP))
+        registry.apply(stored(kept, replace(ASSETS, chat_template=LOOP)))
     async with live_cell(tmp_path, http="127.0.0.1:0") as cell:
         failed = DeploymentState.FAILED
         await cell.until(lambda: cell.client.get(SPEC.name).state is failed)
@@ -311,3 +318,100 @@ async def test_a_deploy_says_that_a_chat_template_cannot_be_compiled(cell: LiveC
     assert said.startswith("deployed; its chats are refused: ")
     assert "cannot be compiled" in said
     assert "line 2" in said
+
+
+NODE = NodeId(HELLO.node_id)
+
+
+def told_in_order(node: FakeNode) -> list[type]:
+    """The commands of a measurement, as they came."""
+    kinds = (LoadInstance, ProfileInstance)
+    return [type(command) for command in node.commands if isinstance(command, kinds)]
+
+
+async def test_a_model_is_loaded_and_measured_and_the_profile_is_known(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    seen: list[tuple[str, float]] = []
+    told = await cell.ask(
+        cell.client.profile,
+        SPEC.name,
+        NODE,
+        lambda phase, share: seen.append((phase, share)),
+    )
+    assert told
+    assert ("measure", 0.5) in seen
+    assert told_in_order(node) == [LoadInstance, ProfileInstance]
+    known = await cell.ask(cell.client.profiles, SPEC.name)
+    assert ProfileView(profile=PROFILE, nodes=(NODE,)) in known
+
+
+async def test_a_profile_outlives_its_controller_and_its_deployment(tmp_path: Path) -> None:
+    async with live_cell(tmp_path) as cell:
+        await cell.deployed()
+        await cell.ask(cell.client.profile, SPEC.name)
+    async with live_cell(tmp_path) as cell:
+        known = await cell.ask(cell.client.profiles, SPEC.name)
+        assert PROFILE in [view.profile for view in known]
+        node = await cell.node()
+        await cell.ask(cell.client.delete, SPEC.name)
+        await cell.ask(cell.client.deploy, SPEC)
+        known = await cell.ask(cell.client.profiles, SPEC.name)
+        assert ProfileView(profile=PROFILE, nodes=(node.hello.node_id,)) in known
+
+
+async def test_an_instance_is_loaded_with_what_was_measured_before(cell: LiveCell) -> None:
+    """On another node of equal hardware: they share profiles."""
+    await cell.deployed()
+    await cell.ask(cell.client.profile, SPEC.name)
+    await cell.ask(cell.client.delete, SPEC.name)
+    await cell.nodes[0].leave()
+    other = await cell.deployed(node_id=NodeId("n2"))
+    await cell.ask(cell.client.profile, SPEC.name, NodeId("n2"))
+    assert (await other.told(LoadInstance)).profile == PROFILE
+
+
+async def test_a_caller_that_vanishes_cancels_the_measurement(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.measuring = False
+    async with dial(cell.address) as channel:
+        call = ControlStub(channel).Profile(pb.ProfileRequest(name=SPEC.name))
+        order = await node.told(ProfileInstance)
+        call.cancel()
+        assert (await node.told(CancelProfile)).operation_id == order.operation_id
+
+
+async def test_a_failed_measurement_comes_back_as_the_node_said_it(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.measuring = False
+    asked = asyncio.create_task(cell.ask(cell.client.profile, SPEC.name))
+    order = await node.told(ProfileInstance)
+    failed = ProfileFailed(
+        operation_id=order.operation_id, error="EngineError", message="too hot", hint="cool it"
+    )
+    await node.send(failed)
+    with pytest.raises(EngineError, match="too hot") as caught:
+        await asked
+    assert caught.value.hint == "cool it"
+    known = await cell.ask(cell.client.profiles, SPEC.name)
+    assert PROFILE not in [view.profile for view in known]
+
+
+async def test_what_is_not_there_cannot_be_measured(cell: LiveCell) -> None:
+    await cell.deployed()
+    nobody = DeploymentName("nobody")
+    for call in (cell.client.profile, cell.client.profiles):
+        with pytest.raises(NotFound, match="no deployment 'nobody'") as caught:
+            await cell.ask(call, nobody)
+        assert "deployments: chat" in caught.value.hint
+    with pytest.raises(MeshError, match="no node 'n9'"):
+        await cell.ask(cell.client.profile, SPEC.name, NodeId("n9"))
+
+
+async def test_measuring_is_told_to_those_who_watch(cell: LiveCell) -> None:
+    await cell.deployed()
+    await cell.ask(cell.client.profile, SPEC.name)
+    events = await cell.ask(lambda: list(cell.client.watch(backlog=50)))
+    lines = [(event.line.kind, event.line.text) for event in events]
+    assert ("deployment", "measure a profile") in lines
+    assert ("instance", "measure iteration times") in lines
+    assert any(text.startswith(f"measured model {PROFILE.model_id}") for _, text in lines)

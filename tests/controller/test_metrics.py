@@ -80,9 +80,7 @@ def test_a_request_meets_slos_in_the_mean(ran: tuple[dict[Sample, float], list[O
     assert total(samples, "mesh_requests_met_slo_total") == sum(o.met_in_the_mean for o in outcomes)
 
 
-def test_loads_are_counted_with_their_tier(
-    ran: tuple[dict[Sample, float], list[Outcome]],
-) -> None:
+def test_loads_are_counted_with_their_tier(ran: tuple[dict[Sample, float], list[Outcome]]) -> None:
     samples, _ = ran
     loads = total(samples, "mesh_load_seconds_count")
     assert loads == total(samples, "mesh_load_seconds_count", tier="disk") > 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting, SubmitRequest
 from mesh.domain.model import Task
+from mesh.domain.request import RequestOrder
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.views import CellSnapshot
 from mesh.http.exchange import Bodies
@@ -33,7 +35,7 @@ from mesh.report.calls import CallBook
 from mesh.sim.clock import HeapClock
 from mesh.wire import access
 from tests.cli.views import CHAT_SMALL, NODE
-from tests.controller.live import CLASSES, EMBEDS, SPEC, LiveCell, asking, live_cell
+from tests.controller.live import CLASSES, EMBEDS, SPEC, FakeNode, LiveCell, asking, live_cell
 
 A = TenantName("a")
 STARTING = NodeStarting(
@@ -102,6 +104,7 @@ async def test_a_deploy_looks_again_whose_a_name_is_after_its_wait(
         sources=SourceRules(),
         replaying=cast(Replaying, None),
         prospect=lambda spec: None,
+        writable=lambda: None,
     )
     as_caller(Caller(role=Role.TENANT, tenant=A))
     replies = desk.deploy(CHAT_SMALL.spec)
@@ -203,3 +206,36 @@ def test_the_nodes_that_are_shown_as_lost_are_those_lost_last(
         clock.advance(1.0)
         seen._see(nodes)
     assert [node.node_id for node in seen._with_lost(())] == ["late"]
+
+
+async def submitted(within: Within, node: FakeNode, count: int) -> list[RequestOrder]:
+    def orders() -> list[RequestOrder]:
+        return [one.order for one in node.commands if isinstance(one, SubmitRequest)]
+
+    await within.until(lambda: len(orders()) == count)
+    return orders()
+
+
+async def test_nobody_comes_between_the_answers_of_a_call(within: Within) -> None:
+    node = await within.deployed()
+    async with AsyncExitStack() as opened:
+        first = await opened.enter_async_context(within.gateway.call(asking(), answers=2))
+        other = await opened.enter_async_context(within.gateway.call(asking()))
+        second = await opened.enter_async_context(within.gateway.call(asking(), first=first))
+        asked = [one.request_id for one in (other, first, second)]
+        orders = await submitted(within, node, 3)
+        assert [order.request.request_id for order in orders] == asked
+
+
+async def test_an_answer_whose_client_left_before_the_last_had_come_is_not_asked_for(
+    within: Within,
+) -> None:
+    node = await within.deployed()
+    async with AsyncExitStack() as opened:
+        first = await opened.enter_async_context(within.gateway.call(asking(), answers=3))
+        async with within.gateway.call(asking(), first=first) as second:
+            pass
+        third = await opened.enter_async_context(within.gateway.call(asking(), first=first))
+        orders = await submitted(within, node, 2)
+        asked = [order.request.request_id for order in orders]
+        assert asked == [first.request_id, third.request_id], second.request_id

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from cattrs.preconf.json import make_converter
 
-from mesh.controller.registry import FILE_NAME, SCHEMA, SqliteRegistry
+from mesh.controller.registry import (
+    FILE_NAME,
+    SCHEMA,
+    SqliteRegistry,
+    history_stored,
+    profile_stored,
+    removed,
+    stored,
+)
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
 from mesh.domain.history import BINS_MAX, OutputHistory
@@ -61,7 +69,7 @@ def test_what_was_stored_is_there_at_the_next_start_and_starts_are_counted(tmp_p
     with opened(tmp_path / "new" / "folder") as registry:
         assert (registry.epoch, registry.deployments()) == (1, ())
         for one in reversed(two):
-            registry.store(one, TEXT)
+            registry.apply(stored(one, TEXT))
     with opened(tmp_path / "new" / "folder") as registry:
         assert (registry.epoch, registry.deployments()) == (2, two)
         assert registry.text(two[1].model.model_id) == TEXT
@@ -75,51 +83,49 @@ def test_revisions_are_kept_with_their_texts_until_the_deployment_goes(tmp_path:
     starts = (Revision(deployment=new, state=RevisionState.STARTING),)
     past = (Revision(deployment=old, state=RevisionState.PAST),)
     with opened(tmp_path) as registry:
-        registry.store(old, TEXT)
-        registry.store(old, OLD_TEXT, starts)
+        registry.apply(stored(old, TEXT))
+        registry.apply(stored(old, OLD_TEXT, starts))
     with opened(tmp_path) as registry:
         assert registry.deployments() == (old,)
         assert registry.revisions() == {chat: starts}
         assert registry.text(new.model.model_id) == OLD_TEXT
-        registry.store(new, None, past)
+        registry.apply(stored(new, None, past))
         assert (registry.deployments(), registry.revisions()) == ((new,), {chat: past})
-        registry.store(new, None)
+        registry.apply(stored(new, None))
         assert registry.revisions() == {chat: past}
         assert registry.text(old.model.model_id) == TEXT
-        registry.remove(chat)
+        registry.apply(removed(chat))
         assert (registry.deployments(), registry.revisions()) == ((), {})
         assert registry.text(old.model.model_id) is None
 
 
 def test_a_text_stays_as_long_as_a_deployment_uses_its_model(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
-        registry.store(deployment("a"), TEXT)
-        registry.store(deployment("b"), TEXT)
-        registry.store(replace(deployment("b"), context_tokens_max=128), None)
-        registry.remove(DeploymentName("a"))
+        registry.apply(stored(deployment("a"), TEXT))
+        registry.apply(stored(deployment("b"), TEXT))
+        registry.apply(stored(replace(deployment("b"), context_tokens_max=128), None))
+        registry.apply(removed(DeploymentName("a")))
         assert registry.text(ModelId("sha256-1")) == TEXT
         assert [d.context_tokens_max for d in registry.deployments()] == [128]
-        registry.remove(DeploymentName("b"))
+        registry.apply(removed(DeploymentName("b")))
         assert registry.text(ModelId("sha256-1")) is None
 
 
 def test_a_deployment_is_never_stored_without_the_text_of_its_model(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
         with pytest.raises(StorageError):
-            registry.store(deployment(), None)
+            registry.apply(stored(deployment(), None))
         assert registry.deployments() == ()
 
 
-def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(
-    tmp_path: Path,
-) -> None:
+def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(tmp_path: Path) -> None:
     elsewhere = profile(fingerprint="other/4", scaled_from="a larger model")
     with opened(tmp_path) as registry:
         assert registry.profiles() == ()
-        registry.store(deployment(model=PROFILE.model_id), TEXT)
+        registry.apply(stored(deployment(model=PROFILE.model_id), TEXT))
         for one in (profile(measured_s=9.0), PROFILE, elsewhere):
-            registry.store_profile(one)
-        registry.remove(DeploymentName("chat"))
+            registry.apply(profile_stored(one))
+        registry.apply(removed(DeploymentName("chat")))
     with opened(tmp_path) as registry:
         assert (registry.deployments(), registry.profiles()) == ((), (elsewhere, PROFILE))
 
@@ -131,15 +137,15 @@ def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
         assert registry.histories() == {}
         for name in (a, b):
-            registry.store(deployment(name), TEXT)
-            registry.store_history(name, early)
-        registry.store_history(b, late)
-        registry.store_history(gone, late)
-        registry.store(replace(deployment("b"), context_tokens_max=128), None)
+            registry.apply(stored(deployment(name), TEXT))
+            registry.apply(history_stored(name, early))
+        registry.apply(history_stored(b, late))
+        registry.apply(history_stored(gone, late))
+        registry.apply(stored(replace(deployment("b"), context_tokens_max=128), None))
     with opened(tmp_path) as registry:
         assert registry.histories() == {a: early, b: late}
-        registry.remove(b)
-        registry.store(deployment("b"), TEXT)
+        registry.apply(removed(b))
+        registry.apply(stored(deployment("b"), TEXT))
     with opened(tmp_path) as registry:
         assert registry.histories() == {a: early}
 
@@ -148,8 +154,8 @@ def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
 def test_a_damaged_histogram_is_told_as_such(tmp_path: Path, gaps: str) -> None:
     name = DeploymentName("chat")
     with opened(tmp_path) as registry:
-        registry.store(deployment("chat"), TEXT)
-        registry.store_history(name, OutputHistory())
+        registry.apply(stored(deployment("chat"), TEXT))
+        registry.apply(history_stored(name, OutputHistory()))
         registry._connection.execute("UPDATE histories SET gaps = ?", (gaps,))
         with pytest.raises(StorageError, match="times between calls"):
             registry.histories()
@@ -206,8 +212,8 @@ def test_a_file_of_an_earlier_schema_loses_nothing(earlier: int, tmp_path: Path)
         assert (registry.epoch, registry.deployments()) == (8, (deployment(),))
         assert (registry.text(ModelId("sha256-1")), registry.profiles()) == (OLD_TEXT, ())
         assert registry.histories() == {}
-        registry.store_profile(PROFILE)
-        registry.store_history(DeploymentName("chat"), OutputHistory())
+        registry.apply(profile_stored(PROFILE))
+        registry.apply(history_stored(DeploymentName("chat"), OutputHistory()))
     with opened(tmp_path) as registry:
         assert (registry.epoch, registry.profiles()) == (9, (PROFILE,))
         assert registry.histories() == {DeploymentName("chat"): OutputHistory()}
@@ -216,13 +222,13 @@ def test_a_file_of_an_earlier_schema_loses_nothing(earlier: int, tmp_path: Path)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, removed, stored
 from mesh.domain.ids import DeploymentName
 from tests.controller.test_registry import TEXT, deployment
 registry = SqliteRegistry(Path(sys.argv[1]))
 for n in range(3):
-    registry.store(deployment(f"d{n}"), TEXT)
-registry.remove(DeploymentName("d1"))
+    registry.apply(stored(deployment(f"d{n}"), TEXT))
+registry.apply(removed(DeploymentName("d1")))
 os.write(1, b"acknowledged")
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -263,14 +269,14 @@ def test_two_controllers_cannot_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_full_disk_refuses_the_write_and_keeps_the_rest(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
-        registry.store(deployment("a"), TEXT)
+        registry.apply(stored(deployment("a"), TEXT))
         (pages,) = registry._connection.execute("PRAGMA page_count").fetchone()
         registry._connection.execute(f"PRAGMA max_page_count = {pages}")
         large = replace(TEXT, tokenizer_json=bytes(1 << 20))
         with pytest.raises(StorageError, match="full") as caught:
-            registry.store(deployment("b", model="sha256-2"), large)
+            registry.apply(stored(deployment("b", model="sha256-2"), large))
         assert "free space" in caught.value.hint
-        registry.remove(DeploymentName("a"))
+        registry.apply(removed(DeploymentName("a")))
     with opened(tmp_path) as registry:
         assert registry.deployments() == ()
 
@@ -293,7 +299,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, damage: bytes)
 def test_damage_inside_the_file_is_found_at_the_start(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
         for n in range(50):
-            registry.store(deployment(f"d{n}", model=f"sha256-{n}"), TEXT)
+            registry.apply(stored(deployment(f"d{n}", model=f"sha256-{n}"), TEXT))
     path = tmp_path / FILE_NAME
     raw = bytearray(path.read_bytes())
     for page in range(4096, len(raw), 4096):
@@ -306,7 +312,7 @@ def test_damage_inside_the_file_is_found_at_the_start(tmp_path: Path) -> None:
 
 def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
     with opened(tmp_path) as registry:
-        registry.store(deployment(), TEXT)
+        registry.apply(stored(deployment(), TEXT))
     path = tmp_path / FILE_NAME
     with sqlite3.connect(path) as plain:
         plain.execute("UPDATE deployments SET body = '{}'")
@@ -317,7 +323,7 @@ def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
     ):
         registry.deployments()
     with opened(tmp_path) as registry:
-        registry.store_profile(PROFILE)
+        registry.apply(profile_stored(PROFILE))
     with sqlite3.connect(path) as plain:
         plain.execute("UPDATE profiles SET body = substr(body, 1, 40)")
     plain.close()

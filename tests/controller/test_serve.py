@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.controller.registry import SqliteRegistry
+from mesh.controller.registry import SqliteRegistry, history_stored
 from mesh.controller.server import ControllerConfig, serve
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import MeshError, Unavailable
@@ -89,7 +89,7 @@ async def test_a_controller_starts_with_what_an_earlier_one_learned(tmp_path: Pa
     """A deployment of long answers gets a larger cache."""
     unknown = await _blocks_of_first_load(tmp_path)
     registry = SqliteRegistry(tmp_path / "controller")
-    registry.store_history(SPEC.name, OutputHistory(mean_tokens=400.0, count=200))
+    registry.apply(history_stored(SPEC.name, OutputHistory(mean_tokens=400.0, count=200)))
     registry.close()
     assert await _blocks_of_first_load(tmp_path) > 2 * unknown
 

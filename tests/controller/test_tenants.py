@@ -47,6 +47,17 @@ def test_calls_in_a_second_are_limited_and_others_are_not() -> None:
     assert calls(meter, 50, B) == calls(meter, 50, NOBODY) == 50
 
 
+def test_each_answer_of_a_call_counts_as_a_request_of_the_second() -> None:
+    meter, clock = metered(TenantLimits(requests_per_s=4.0))
+    with meter.call(A, answers=8) as first, meter.call(A, first=first):
+        pass
+    assert calls(meter, 1) == 0
+    clock.advance(1.0)
+    assert calls(meter, 1) == 0, "the eight were overdrawn by four"
+    clock.advance(0.25)
+    assert calls(meter, 2) == 1
+
+
 def test_who_has_used_a_minutes_tokens_waits_until_some_are_there_again() -> None:
     meter, clock = metered(TenantLimits(tokens_per_min=600.0))
     assert calls(meter, 5, tokens=400) == 2, "the second overdraws"

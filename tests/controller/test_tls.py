@@ -13,15 +13,7 @@ from mesh.wire.certificates import Part, make_folder, read_tls
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, Tls, show
 from mesh.wire.link import NodeLink
-from tests.controller.live import (
-    HELLO,
-    SPEC,
-    WAIT_S_MAX,
-    FakeNode,
-    LiveCell,
-    asking,
-    live_cell,
-)
+from tests.controller.live import HELLO, SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 
 HOSTS = ("localhost", "127.0.0.1")
 
@@ -125,6 +117,12 @@ async def test_who_dials_a_cell_of_another_kind_is_told_which(tmp_path: Path, fo
         with pytest.raises(Unavailable, match="serves HTTP") as raised:
             await cell.ask(lost.list)
         assert "--listen" in raised.value.hint
+    tls = read_tls(folder, Part.CONTROLLER)
+    async with live_cell(tmp_path / "secured", tls=tls, http="127.0.0.1:0") as cell:
+        assert cell.http is not None
+        show(Credentials(tls=read_tls(folder, Part.CLIENT)))
+        with pytest.raises(Unavailable, match="serves HTTP"):
+            await cell.ask(MeshClient(cell.http).list)
     with pytest.raises(Unavailable, match="no controller answers"):
         MeshClient("127.0.0.1:9").list()
 

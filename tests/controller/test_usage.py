@@ -1,11 +1,16 @@
 """Metering: each request on the books of its hour and deployment, once, whatever the disk does."""
 
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mesh.controller.keys import KeyBook
 from mesh.controller.usage import FILE_NAME, RETRY_S, UsageBook, UsageMeter
+from mesh.domain.access import NOBODY, Role
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.errors import StorageError
 from mesh.domain.events import CancelRequested, InvokeRequested
@@ -131,6 +136,38 @@ def test_old_hours_go_and_a_file_that_is_none_is_an_error(tmp_path: Path, book: 
     (tmp_path / "other" / FILE_NAME).write_bytes(b"no database" * 1000)
     with pytest.raises(StorageError, match="not a database"):
         UsageBook(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill"),
+    [
+        (UsageBook, lambda book: book.add([used(n, CHAT, n, n, n, 0) for n in range(2000)])),
+        (KeyBook, lambda book: [book.create(Role.ADMIN, NOBODY) for _ in range(100)]),
+    ],
+)
+def test_damage_inside_a_file_and_a_newer_schema_are_found_at_the_start(
+    tmp_path: Path, kind: Any, fill: Any
+) -> None:
+    """As in the registry: a controller that fails later would be started again and again."""
+    with closing(kind(tmp_path)) as whole:
+        fill(whole)
+        path = whole.path
+    with closing(kind(tmp_path)):
+        pass  # as every start opens it
+    kept = path.read_bytes()
+    raw = bytearray(kept)
+    for page in range(4096, len(raw), 4096):
+        raw[page : page + 64] = bytes(64)
+    path.write_bytes(raw)
+    with pytest.raises(StorageError, match=r"corrupt|malformed") as damaged:
+        kind(tmp_path)
+    assert str(path) in damaged.value.message
+    path.write_bytes(kept)
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute("PRAGMA user_version = 99")
+    with pytest.raises(StorageError, match="has schema 99, this mesh knows") as newer:
+        kind(tmp_path)
+    assert "newer mesh" in newer.value.hint
 
 
 def test_usages_are_summed_over_hours_or_deployments() -> None:

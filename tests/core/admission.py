@@ -14,14 +14,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
 from mesh.domain.profile import Grid, Profile
-from tests.core.cells import (
-    CellUnderTest,
-    commands,
-    deployment,
-    hello,
-    instance_report,
-    request,
-)
+from tests.core.cells import CellUnderTest, commands, deployment, hello, instance_report, request
 from tests.support.profiles import profile
 
 SLOW = profile(

@@ -120,12 +120,7 @@ def load_command(name: str = "i1") -> LoadInstance:
 
 
 def token(
-    name: str,
-    index: int,
-    *,
-    count: int = 1,
-    attempt: int = 1,
-    finish: FinishReason | None = None,
+    name: str, index: int, *, count: int = 1, attempt: int = 1, finish: FinishReason | None = None
 ) -> RequestTokens:
     """One token, or so many from this index on."""
     return RequestTokens(

@@ -85,7 +85,7 @@ class TwoNodes(CellUnderTest):
         """Its target has four tokens of it, and draws the next ones, too."""
         self.drain()
         self.computed()
-        assert not continued(self.yielded()).held
+        assert not continued(self.yielded()).paused
 
     def drawn(self, token: int, *, drew: int | None = None) -> list[ControllerAction]:
         """The target has drawn the token of that index, or another."""

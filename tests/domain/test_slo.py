@@ -148,6 +148,15 @@ def test_calls_are_expected_by_the_times_between_them_and_else_by_their_rate() -
     assert len(gaps.weights) == BINS_MAX
 
 
+def test_a_burst_does_not_make_a_deployment_forget_how_long_its_pauses_are() -> None:
+    gaps = CallGaps()
+    for _ in range(3):
+        for gap_s in [3600.0] + [0.5] * 200:
+            gaps = gaps.after(gap_s)
+    assert gaps.chance(3500.0, 600.0, by_rate=0.0) > 0.5
+    assert gaps.chance(10.0, 60.0, by_rate=0.0) < 0.05, "a pause has begun"
+
+
 @given(st.lists(st.floats(0.0, 1e6), max_size=20), st.floats(0.0, 1e6), st.floats(0.1, 1e4))
 def test_a_chance_is_a_probability_that_grows_with_the_time(
     gaps_s: list[float], idle_s: float, within_s: float

@@ -125,7 +125,7 @@ def test_a_model_is_loaded_again_before_it_is_called(cell: LiveCell, tmp_path: P
     cell.client.drain(NodeId("cpu0"))
     cell.wait_for("the instance to go", lambda: cell.instance_count("chat") == 0)
     time.sleep(2 * HEARTBEAT_S)  # until the node has looked, and has told
-    assert cell.client.status().prefetches == PrefetchView(loads=1), "it takes nothing new"
+    assert cell.client.status().prefetches == PrefetchView(loads=1, felt=1), "it takes nothing new"
     cell.client.drain(NodeId("cpu0"), undo=True)
 
     def fetched() -> InstanceSnapshot | None:
@@ -137,7 +137,7 @@ def test_a_model_is_loaded_again_before_it_is_called(cell: LiveCell, tmp_path: P
     again = cell.invoke("chat", "hello", max_tokens=8)
     again.finished()
     assert again.token_ids == first.token_ids
-    assert cell.client.status().prefetches == PrefetchView(begun=1, used=1, loads=2)
+    assert cell.client.status().prefetches == PrefetchView(begun=1, used=1, loads=2, felt=1)
     deployed = cell.deployment("chat")
     assert deployed is not None
     assert [i.instance_id for i in deployed.instances] == [ahead.instance_id], "no load more"

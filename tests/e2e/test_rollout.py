@@ -1,14 +1,18 @@
 """A deployment is changed under load, changed back, its node drained: nobody loses an answer."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from bench.rollout import Load
+from bench.cells import wait_until
 from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.revision import RevisionState
 from mesh.domain.slo import Slo
+from mesh.wire.client import MeshClient
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
@@ -16,6 +20,58 @@ CHAT = DeploymentName("chat")
 CALLERS = 4
 REQUESTS_MIN = 80
 TOKENS = 8
+
+
+class Load:
+    """Callers that ask without a pause; they stop when the context is left."""
+
+    def __init__(
+        self, client: MeshClient, name: DeploymentName, *, callers: int, tokens: int
+    ) -> None:
+        self.finished = 0
+        self.failed: list[MeshError] = []
+        self._client = client
+        self._asked = Invocation(
+            deployment=name,
+            prompt=TextPrompt(text="through it all"),
+            max_tokens=tokens,
+            ignore_eos=True,
+        )
+        self._tokens = tokens
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._call) for _ in range(callers)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self) -> None:
+        while not self._stop.is_set():
+            try:
+                *_, last = self._client.invoke(self._asked)
+                if not isinstance(last, Finished) or last.output_tokens != self._tokens:
+                    raise MeshError(f"an answer ended as {last}")
+            except MeshError as error:
+                with self._lock:
+                    self.failed.append(error)
+            else:
+                with self._lock:
+                    self.finished += 1
+
+    def until(self, finished: int, *, wait_s_max: float) -> None:
+        """Wait until so many have their answers, or one has failed. Raises Unavailable."""
+        wait_until(
+            lambda: self.finished >= finished or bool(self.failed),
+            f"not {finished} answers",
+            wait_s_max,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from mesh.domain.reasons import DeviceKind
-from mesh.evaluation.cell_numbers import by_rank, cell_numbers
+from mesh.evaluation.cell_numbers import ServedShares, by_rank, cell_numbers, served_shares
 from mesh.evaluation.series import binned, nodes_in_use
 from mesh.report.distribution import Distribution
 from tests.evaluation.evaluated import NODES, OUTCOMES, outcome, refused
@@ -95,3 +95,10 @@ def test_bins_are_means_of_equal_stretches() -> None:
     assert binned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [(0.0, 2.0), (2.0, 6.0), (4.0, 9.0)]
     assert binned([1.0, 2.0], 5) == [(0.0, 1.0), (1.0, 2.0)]
     assert binned([], 5) == []
+
+
+def test_pairs_of_a_starved_and_a_spared_function_are_counted() -> None:
+    served = [outcome("busy"), outcome("other"), outcome("half"), refused("half")]
+    starved = [refused("rare"), refused("odd"), refused("odd"), outcome("odd")]
+    assert served_shares([*served, *starved]) == ServedShares(least=0.0, most=1.0, unfair_pairs=4)
+    assert served_shares(served) == ServedShares(least=0.5, most=1.0, unfair_pairs=0)

@@ -10,16 +10,7 @@ import pytest
 
 from mesh.evaluation.paper.charts import cell_charts, over_time, overview_charts, page, run_charts
 from mesh.evaluation.paper.evaluation import Reference
-from mesh.report.charts.chart import (
-    BarChart,
-    Bars,
-    Chart,
-    Line,
-    LineChart,
-    log_ticks,
-    ticks,
-    y_top,
-)
+from mesh.report.charts.chart import BarChart, Bars, Chart, Line, LineChart, log_ticks, ticks, y_top
 from mesh.report.charts.png import draw_all
 from mesh.report.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, names, svg
 from tests.evaluation.evaluated import evaluation, run

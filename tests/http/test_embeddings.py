@@ -92,3 +92,32 @@ async def test_a_text_that_is_too_long_is_named(http: Edge) -> None:
     error = (await http.post("/v1/embeddings", body)).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "input[1]: the prompt has 600 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 10_000}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "input_type": "x"}, "input_type"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+        ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 1}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/api/embed", {"input": ["a"] * 2049}, None),
+        ("/api/embed", {"input": "a" * 600}, None),
+        ("/api/embed", {"input": 1}, None),
+    ],
+)
+async def test_what_is_wrong_is_refused_in_its_protocols_shape(
+    http: Edge, path: str, body: dict[str, object], named: str | None
+) -> None:
+    await deployed(http)
+    answer = await http.post(path, {"model": "embeds", **body})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    if named is None:
+        assert "input" in error
+    else:
+        assert (error["param"].startswith(named), error["code"]) == (True, "invalid_request")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -179,11 +179,32 @@ async def test_viewers_are_bounded(watched: Watched) -> None:
     here = [feed.events(ADMIN, "") for _ in range(VIEWERS_MAX)]
     for viewer in here:
         await anext(viewer)
-    with pytest.raises(Unavailable, match="which is the limit"):
-        await anext(feed.events(TENANT, ""))
+    for asks in (ADMIN, TENANT):
+        with pytest.raises(Unavailable, match="is the limit"):
+            await anext(feed.events(asks, ""))
     for viewer in here:
         await viewer.aclose()
     assert feed.viewers == 0
+
+
+async def test_no_tenants_take_all_places_of_viewers(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "VIEWERS_MAX", 8)
+    monkeypatch.setattr(feeds, "VIEWERS_BY_TENANT_MAX", 2)
+    feed, here = feed_of(watched), []
+    for name in "abcd":
+        asks = replace(TENANT, tenant=TenantName(name))
+        with suppress(Unavailable):
+            for _ in range(3):
+                viewer = feed.events(asks, "")
+                await anext(viewer)
+                here.append(viewer)
+    assert len(here) == 6, "two of each of three"
+    here.append(feed.events(ADMIN, ""))
+    await anext(here[-1])
+    for viewer in here:
+        await viewer.aclose()
 
 
 async def test_the_state_says_what_the_command_line_says(http: Edge) -> None:

@@ -41,6 +41,27 @@ async def test_an_answer_is_told_by_lines_or_whole(http: Edge, path: str) -> Non
         assert end["total_duration"] >= end["prompt_eval_duration"] > 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+        ("generate", {}, {"response": ""}),
+        ("generate", {"prompt": "", "stream": False}, {"response": ""}),
+    ],
+)
+async def test_a_call_without_a_prompt_loads_the_model(
+    http: Edge, path: str, body: dict[str, Any], said: dict[str, Any]
+) -> None:
+    node = await http.cell.deployed()
+    for reason, keep in (("unload", {"keep_alive": 0}), ("load", {"keep_alive": "5m"})):
+        answer = (await http.post(f"/api/{path}", {"model": "chat", **body, **keep})).json()
+        assert answer.pop("created_at")
+        assert answer == {"model": "chat", **said, "done": True, "done_reason": reason}
+        assert len(orders(node)) == (reason == "load")
+    missing = await http.post(f"/api/{path}", {"model": "chta", **body, "keep_alive": 0})
+    assert missing.status_code == 404
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thoughts_and_calls_go_there_and_back(http: Edge, stream: bool) -> None:
     node = await thinking(http, f"<think>Well.</think>I look.\n{CALL}")

@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from mesh.http import operating
-from mesh.http.manifest import read_manifests
 from mesh.http.page import HEADERS
+from mesh.manifest.specs import read_manifests
 from tests.http.edge import Edge, edge
 
 PAGE = Path(__file__).resolve().parents[2] / "mesh" / "page"

@@ -19,10 +19,11 @@ import requests
 from mesh.controller.gateway import GatewayLimits
 from mesh.controller.keys import KeyBook
 from mesh.controller.main import read_origin
-from mesh.domain.access import Role, TenantName
+from mesh.domain.access import Caller, Role, TenantName
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
+from mesh.http import exchange
 from mesh.http.exchange import BODY_BYTES_MAX, UNREAD_BYTES_MAX, Bodies
 from mesh.http.refusals import Failure, in_openai, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
@@ -111,8 +112,10 @@ async def test_a_class_is_named_by_service_tier_or_a_header_and_told_back(http: 
         await http.post("/v1/completions", tier),
         await http.post("/v1/completions", body, headers={"x-slo-class": "batch"}),
         await http.post("/v1/completions", {**body, "service_tier": "auto"}),
+        await http.post("/v1/completions", {**body, "service_tier": "flex"}),
     ]
-    assert [one.json()["service_tier"] for one in answers] == ["batch", "batch", "chat"]
+    tiers = [one.json()["service_tier"] for one in answers]
+    assert tiers == ["batch", "batch", "chat", "chat"]
     streamed = await http.post("/v1/completions", {**tier, "stream": True})
     assert '"service_tier":"batch"' in streamed.text
     unknown = await http.post("/v1/completions", {**body, "service_tier": "gold"})
@@ -469,12 +472,35 @@ async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
 
 
 def test_bodies_together_are_bounded() -> None:
-    bodies = Bodies(bytes_max=100)
-    bodies.take(60)
-    with pytest.raises(Refused, match="bodies of 60 bytes are being read; 100 is the limit"):
-        bodies.take(41)
-    bodies.free(60)
-    bodies.take(100)
+    bodies = Bodies(bytes_max=100, count_max=2)
+    with bodies.reading() as one:
+        one.add(b"x" * 60)
+        with bodies.reading() as other:
+            with pytest.raises(
+                Refused, match="60 bytes of bodies are being read; 100 is the limit"
+            ):
+                other.add(b"x" * 41)
+            with pytest.raises(Refused, match="2 bodies are being read; 2"), bodies.reading():
+                pass
+        one.drop()
+        one.add(b"x" * 100)
+    with bodies.reading() as one:
+        one.add(b"x" * 100)
+        assert one.whole() == b"x" * 100
+
+
+def test_bodies_of_one_tenant_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, asks = Bodies(bytes_max=100, count_max=8), TenantName("a")
+    monkeypatch.setattr(exchange, "caller", lambda: Caller(role=Role.TENANT, tenant=asks))
+    with bodies.reading() as one, bodies.reading() as two:
+        one.add(b"x" * 20)
+        with pytest.raises(Refused, match="20 bytes of bodies are being read; 25 is the limit"):
+            two.add(b"x" * 6)
+        with pytest.raises(Refused, match="2 bodies are being read; 2"), bodies.reading():
+            pass
+        asks = TenantName("b")
+        with bodies.reading() as other:
+            other.add(b"x" * 25)
 
 
 async def test_bodies_are_given_back_whatever_becomes_of_their_calls(

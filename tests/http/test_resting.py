@@ -1,6 +1,7 @@
 """What anybody can have of the HTTP server without a key: some connections, and no memory."""
 
 import asyncio
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -210,3 +211,21 @@ async def test_a_body_without_a_key_is_not_read(
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"connection: close" in answer.lower()
     assert answer.rstrip().endswith(b"}")
+
+
+async def test_few_bodies_of_those_who_sign_in_are_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.http.app.SIGN_INS_MAX", 2)
+    head = b"POST /api/v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with keyed(tmp_path) as (live, keys):
+        assert live.http is not None
+        host, port = live.http.split(":")
+        with dialled((host, int(port)), 4) as (*waiting, other):
+            for client in waiting:
+                client.sendall(head + b"Content-Length: 100\r\n\r\n{")
+            readable, _, _ = await asyncio.to_thread(select.select, waiting, [], [], WAIT_S_MAX)
+            assert [one.recv(100).split()[1] for one in readable] == [b"429"]
+            ask = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n\r\n"
+            other.sendall(ask % keys.a.encode())
+            assert b" 200 OK" in await asyncio.to_thread(other.recv, 100)

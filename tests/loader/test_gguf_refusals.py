@@ -57,9 +57,7 @@ def test_a_file_cut_anywhere_is_torn(tmp_path: Path) -> None:
             read_header(tmp_path / "m.gguf")
 
 
-def test_flipped_bytes_in_the_header_never_raise_anything_but_a_model_error(
-    tmp_path: Path,
-) -> None:
+def test_flipped_bytes_in_the_header_never_raise_anything_but_a_model_error(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path)
     whole = path.read_bytes()
@@ -90,9 +88,7 @@ def test_a_version_from_the_future_is_unsupported(tmp_path: Path) -> None:
     refusal(tmp_path, UnsupportedModel, "version 9")
 
 
-def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(
-    tmp_path: Path,
-) -> None:
+def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", "gptneox", tensors=random_tensors("llama", VOCABULARY))
     error = refusal(tmp_path, UnsupportedModel, "m.gguf: architecture gptneox is not supported")
     assert "llama, qwen2, qwen3, phi3, gemma3" in error.hint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import MeshError, UnsupportedModel
+from mesh.domain.errors import MeshError, TornModel, UnsupportedModel
 from mesh_loader import store as store_module
 from mesh_loader.links import require_contained
 from mesh_loader.source_pkg import fetch_package_file
@@ -140,6 +140,39 @@ def test_a_link_that_comes_while_the_model_is_read_publishes_nothing(
 
     monkeypatch.setattr(store_module.ModelStore, "_write", swapped)
     with pytest.raises(MeshError, match=r"chat_template\.jinja"):
+        imported(folder, tmp_path)
+    assert SECRET.encode() not in stored_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates"])
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_link_that_is_gone_again_when_the_model_is_read_publishes_nothing(
+    name: str, was_there: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looks at the folder find it as it should be."""
+    place, aside = folder / name, tmp_path / "aside"
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "tool_use.jinja").write_text(SECRET)
+    is_file = name.endswith(".jinja")
+    if was_there and is_file:
+        place.write_text("{{ messages }}")
+    elif was_there:
+        place.mkdir()
+    write = ModelStore._write
+
+    def swapped(self: ModelStore, *args: object) -> object:
+        if was_there:
+            place.rename(aside)
+        place.symlink_to(tmp_path / ("secret" if is_file else "templates"))
+        try:
+            return write(self, *args)  # type: ignore[arg-type]
+        finally:
+            place.unlink()
+            if was_there:
+                aside.rename(place)
+
+    monkeypatch.setattr(store_module.ModelStore, "_write", swapped)
+    with pytest.raises(TornModel, match="changed while it was imported"):
         imported(folder, tmp_path)
     assert SECRET.encode() not in stored_bytes(tmp_path)
 

@@ -1,12 +1,17 @@
 """`reach`: no fetch gets to a private address unless the operator has named its host."""
 
 import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import InvalidInput, TornModel, Unavailable
+from mesh_loader import http_download
 from mesh_loader.download_rate import UNBOUND
 from mesh_loader.http_download import fetch_web_file
 from mesh_loader.reach import NOWHERE_PRIVATE, REDIRECTS_MAX, Reach, is_public
@@ -146,6 +151,78 @@ def test_redirects_are_bounded(tmp_path: Path) -> None:
     served.statuses = [(307, {"Location": "/again/m.gguf"})] * REDIRECTS_MAX
     with serving(served) as address:
         assert fetched(f"{address}/m.gguf", tmp_path, HERE) == SECRET
+
+
+@contextmanager
+def sending(pieces: Callable[[], Iterable[bytes]]) -> Iterator[tuple[str, list[int]]]:
+    """A server that answers every connection with these pieces; also the lengths of those sent."""
+    listening, sent = socket.create_server(("127.0.0.1", 0)), list[int]()
+
+    def serve() -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    for piece in pieces():
+                        connection.sendall(piece)
+                        sent.append(len(piece))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", sent
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listening.close()
+
+
+def test_the_body_of_a_redirect_is_not_read(tmp_path: Path) -> None:
+    length = 64 << 20
+
+    def redirect() -> Iterator[bytes]:
+        yield b"HTTP/1.1 302 Found\r\nLocation: /m.gguf\r\nContent-Length: %d\r\n\r\n" % length
+        for _ in range(64):
+            yield bytes(length // 64)
+
+    with sending(redirect) as (address, sent):
+        with pytest.raises(Unavailable, match="more than 5 redirects"):
+            fetched(f"{address}/m.gguf", tmp_path, HERE)
+        assert sum(sent) < length, "of six bodies, what the kernel holds of each"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_who_sends_a_byte_now_and_then_is_hung_up_on(
+    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_download, "PIECE_S_MAX", 0.2)
+    monkeypatch.setattr(http_download, "_WATCH_S", 0.02)
+    monkeypatch.setattr("mesh_loader.download.TRIES_MAX", 1)
+
+    def drops() -> Iterator[bytes]:
+        yield head
+        for _ in range(3000):
+            yield b"x"
+            time.sleep(0.01)
+
+    with (
+        sending(drops) as (address, _),
+        pytest.raises(Unavailable, match=r"in 1 tries: too little came within 0\.2 s"),
+    ):
+        fetched(f"{address}/m.gguf", tmp_path, HERE)
+
+
+def test_a_length_of_thousands_of_digits_says_nothing(tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nabc"
+    with sending(lambda: [answer]) as (address, _):
+        assert fetched(f"{address}/m.gguf", tmp_path, HERE) == b"abc"
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+def test_what_can_be_no_name_of_a_host_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no name of a host"):
+        fetched(f"http://{host}/m.gguf", tmp_path)
 
 
 def test_an_answer_is_not_repeated_in_the_error(tmp_path: Path) -> None:

@@ -127,11 +127,15 @@ def test_weights_of_no_use_to_the_node_are_not_fetched(machine: Machine, tmp_pat
     assert not list((tmp_path / "hf").rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"], ids=["host", "port"])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_hub_redirects_to_private_addresses_as_allowed(tmp_path: Path, allowed: bool) -> None:
+def test_a_hub_redirects_to_private_addresses_as_allowed(
+    tmp_path: Path, allowed: bool, name: str
+) -> None:
+    """Also to another port of its own host."""
     folder = write_tiny_llama(tmp_path / "repository")
     with hub({"org/tiny": folder}) as files, hub({"org/tiny": folder}, files) as endpoint:
-        machine = Machine(tmp_path, endpoint.replace("127.0.0.1", "localhost"))
+        machine = Machine(tmp_path, endpoint.replace("127.0.0.1", name))
         options = ("--reach", "127.0.0.1") if allowed else ()
         last = machine.imports("hf://org/tiny", "store", *options)[-1]
     if allowed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import NOTHING, Size
 from mesh.memory import station as station_module
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh.memory.station import Reservation, ReservationKind, ReservationStation
 
 LOAD, WAKE, RESIZE, UNLOAD = (
@@ -22,7 +22,7 @@ LOAD, WAKE, RESIZE, UNLOAD = (
     ReservationKind.UNLOAD,
 )
 Started = tuple[Reservation, ...]
-NO_SHARES: Mapping[str, Share] = {}
+NO_SHARES: Mapping[str, SharedWeights] = {}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class Known:
     running: Reservation | None = None
     waiting: Reservation | None = None
     overtaken: int = 0
-    share: Share | None = None
+    share: SharedWeights | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -49,7 +49,7 @@ class Known:
         return last.size_bytes if last else self.size_bytes
 
 
-def sized(size_bytes: int, share: Share | None) -> Size:
+def sized(size_bytes: int, share: SharedWeights | None) -> Size:
     """The weights of an instance are what it shares, and it holds no less than that."""
     weights_bytes = share.size_bytes if share and size_bytes else 0
     return Size(weights_bytes, max(size_bytes - weights_bytes, 0))
@@ -61,7 +61,7 @@ class CheckedStation:
     def __init__(
         self,
         capacity_bytes: int = 100,
-        shares: Mapping[str, Share] = NO_SHARES,
+        shares: Mapping[str, SharedWeights] = NO_SHARES,
         /,
         **held_bytes: int,
     ) -> None:
@@ -85,7 +85,7 @@ class CheckedStation:
     def tracked_bytes(self) -> int:
         return _once((known.tracked_bytes, known.share) for known in self.known.values())
 
-    def freed_bytes(self, names: Iterable[str], beside: Share | None = None) -> int:
+    def freed_bytes(self, names: Iterable[str], beside: SharedWeights | None = None) -> int:
         """By adding up what is left without them."""
         comes = [] if beside is None else [(beside.size_bytes, beside)]
         sizes = {name: (known.promised_bytes, known.share) for name, known in self.known.items()}
@@ -158,7 +158,7 @@ class CheckedStation:
         return self._check(started)
 
     def done(
-        self, name: str, size_bytes: int | None = None, share: Share | None = None
+        self, name: str, size_bytes: int | None = None, share: SharedWeights | None = None
     ) -> list[str]:
         """With the size that the reservation wants, unless another is given."""
         instance_id = InstanceId(name)
@@ -282,7 +282,7 @@ class CheckedStation:
             assert station.running(instance_id) == known.running
 
 
-def _once(sizes: Iterable[tuple[int, Share | None]]) -> int:
+def _once(sizes: Iterable[tuple[int, SharedWeights | None]]) -> int:
     """The sum of the sizes, in which what is shared counts once: at the most that one instance has
     of it.
     """

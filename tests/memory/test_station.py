@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import NOTHING, Size
 from mesh.memory import station as station_module
-from mesh.memory.shares import Share, counted_once
+from mesh.memory.shared_weights import SharedWeights, counted_once
 from mesh.memory.station import OVERTAKEN_MAX, ReservationKind, ReservationStation
 from tests.memory.stations import RESIZE, UNLOAD, CheckedStation, sized
 from tests.support.depth import DEEP
@@ -307,7 +307,7 @@ def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_
     assert node.done("a") == ["resize a 40"]
 
 
-SHARED = Share(key="model", size_bytes=40)
+SHARED = SharedWeights(key="model", size_bytes=40)
 SHARES = dict.fromkeys("abc", SHARED)
 """The 40 bytes are the same for these three; `x` has all of its own."""
 
@@ -355,9 +355,9 @@ def test_what_a_set_frees_counts_weights_with_the_last_that_has_them() -> None:
     a, b, x = InstanceId("a"), InstanceId("b"), InstanceId("x")
     assert (freed((a,)), freed((b,)), freed((x,)), freed((a, b))) == (20, 10, 20, 70)
     assert freed((a, b), SHARED) == 30, "who comes for it keeps the weights"
-    assert freed((a, b), Share(key="another", size_bytes=40)) == 70
+    assert freed((a, b), SharedWeights(key="another", size_bytes=40)) == 70
     assert node.station.spared_bytes(SHARED) == 40
-    assert node.station.spared_bytes(Share(key="model", size_bytes=30)) == 30
+    assert node.station.spared_bytes(SharedWeights(key="model", size_bytes=30)) == 30
 
 
 def test_a_load_shows_what_it_shares() -> None:
@@ -368,8 +368,8 @@ def test_a_load_shows_what_it_shares() -> None:
 
 
 def test_of_several_the_first_counts_what_they_share() -> None:
-    less = Share(key="model", size_bytes=30)
-    other = Share(key="other", size_bytes=9)
+    less = SharedWeights(key="model", size_bytes=30)
+    other = SharedWeights(key="other", size_bytes=9)
     sizes = [(35, less), (50, SHARED), (10, None), (60, SHARED), (20, SHARED), (10, other)]
     assert counted_once(sizes) == [35, 20, 10, 20, 0, 10]
     assert counted_once([]) == []
@@ -396,9 +396,9 @@ SIZE = st.integers(0, 9)
 CROWDED = (12, 1, 1, 1, 1, 1, 1)
 """The first shrinks, the second waits for it, and what the others ask for may overtake it."""
 STARTS = (CROWDED, (), (8, 5, 4, 3, 1), CROWDED)
-SHARE_SETS: tuple[Mapping[str, Share], ...] = (
+SHARE_SETS: tuple[Mapping[str, SharedWeights], ...] = (
     {},
-    {name: Share(key=n % 2, size_bytes=3 + n % 3) for n, name in enumerate(NAMES[:6])},
+    {name: SharedWeights(key=n % 2, size_bytes=3 + n % 3) for n, name in enumerate(NAMES[:6])},
 )
 """Two models of which three instances each share weights, which are said to be of several sizes."""
 SEEN: Counter[str] = Counter()
@@ -424,7 +424,7 @@ class Walk(RuleBasedStateMachine):
         honest: bool,
         held: tuple[int, ...],
         overtaken_max: int,
-        shares: Mapping[str, Share],
+        shares: Mapping[str, SharedWeights],
     ) -> None:
         self.honest = honest
         self.checked = CheckedStation(CAPACITY, shares)
@@ -565,16 +565,19 @@ def test_a_pool_books_the_two_largest_weights_beside_all_caches() -> None:
     station = ReservationStation(capacity_bytes=100, pools=True)
 
     def load(name: str, weights_bytes: int, kv_bytes: int) -> bool:
-        size, share = Size(weights_bytes, kv_bytes), Share(key=None, size_bytes=weights_bytes)
+        size, share = (
+            Size(weights_bytes, kv_bytes),
+            SharedWeights(key=None, size_bytes=weights_bytes),
+        )
         kind = ReservationKind.LOAD
-        return station.issue(kind, InstanceId(name), size, 0.0, share=share) is not None
+        return station.issue(kind, InstanceId(name), size, 0.0, shared=share) is not None
 
     assert all((load("a", 30, 5), load("b", 20, 5), load("c", 30, 5), load("d", 10, 5)))
     assert station.promised == Size(60, 20)
-    assert station.spared_bytes(Share(key=None, size_bytes=40)) == 30
+    assert station.spared_bytes(SharedWeights(key=None, size_bytes=40)) == 30
     going = [InstanceId("a"), InstanceId("c")]
     assert station.freed_bytes(going) == 30 + 10
-    assert station.freed_bytes(going, Share(key=None, size_bytes=40)) == 10 + 10
+    assert station.freed_bytes(going, SharedWeights(key=None, size_bytes=40)) == 10 + 10
     assert not load("e", 40, 11)
     assert load("e", 40, 10)
     station.forget(InstanceId("e"))
@@ -584,10 +587,10 @@ def test_a_pool_books_the_two_largest_weights_beside_all_caches() -> None:
 
 def test_a_load_of_a_pool_that_comes_out_smaller_promises_its_cache_no_more() -> None:
     station, c = ReservationStation(capacity_bytes=30, pools=True), InstanceId("c")
-    share = Share(key=None, size_bytes=10)
+    share = SharedWeights(key=None, size_bytes=10)
     for name in ("a", "b"):
         station.record(InstanceId(name), Size(10, 1), share)
-    assert station.issue(ReservationKind.LOAD, c, Size(8, 2), 0.0, share=share)
+    assert station.issue(ReservationKind.LOAD, c, Size(8, 2), 0.0, shared=share)
     assert station.issue(RESIZE, c, Size(8, 6), 0.0) == ()
     station.done(c, Size(5, 2))
     assert (station.promised_bytes, station.size(c)) == (28, Size(5, 6))

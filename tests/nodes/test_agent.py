@@ -13,12 +13,11 @@ import pytest
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, SendReport
 from mesh.domain.errors import EngineError
-from mesh.domain.ids import InstanceId, ModelId, NodeId
+from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import InstanceLoaded, NodeHello, UnloadInstance
+from mesh.domain.messages import InstanceLoaded, UnloadInstance
 from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
-from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.host import Recorder
 from mesh_nodes.agent import ENGINE_CALL_S_MAX, Agent
@@ -26,25 +25,13 @@ from mesh_nodes.engines.host_memory import own_resident_bytes
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
-from tests.support.scripted_engine import (
-    FOOTPRINT,
-    KV_BLOCK_BYTES,
-    WEIGHTS_BYTES,
-    ScriptedEngine,
-)
+from tests.core.cells import hello
+from tests.support.scripted_engine import FOOTPRINT, KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 from tests.support.waiting import until
 
 WAIT_S = 30.0
 
-HELLO = NodeHello(
-    node_id=NodeId("n1"),
-    run_id="run-1",
-    device=DeviceKind.CPU,
-    hardware="test",
-    cores=1,
-    engine="scripted",
-    memory_bytes=1 << 30,
-)
+HELLO = hello(memory_bytes=1 << 30)
 
 
 def _agent(

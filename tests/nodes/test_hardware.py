@@ -223,6 +223,30 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are(in
         gpus(A100, H100).gpu(index)
 
 
+@pytest.mark.parametrize(
+    ("named", "index", "physical"),
+    [
+        *((None, 1, 1), ("1", 0, 1), ("1,0", 0, 1), ("1,0", 1, 0), (" 0 , 1 ", 1, 1)),
+        *(("GPU-2", 0, 1), ("GPU-2,GPU-1", 1, 0), ("0,7,1", 0, 0)),
+    ],
+)
+def test_gpus_are_counted_as_cuda_counts_those_that_are_visible(
+    named: str | None, index: int, physical: int
+) -> None:
+    assert gpus(A100, H100).visible(index, named).index == physical
+
+
+@pytest.mark.parametrize(
+    ("named", "index", "left"),
+    [("", 0, 0), ("1", 1, 1), ("0,7,1", 1, 1), ("-1,0", 0, 0), ("MIG-1", 0, 0), ("0", -1, 1)],
+)
+def test_a_gpu_that_is_hidden_is_refused(named: str, index: int, left: int) -> None:
+    with pytest.raises(
+        InvalidInput, match=rf"CUDA_VISIBLE_DEVICES='{named}' leaves {left} of this"
+    ):
+        gpus(A100, H100).visible(index, named)
+
+
 def test_a_machine_without_a_driver_says_so() -> None:
     def missing() -> FakeNvml:
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")

@@ -45,14 +45,12 @@ class Here:
         raise AssertionError("a stream posts nothing")
 
 
-def request(*, held: bool) -> EngineRequest:
+def request(*, paused: bool) -> EngineRequest:
     return EngineRequest(
         request_id=REQUEST,
         prompt_tokens=tuple(range(3, 103)),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
-        held=held,
+        paused=paused,
     )
 
 
@@ -86,7 +84,7 @@ class Nodes:
             ticket=ticket,
             blocks=blocks,
         )
-        action = FetchKv(instance_id=INSTANCE, request=request(held=True), source=source)
+        action = FetchKv(instance_id=INSTANCE, request=request(paused=True), source=source)
 
         async def result() -> KvFetched | MeshError:
             came: asyncio.Future[KvFetched | MeshError] = self.loop.create_future()
@@ -100,7 +98,7 @@ def nodes_with(tmp_path: Path, tls: Tls | None, dialling: Tls | None) -> Iterato
     loop, engine = asyncio.new_event_loop(), ScriptedEngine()
     model = StoredModel(info=write_tiny_model(tmp_path / "model"), path=tmp_path / "model")
     engine.load(model.order(INSTANCE), no_progress)
-    engine.submit(INSTANCE, request(held=False))
+    engine.submit(INSTANCE, request(paused=False))
     engine.step(INSTANCE, 256)
     ends = [
         KvStream(
@@ -207,16 +205,22 @@ def test_no_range_begins_before_the_last_one(nodes: Nodes) -> None:
     assert asked(nodes, 1) != b""
 
 
-def test_a_connection_that_says_little_by_little_is_closed(nodes: Nodes) -> None:
-    host, _, port = nodes.source.address.rpartition(":")
-    with socket.create_connection((host, int(port)), WAIT_S) as slow:
-        slow.sendall(b"\0\0\x10\0")
-        began_s = time.monotonic()
-        with suppress(OSError):
-            while time.monotonic() < began_s + WAIT_S:
-                slow.sendall(b"[")
-                time.sleep(0.05)
-    assert time.monotonic() < began_s + ASK_S_MAX + 2.0
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_connection_that_says_little_by_little_is_closed(
+    tmp_path: Path, certificates: Path, secured: bool
+) -> None:
+    """Its question, and with TLS the handshake before it."""
+    tls = read_tls(certificates, Part.NODE) if secured else None
+    for nodes in nodes_with(tmp_path, tls, tls):
+        host, _, port = nodes.source.address.rpartition(":")
+        with socket.create_connection((host, int(port)), WAIT_S) as slow:
+            slow.sendall(b"\x16\3\1\x10\0" if secured else b"\0\0\x10\0")
+            began_s = time.monotonic()
+            with suppress(OSError):
+                while time.monotonic() < began_s + WAIT_S:
+                    slow.sendall(b"\1" if secured else b"[")
+                    time.sleep(0.05)
+        assert time.monotonic() < began_s + ASK_S_MAX + 2.0
 
 
 def test_no_more_connections_are_open_than_may_be(nodes: Nodes) -> None:

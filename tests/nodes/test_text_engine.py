@@ -65,7 +65,7 @@ def submit(
     stop_ids: tuple[int, ...] = (),
     max_tokens: int = 60,
     min_tokens: int = 0,
-    held: bool = False,
+    paused: bool = False,
 ) -> None:
     sampling = SamplingParams(
         max_tokens=max_tokens, min_tokens=min_tokens, stop=stop, ignore_eos=not stop_ids
@@ -76,7 +76,7 @@ def submit(
         output_tokens=tuple(output),
         sampling=sampling,
         stop_token_ids=stop_ids,
-        held=held,
+        paused=paused,
     )
     engine.submit(INSTANCE, request)
 
@@ -107,13 +107,11 @@ def test_text_is_of_the_tokens_and_comes_with_them(engine: TextEngine, codec: Te
     assert any(token.text for token in tokens[:30])
 
 
-def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(
-    engine: TextEngine,
-) -> None:
+def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(engine: TextEngine) -> None:
     submit(engine, "whole")
     whole = run(engine)
     for sent in (2, 9, 30):
-        submit(engine, "r", output=ids(whole[:sent]), held=True)
+        submit(engine, "r", output=ids(whole[:sent]), paused=True)
         assert not engine.step(INSTANCE, 64).outputs
     submit(engine, "r", output=ids(whole[:33]))
     rest = run(engine)
@@ -128,7 +126,7 @@ def test_a_request_that_pauses_is_not_fed_its_own_tokens_again(engine: TextEngin
     assert stop[0] not in text(free)
     submit(engine, "r", stop=stop)
     before = [engine.step(INSTANCE, 64).outputs[0] for _ in range(9)]
-    submit(engine, "r", stop=stop, output=ids(before), held=True)
+    submit(engine, "r", stop=stop, output=ids(before), paused=True)
     assert not engine.step(INSTANCE, 64).outputs
     submit(engine, "r", stop=stop, output=ids(before))
     assert text(before) + text(run(engine)) == text(free)

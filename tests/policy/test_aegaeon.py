@@ -65,7 +65,7 @@ def test_with_its_first_token_a_request_goes_to_the_node_of_the_fewest_batches()
     )
     cell.tokens(cell.links[there.node.node_id], "r1", (7,))
     copy = only(commands(cell.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest)
-    assert (copy.instance_id, copy.order.held) == (load.instance_id, True)
+    assert (copy.instance_id, copy.order.paused) == (load.instance_id, True)
     assert copy.order.kv is not None
     # It goes on as soon as what did not come is computed, whatever its source has drawn meanwhile.
     link, moved = cell.links[there.node.node_id], (RequestId("r1"), copy.order.attempt)
@@ -73,7 +73,7 @@ def test_with_its_first_token_a_request_goes_to_the_node_of_the_fewest_batches()
     assert not commands(cell.report(link, came), ContinueRequest)
     ahead = ComputedAhead(request_id=moved[0], attempt=moved[1])
     actions = cell.report(link, ahead)
-    assert not only(commands(actions, ContinueRequest), ContinueRequest).held
+    assert not only(commands(actions, ContinueRequest), ContinueRequest).paused
     assert only(commands(actions, AbortRequest), AbortRequest).attempt == 1
     assert cell.core.cell.requests[RequestId("r1")].instance is there
 

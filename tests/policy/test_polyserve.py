@@ -201,13 +201,13 @@ def test_a_request_goes_to_its_tier_with_its_first_token_and_on_once_its_blocks_
     cell = Divided()
     assert submitted(cell.ask("r1")) == [("r1", "n1")]
     copy = only(commands(cell.tokens(cell.links["n1"], "r1", (7,)), SubmitRequest), SubmitRequest)
-    assert (copy.instance_id, copy.order.held) == ("n2", True)
+    assert (copy.instance_id, copy.order.paused) == ("n2", True)
     assert copy.order.kv is not None
     assert cell.labels() == ["prefill", "tier 50 ms", ""]
     moved = RequestId("r1"), copy.order.attempt
     came = KvArrived(request_id=moved[0], attempt=moved[1], tokens=96, moved_bytes=1, elapsed_s=0.1)
     actions = cell.report(cell.links["n2"], came)
-    assert not only(commands(actions, ContinueRequest), ContinueRequest).held
+    assert not only(commands(actions, ContinueRequest), ContinueRequest).paused
     assert only(commands(actions, AbortRequest), AbortRequest).attempt == 1
     cell.tell(LeaseCheckDue())
     assert cell.labels() == ["", "tier 50 ms", ""]

@@ -95,9 +95,7 @@ def test_a_timeline_goes_on_where_it_was_and_shows_a_tenant_its_own(
     assert (other["ended"], other["loads"], other["open_count"]) == ([], [], 0)
 
 
-def test_a_trace_is_what_perfetto_opens(
-    run: tuple[CallBook, tuple[Outcome, ...], float],
-) -> None:
+def test_a_trace_is_what_perfetto_opens(run: tuple[CallBook, tuple[Outcome, ...], float]) -> None:
     book, _, now_s = run
     events = json.loads(json.dumps(list(chrome_trace(book, now_s, lambda tenant: True))))
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}
@@ -128,7 +126,13 @@ def test_a_move_that_is_given_up_ends_there(lost: bool) -> None:
     book.record(0.0, NodeConnected(link_id=link_id, hello=hello("n2")), [])
     book.record(1.0, InvokeRequested(request=asked), [])
     order = RequestOrder(
-        request=asked, attempt=2, held=True, slo=Slo(), age_s=1.0, due_in_s=1.0, output_tokens=(5,)
+        request=asked,
+        attempt=2,
+        paused=True,
+        slo=Slo(),
+        age_s=1.0,
+        due_in_s=1.0,
+        output_tokens=(5,),
     )
     ahead = SendCommand(link_id=link_id, command=SubmitRequest(instance_id=name, order=order))
     book.record(2.0, None, [ahead])

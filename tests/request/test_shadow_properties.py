@@ -11,7 +11,7 @@ from mesh.domain.reasons import Verdict
 from mesh.policy.rules.alternate import ALTERNATE
 from mesh.policy.rules.first_come import FIRST_COME
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, whole_turn
+from mesh.policy.rules.turns import Grant, TurnBounds, whole_turn
 from mesh.runtime.policies import policy_of
 from tests.request.rollout import Rollout
 from tests.request.schedules import Node
@@ -27,19 +27,12 @@ class OneByOne:
     name: ClassVar[str] = "one_by_one"
     period: ClassVar[int | None] = 4
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         queue = min(queues, key=lambda queue: (-queue.passed, queue.instance_id))
-        grant = whole_turn(queue, queues, prefill_tokens_max=prefill_tokens_max, turn_s_max=0.0)
+        grant = whole_turn(queue, queues, bounds)
         if queue.prompts:
             prompt = queue.prompts[-1]
-            tokens = min(prompt.left, prefill_tokens_max)
+            tokens = min(prompt.left, bounds.prefill_tokens_max)
             grant.prefill, grant.decode = ((prompt.request_id, tokens),), ()
             grant.seconds = queue.times.prefill_s(tokens, prompt.past)
         else:

@@ -26,8 +26,8 @@ from mesh.runtime.journal import (
     ControllerStart,
     Decision,
     Journal,
+    JournalHeader,
     NodeStart,
-    Start,
     decision_fields,
     open_journal,
     read_journal,
@@ -257,7 +257,9 @@ def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
         (NodeStart(format=3, version="test", limits=NodeLimits()), "node"),
     ],
 )
-def test_a_journal_of_another_format_is_refused(start: Start, core: str, tmp_path: Path) -> None:
+def test_a_journal_of_another_format_is_refused(
+    start: JournalHeader, core: str, tmp_path: Path
+) -> None:
     """In format 3 of a node's journal, a step has its tokens one by one, and not which attempt they
     are of.
     """

@@ -35,7 +35,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import KvSource, SamplingParams
 from mesh.domain.steps import EngineCapabilities, KvChunk, KvHeader, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
-from mesh.runtime.node_actions import KvFetched, Lane, NodePerformer
+from mesh.runtime.node_actions import Brought, Fetched, KvFetched, Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.core.cells import load_instance
 from tests.support.scripted_engine import (
@@ -60,10 +60,7 @@ class Around(ModelsAtHand):
         self.events: list[tuple[Lane, NodeEvent | None]] = []
 
     def run(
-        self,
-        lane: Lane,
-        call: Callable[[], R],
-        done: Callable[[R | MeshError], NodeEvent | None],
+        self, lane: Lane, call: Callable[[], R], done: Callable[[R | MeshError], NodeEvent | None]
     ) -> None:
         try:
             result: R | MeshError = call()
@@ -122,9 +119,7 @@ def submit(engine: ScriptedEngine, name: str, max_tokens: int) -> None:
         EngineRequest(
             request_id=RequestId(name),
             prompt_tokens=(1, 2, 3),
-            output_tokens=(),
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            stop_token_ids=(),
         ),
     )
 
@@ -189,9 +184,7 @@ def test_an_abort_comes_back_with_the_blocks_that_are_left_in_use(engine: Script
             EngineRequest(
                 request_id=RequestId(name),
                 prompt_tokens=(5,) * tokens,
-                output_tokens=(),
                 sampling=SamplingParams(max_tokens=8),
-                stop_token_ids=(),
             ),
         )
     engine.resize_kv(INSTANCE, 3)
@@ -246,12 +239,7 @@ class Elsewhere(Around):
     def at_hand(self, action: LoadInstance) -> LoadOrder | None:
         return None
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         then(self.found or super().at_hand(action) or ModelError("is there"))
 
     def post_soon(self, event: NodeEvent) -> None:
@@ -321,9 +309,7 @@ class Come:
 
     def offer(self, offer: OfferKv) -> None: ...
 
-    def fetch(
-        self, action: FetchKv, then: Callable[[KvFetched | MeshError], None]
-    ) -> Callable[[], None]:
+    def fetch(self, action: FetchKv, then: Fetched) -> Callable[[], None]:
         header, chunks = self.engine.export_kv(INSTANCE, action.request.request_id, 0, 2)
         then(
             KvFetched(
@@ -348,16 +334,14 @@ def test_blocks_are_imported_some_at_a_time(tmp_path: Path) -> None:
     request = EngineRequest(
         request_id=RequestId("moves"),
         prompt_tokens=tuple(range(3, 103)),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
     )
     engine.submit(INSTANCE, request)
     engine.step(INSTANCE, 256)
     around, kv = Around(), Come(engine)
     performer = NodePerformer(engine=engine, lanes=around, link=around, models=around, kv=kv)
     source = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="", blocks=2)
-    performer.perform(FetchKv(instance_id=to, request=replace(request, held=True), source=source))
+    performer.perform(FetchKv(instance_id=to, request=replace(request, paused=True), source=source))
     (last, *others) = (event for _, event in around.events)
     assert isinstance(last, KvArrived)
     assert (last.tokens > 0, last.error, kv.released) == (True, "", 1)

@@ -70,11 +70,7 @@ class LoggingEngine(ScriptedEngine):
         super().abort(instance_id, request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         self.log.append("step")
         return super().step(instance_id, prefill, iterations, decode)

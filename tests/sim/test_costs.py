@@ -171,9 +171,7 @@ def test_a_turn_of_several_decodes_lasts_until_the_last_of_them() -> None:
     request = EngineRequest(
         request_id=RequestId("r-1"),
         prompt_tokens=(1, 2, 3),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=4, ignore_eos=True),
-        stop_token_ids=(),
     )
     timed.engine.submit(InstanceId("i-1"), request)
     timed.engine.step(InstanceId("i-1"), 64)

@@ -109,9 +109,7 @@ def test_an_idle_instance_that_is_killed_is_loaded_again_for_its_minimum(tmp_pat
     assert "small" in {i.deployment for i in faulty.cell.core.cell.instances.values()}
 
 
-def test_an_agent_whose_name_is_still_taken_is_started_until_it_is_taken_in(
-    made: CellPlan,
-) -> None:
+def test_an_agent_whose_name_is_still_taken_is_started_until_it_is_taken_in(made: CellPlan) -> None:
     """Its machine went without a word and is back before the lease has run out."""
     faulty, _ = run(made, fault(FaultKind.VANISH))
     (node,) = (node for node in faulty.cell.nodes if node.node_id == "cpu")
@@ -196,9 +194,7 @@ def test_iterations_take_longer_than_their_tables_say(node: Node) -> None:
         EngineRequest(
             request_id=RequestId("r"),
             prompt_tokens=(1,) * 8,
-            output_tokens=(),
             sampling=SamplingParams(max_tokens=9, ignore_eos=True),
-            stop_token_ids=(),
         ),
     )
     node.step()

@@ -8,25 +8,17 @@ import pytest
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import InstanceId, NodeId, RequestId
-from mesh.domain.messages import Heartbeat, InstanceGone, NodeCommand, NodeHello, UnloadInstance
+from mesh.domain.messages import Heartbeat, InstanceGone, NodeCommand, UnloadInstance
 from mesh.domain.node_events import NodeEvent, SubmitBroke
 from mesh.domain.node_rule import NodeRule
-from mesh.domain.reasons import DeviceKind
 from mesh.runtime.node_actions import Lane
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
+from tests.core.cells import hello
 
 DELAY_S = 0.125
-HELLO = NodeHello(
-    node_id=NodeId("n"),
-    run_id="run",
-    device=DeviceKind.CPU,
-    hardware="none",
-    cores=1,
-    engine="none",
-    memory_bytes=1,
-)
+HELLO = hello("n", memory_bytes=1)
 
 
 @dataclass

@@ -229,9 +229,7 @@ def test_an_offer_is_for_one_node_and_for_its_time(to: str, expires_s: float) ->
     request = EngineRequest(
         request_id=RequestId("r1"),
         prompt_tokens=(1, 2),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=9),
-        stop_token_ids=(),
     )
     asked = KvSource(node_id=NodeId("n1"), address="", attempt=1, ticket="r1/2", blocks=1)
     came: list[object] = []

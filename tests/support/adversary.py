@@ -23,10 +23,19 @@ from mesh.policy.plans import (
     Prefetch,
     Refuse,
     Release,
+    Releases,
     Shortage,
     Start,
 )
-from mesh.policy.views import AheadView, CellView, InstanceView, NodeView, Outlook, RequestView
+from mesh.policy.views import (
+    AheadView,
+    CellView,
+    InstanceView,
+    NodeView,
+    Outlook,
+    Place,
+    RequestView,
+)
 
 
 def _turn(at: float, of: int) -> int:
@@ -86,9 +95,7 @@ class Adversary(DefaultAnswers):
             raise KeyError("one")
         return turn == 2 or outlook.is_loading()
 
-    def relieve(
-        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
-    ) -> Iterator[tuple[Release, ...]]:
+    def relieve(self, place: Place, missing_bytes: int, cell: CellView) -> Iterator[Releases]:
         hows = tuple(How)
         for instance in cell.instances():
             yield (Release(instance=instance, how=hows[_turn(cell.now_s, 3)]),)

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.domain.errors import EngineError, MeshError, OutOfMemory, TornModel
+from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import InstanceLoaded, KvResized, LoadInstance
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import Decode, Prefill
 from mesh.runtime.engine import EngineCapabilities, LoadOrder, Progress, StepResult
+from mesh.runtime.node_actions import Brought
 from mesh.sim.virtual_engine import VirtualEngine
 
 BLOCK_TOKENS = 32
@@ -114,11 +115,7 @@ class ScriptedEngine(VirtualEngine):
         )
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         if self.script.fails("fail_steps"):
@@ -157,21 +154,7 @@ class ModelsAtHand:
     import_s = 0.0
 
     def at_hand(self, action: LoadInstance) -> LoadOrder | None:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=self.model_path,
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
-            import_s=self.import_s,
-        )
+        return action.order(self.model_path, self.import_s)
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         raise AssertionError("all models are at hand")

@@ -10,6 +10,8 @@ from mesh.text.recognised import (
     decoder_fault,
     is_harmless_template,
     is_harmless_tokenizer,
+    is_quick_on_literals,
+    is_quick_pattern,
 )
 from tests.text.conftest import TEMPLATE, tiny_assets
 
@@ -22,9 +24,7 @@ SMOLLM2 = (
 
 
 @pytest.mark.parametrize("template", [None, "", TEMPLATE, SMOLLM2, "{{ bos_token }}hello"])
-def test_a_loop_over_the_messages_that_writes_their_words_is_harmless(
-    template: str | None,
-) -> None:
+def test_a_loop_over_the_messages_that_writes_their_words_is_harmless(template: str | None) -> None:
     assert is_harmless_template(template)
 
 
@@ -85,6 +85,7 @@ def test_a_small_byte_level_tokenizer_is_harmless() -> None:
             }
         },
         {"padding": "x" * TOKENIZER_BYTES_MAX},
+        {"added_tokens": [{"content": "<|" + "x" * 5000 + "|>"}]},
         {"pre_tokenizer": "ByteLevel"},
         {"normalizer": {"type": "Sequence", "normalizers": "x"}},
     ],
@@ -103,3 +104,88 @@ def test_the_decoders_of_known_families_are_served() -> None:
     tenfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
     fault = decoder_fault({"type": "Sequence", "decoders": [tenfold, tenfold]})
     assert "100 times longer, and 16 times is the limit" in fault
+    doubled = {"type": "BPEDecoder", "suffix": ""}
+    assert "replaces nothing" in decoder_fault({"type": "Sequence", "decoders": [doubled] * 8})
+    assert decoder_fault({"type": "BPEDecoder", "suffix": "</w>"}) == ""
+
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + ENDS,  # cl100k, Llama 3, GLM
+        CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}" + ENDS,  # Qwen
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lm}\p{M}]+" + CONTRACTIONS + "?" + ENDS,
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+        *(
+            " ?[^(\\s|[.,!?…。，、।۔،])]+",
+            "[0-9][0-9][0-9]",
+            "[一-龥぀-ゟ゠-ヿ]+",
+            " {2,}",
+            "\\d{3}",
+        ),
+    ],
+)
+def test_patterns_of_known_families_are_quick(pattern: str) -> None:
+    assert is_quick_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "(a+)+$",
+            "(a|aa)+$",
+            "(?:a|a)*b",
+            "(a*)*",
+            "a*a*a*b",
+            "(x+x+)y",
+            r"(a)\1*",
+            r"(?<n>a)\k<n>",
+        ),
+        *("(a?){20}a{20}", "a?" * 20 + "a" * 20, "(?>a+)", "(?<=a+)b", "a{2,}{2,}", "(?~ab)", "[a"),
+        *("a{1000}", "(a{2,}b?)", "((a))*", "a**", r"\R+", r"\X+"),
+    ],
+)
+def test_patterns_that_backtrack_without_end_are_not(pattern: str) -> None:
+    assert not is_quick_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("parts", "quick"),
+    [
+        ({}, True),
+        ({"normalizer": {"type": "Prepend", "prepend": "_"}}, True),
+        ({"normalizer": {"type": "Prepend", "prepend": "_" * 100}}, False),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}}, False),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\s+"}}}, True),
+        (
+            {
+                "pre_tokenizer": {
+                    "type": "Sequence",
+                    "pretokenizers": [{"type": "Split", "pattern": {"Regex": "(a|aa)+$"}}],
+                }
+            },
+            False,
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [
+                        {"type": "Replace", "pattern": {"String": "q"}, "content": "qq"}
+                    ]
+                    * 40,
+                }
+            },
+            False,
+        ),
+    ],
+)
+def test_which_tokenizers_a_node_asks_amid_its_iterations(
+    parts: dict[str, Any], quick: bool
+) -> None:
+    assert is_quick_on_literals(_with(**parts)) is quick

@@ -13,6 +13,7 @@ from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets, ToolFormat
 from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec
+from mesh.text.tool_calls import turn_of_calls
 from tests.text.conftest import tiny_assets
 
 USER = ChatMessage(role="user", content="the cat")
@@ -100,6 +101,32 @@ def test_what_the_template_refuses_is_the_callers_mistake(codec: TextCodec) -> N
         codec.encode_chat([ChatMessage(role="wizard", content="x")])
     with pytest.raises(InvalidInput, match="at least one message"):
         codec.encode_chat([])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_several_calls_of_a_turn_go_one_by_one_where_a_template_wants_that(
+    assets: TextAssets, named: bool
+) -> None:
+    """As Llama 3's does, though the model may answer with several."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call at once') }}{% endif %}"
+        "{{ m.content }}{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | items | list }}"
+        "{% else %}{{ m.role }}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    codec = TextCodec(replace(assets, chat_template=template))
+    calls = turn_of_calls([("1", "f", {}), ("2", "g", {"a": 1}), ("3", "h", '{"b": "K')])
+    order = [("2", "G"), ("1", "F"), ("3", "H")] if named else [("", "F"), ("", "G"), ("", "H")]
+    asked = [
+        ChatMessage(role="user", content="hi"),
+        ChatMessage(role="assistant", content="so", tool_calls=calls),
+        *(ChatMessage(role="tool", content=text, tool_call_id=id_) for id_, text in order),
+        ChatMessage(role="user", content="ho"),
+    ]
+    assert codec.render_chat(asked) == (
+        "userhi;sof[];toolF;g[('a', 1)];toolG;h[('b', 'K')];toolH;userho;"
+    )
 
 
 def test_a_model_without_a_template_says_so(assets: TextAssets) -> None:

@@ -13,14 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from mesh.domain.text import TextAssets, ToolFormat
 from mesh.text.grammars import check_grammar
 from mesh.text.tokenizer import TextCodec
-from mesh.text.tool_calls import (
-    Arguments,
-    CallBegun,
-    Text,
-    ToolReader,
-    calls_grammar,
-    format_of,
-)
+from mesh.text.tool_calls import Arguments, CallBegun, Text, ToolReader, calls_grammar, format_of
 from tests.text.conftest import tiny_assets
 from tests.text.test_grammars import accepts
 

@@ -11,18 +11,16 @@ import grpc
 import pytest
 
 from mesh.domain.errors import AlreadyExists, InvalidInput
-from mesh.domain.ids import InstanceId, NodeId, OperationId
+from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import (
     Heartbeat,
     ImportDone,
     ImportFailed,
     NodeCommand,
-    NodeHello,
     NodeReport,
     UnloadInstance,
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
-from mesh.domain.reasons import DeviceKind
 from mesh.domain.text import TextAssets
 from mesh.runtime.link_life import LinkLimits
 from mesh.v1 import node_link_pb2 as pb
@@ -32,16 +30,9 @@ from mesh.wire.codec import command_to_wire, report_from_wire, welcome
 from mesh.wire.link import NodeLink
 from mesh.wire.serving import Guard
 from tests.controller.live import FOOTPRINT, MODEL, WAIT_S_MAX
+from tests.core.cells import hello
 
-HELLO = NodeHello(
-    node_id=NodeId("n1"),
-    run_id="r",
-    device=DeviceKind.CPU,
-    hardware="",
-    cores=1,
-    engine="none",
-    memory_bytes=1,
-)
+HELLO = hello(memory_bytes=1)
 UNLOAD = UnloadInstance(instance_id=InstanceId("i1"))
 QUICK = LinkLimits(welcome_s_max=WAIT_S_MAX, pause_s_min=0.01, pause_s_max=0.05)
 """The welcome may be late on a machine that is busy with other things."""

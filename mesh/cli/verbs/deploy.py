@@ -18,8 +18,8 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.revision import needs_no_instance
-from mesh.http.manifest import read_manifests
-from mesh.http.yaml_documents import MANIFEST_BYTES_MAX
+from mesh.manifest.documents import MANIFEST_BYTES_MAX
+from mesh.manifest.specs import read_manifests
 from mesh.wire.client import MeshClient
 
 STANDARD_INPUT = "-"

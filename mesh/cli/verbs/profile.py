@@ -50,12 +50,7 @@ def _plot_path(_: click.Context, __: click.Parameter, value: str | None) -> Path
 @format_option
 @controller_option
 def profile(
-    name: str,
-    node: str | None,
-    show: bool | None,
-    plot: Path | None,
-    form: Format,
-    address: str,
+    name: str, node: str | None, show: bool | None, plot: Path | None, form: Format, address: str
 ) -> None:
     """Measure iteration times of a deployment's model, or show what is known."""
     if plot is not None:

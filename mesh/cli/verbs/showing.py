@@ -11,12 +11,7 @@ from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.model import ModelInfo
-from mesh.domain.views import (
-    CellStatus,
-    DeploymentSnapshot,
-    NodeSnapshot,
-    PrefetchView,
-)
+from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot, PrefetchView
 from mesh.report.cell_state import status_fields
 from mesh.report.plain import plain_fields
 from mesh.wire.client import MeshClient
@@ -149,7 +144,9 @@ def status(form: Format, address: str) -> None:
 
 def _prefetches(said: PrefetchView) -> str:
     text = f"{said.begun} begun, {said.used} used, {said.wasted} wasted"
-    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one" if said.loads else text
+    if not said.loads:
+        return text
+    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one, {said.felt} were felt"
 
 
 def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:

@@ -22,14 +22,26 @@ from mesh.cli.progress import Report, progress
 from mesh.cli.report_file import read_report, write_report
 from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.evaluation.simulation_report import SimulationReport, node_uses
+from mesh.evaluation.simulation_report import (
+    SimulationReport,
+    VirtualReport,
+    beside_none,
+    node_uses,
+)
 from mesh.evaluation.summary import summarize
-from mesh.evaluation.virtual_report import VirtualReport
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.sim.checking import FaultyRun
 from mesh.sim.refusals import RefusalChecks
-from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
+from mesh.sim.scenario import (
+    Scenario,
+    arrivals,
+    faults,
+    fitted,
+    read_scenario,
+    trace_of,
+    without_prefetch,
+)
 from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind
 from mesh_workloads.sampling import KEPT
@@ -194,6 +206,10 @@ def sim(
             looks=looks,
             named=scenario.stem if html else None,
         )
+        if read.compare_prefetch:
+            plain = without_prefetch(read)
+            other_run = _simulate(plain, None, show, fit=fit, check=False, looks=None, named=None)
+            report = beside_none(report, other_run)
     if html is not None and report.report is not None:
         write_report(html, report.report, other)
     if form is not Format.TABLE:
@@ -275,6 +291,8 @@ def _simulate(
         faults=counts.faults,
         checks=counts.checks,
         refusals=None if looks is None else looks.counts(outcomes),
+        prefetches=run.cell.core.cell.prefetches.view,
+        loaded_bytes=sum(node.engine.loaded_bytes for node in run.cell.nodes),
         report=None if told is None else told.report(named or "", outcomes),
     )
 

@@ -15,8 +15,8 @@ from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.requests.plan_books import go_on, keep_up, release
 from mesh.core.controller.requests.prospect import prospect
+from mesh.core.controller.requests.upkeep import go_on, keep_up, release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -165,7 +165,7 @@ class ControllerCore:
     def _dispatch(self, ctx: EventContext, event: ControllerEvent) -> None:
         match event:
             case NodeReported():
-                reports.report(ctx, event.link_id, event.report)
+                reports.take_in(ctx, event.link_id, event.report)
             case InvokeRequested():
                 serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():
@@ -212,10 +212,10 @@ class ControllerCore:
             case StoreFailed():
                 _fail(ctx, event.operation_id, "StorageError", event.message)
             case OperationCancelled():
-                _fail(ctx, event.operation_id, "Cancelled", "the caller went away")
+                _give_up(ctx, event.operation_id, "Cancelled", "the caller went away")
             case OperationExpired():
                 message = f"not done within {ctx.limits.import_s_max:.0f} s"
-                _fail(ctx, event.operation_id, "Unavailable", message)
+                _give_up(ctx, event.operation_id, "Unavailable", message)
             case DecisionTookLong():
                 message = f"{event.seconds:.3f} s for an event, beyond {event.limit_s:.3f} s"
                 self.policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
@@ -249,6 +249,13 @@ def _keep_up(ctx: EventContext) -> None:
     prefetch(ctx)
     after_s = min(ctx.limits.lease_check_s, ctx.policy.upkeep_s)
     ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=LeaseCheckDue()))
+
+
+def _give_up(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
+    """Unless the registry is writing it already, which nobody can stop."""
+    operation = ctx.cell.operations.get(operation_id)
+    if operation is not None and not operation.writes:
+        fail_operation(ctx, operation, error, message)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:

@@ -8,8 +8,13 @@ from dataclasses import replace
 
 from mesh.core.controller import rollouts
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.placement import why_no_node
-from mesh.core.controller.operations import begin, fail_operation, reply_error
+from mesh.core.controller.operations import (
+    begin,
+    being_written,
+    fail_operation,
+    free_to_change,
+    reply_error,
+)
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
 from mesh.core.controller.requests.replicas import keep_minimum, start_instance
 from mesh.core.controller.state.context import EventContext
@@ -41,6 +46,8 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
             message = f"{spec.name!r} is under way: it is {known.state}"
             reply_error(ctx, operation_id, "AlreadyExists", message, "wait for that to end")
             return
+        if not free_to_change(ctx, operation_id, spec.name):
+            return
         rollout = ctx.cell.rollout_of(known)
         if rollouts.change(ctx, rollout, asked):
             return
@@ -48,7 +55,7 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         spec = named(spec, name_in_cell(spec.name, number))
     nodes = [n for n in ctx.cell.nodes.values() if n.takes(spec)]
     if not nodes:
-        message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
+        message, hint = ctx.why_no_node(spec, f" to import {spec.source}")
         reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
     given = [f"{name}: {p}" for name, p in _precisions(spec) if p is not None]
@@ -107,6 +114,10 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
     )
     entry.advance(DeploymentState.SAVING)
     rollout, revisions = ctx.cell.rollouts.get(public_name(entry.name)), None
+    if being_written(ctx, entry.name):
+        message = f"another change of {public_name(entry.name)!r} is being written"
+        fail_operation(ctx, operation, "Unavailable", message, "deploy it again")
+        return
     if rollout is not None:
         number = number_of(entry.name)
         deployment, revisions = rollouts.imported(
@@ -174,6 +185,8 @@ def delete(ctx: EventContext, asked: DeleteRequested) -> None:
     if entry is None or entry.state is not DeploymentState.READY:
         reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
+    if not free_to_change(ctx, asked.operation_id, asked.name):
+        return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=entry.name
     )
@@ -227,13 +240,15 @@ def _ready(
 
 def undo(ctx: EventContext, asked: UndoRequested) -> None:
     entry = _ready(ctx, asked)
-    if entry is not None:
+    if entry is not None and free_to_change(ctx, asked.operation_id, asked.name):
         rollouts.undo(ctx, ctx.cell.rollouts.get(asked.name), asked)
 
 
 def scale(ctx: EventContext, asked: ScaleRequested) -> None:
     entry = _ready(ctx, asked)
     if entry is None or entry.deployment is None:
+        return
+    if not free_to_change(ctx, asked.operation_id, asked.name):
         return
     spec = _scaled(entry.spec, asked)
     if spec.scaling.replicas_min > spec.scaling.replicas_max:

@@ -4,7 +4,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
-from mesh.domain.ids import OperationId
+from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import (
     CancelImport,
@@ -15,6 +15,7 @@ from mesh.domain.messages import (
     ProfileProgress,
 )
 from mesh.domain.reasons import OperationKind
+from mesh.domain.revision import public_name
 
 
 def begin(ctx: EventContext, operation: OperationEntry) -> bool:
@@ -30,21 +31,42 @@ def begin(ctx: EventContext, operation: OperationEntry) -> bool:
     return True
 
 
-def progress(ctx: EventContext, said: ImportProgress | ProfileProgress) -> None:
+def being_written(ctx: EventContext, name: DeploymentName) -> bool:
+    """Whether the registry is writing a change of this deployment: what is decided meanwhile would
+    be decided from what it is no more.
+    """
+    return any(
+        operation.writes and public_name(operation.name) == public_name(name)
+        for operation in ctx.cell.operations.values()
+    )
+
+
+def free_to_change(ctx: EventContext, operation_id: OperationId, name: DeploymentName) -> bool:
+    """Whether nothing of a deployment is being written; else the caller is told."""
+    if not being_written(ctx, name):
+        return True
+    message = f"another change of {public_name(name)!r} is being written"
+    reply_error(ctx, operation_id, "Unavailable", message, "try again in a moment")
+    return False
+
+
+def progress(ctx: EventContext, report: ImportProgress | ProfileProgress) -> None:
     """How far a node is with it."""
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is not None:
         entry = ctx.cell.deployments.get(operation.name)
         if entry is not None and operation.kind is OperationKind.DEPLOY:
-            entry.note_progress(said.phase, said.share)
-        ctx.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
+            entry.note_progress(report.phase, report.share)
+        ctx.act(
+            ReplyProgress(operation_id=report.operation_id, phase=report.phase, share=report.share)
+        )
 
 
-def failed_on_node(ctx: EventContext, said: ImportFailed | ProfileFailed) -> None:
+def failed_on_node(ctx: EventContext, report: ImportFailed | ProfileFailed) -> None:
     """A node gives it up; of what is being stored it has no say any more."""
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is not None and operation.pending is None and operation.pending_profile is None:
-        fail_operation(ctx, operation, said.error, said.message, said.hint)
+        fail_operation(ctx, operation, report.error, report.message, report.hint)
 
 
 def fail_operation(

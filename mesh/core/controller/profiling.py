@@ -6,7 +6,6 @@ every node of the same fingerprint, running instances included.
 """
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, resize
-from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
 from mesh.core.controller.requests.replicas import start_instance
 from mesh.core.controller.state.context import EventContext
@@ -67,7 +66,7 @@ def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> N
         return idlest.node
     nodes = [n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec)]
     if not nodes:
-        return why_no_node(ctx, entry.spec)[0]
+        return ctx.why_no_node(entry.spec)[0]
     return min(
         nodes,
         key=lambda n: (_lacks_room(ctx, entry, n), ctx.policy.node_rank(n), n.node_id),
@@ -145,23 +144,25 @@ def _measured_blocks(ctx: EventContext, instance: InstanceEntry) -> int:
     return min(wanted, instance.promised_blocks + free_bytes // footprint.kv_block_bytes)
 
 
-def tell_of_load(ctx: EventContext, instance: InstanceEntry, said: LoadProgress) -> None:
+def tell_of_load(ctx: EventContext, instance: InstanceEntry, report: LoadProgress) -> None:
     """Those who want a profile of what loads there wait for it, too."""
     for operation in ctx.cell.operations.values():
         wants = operation.kind is OperationKind.PROFILE and operation.name == instance.deployment
         if wants and operation.node is instance.node:
             operation_id = operation.operation_id
-            ctx.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
+            ctx.act(
+                ReplyProgress(operation_id=operation_id, phase=report.phase, share=report.share)
+            )
 
 
-def profile_done(ctx: EventContext, said: ProfileDone) -> None:
+def profile_done(ctx: EventContext, report: ProfileDone) -> None:
     """A profile was measured: use it wherever it holds, as its node does already, and keep it. The
     call is answered when it is kept; were that to fail, it would hold until the controller ends.
     """
-    operation = ctx.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is None or operation.instance is None or not operation.measuring:
         return
-    instance, profile = operation.instance, said.profile
+    instance, profile = operation.instance, report.profile
     asked = (instance.model_id, instance.node.hello.fingerprint)
     if (profile.model_id, profile.fingerprint) != asked:
         message = f"the node measured {profile.model_id} on {profile.fingerprint} instead"
@@ -197,16 +198,16 @@ def _spread(ctx: EventContext, profile: Profile, told_by: InstanceEntry | None =
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
 
 
-def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
+def profile_refined(ctx: EventContext, report: ProfileRefined) -> None:
     """An instance's iterations have told where its measured profile was off. That holds for what is
     loaded from now on, too, beside what others of its kind have told; those that run learn by
     themselves. One of an earlier survey than the instance is predicted by comes too late. A better
     known one, that has come of iterations or of its node's rests, takes the place of the profile.
     """
-    instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
+    instance, profile = ctx.cell.instances.get(report.instance_id), report.profile
     known = None if instance is None else instance.profile
     if instance is not None and known is not None and _survey(profile) == _survey(known):
-        instance.refine_profile(said, ctx.now_s)
+        instance.refine_profile(report, ctx.now_s)
         kept = ctx.cell.refine_profile(known, profile)
         ctx.act(StoreProfile(operation_id=None, profile=kept))
     elif instance is not None and known is not None and _is_news(instance, known, profile):

@@ -1,6 +1,6 @@
 """What nodes report, taken over into the books: tokens, heartbeats, and what came of commands.
 
-Each report goes to the room that decides what follows from it: tokens and returned requests to
+Each report goes to the module that decides what follows from it: tokens and returned requests to
 `requests`, imports and profiles to the operator's call that asked for them. What comes of loads and
 resizes is taken over here: sizes, footprints, how long loads took, and promises that a node cannot
 keep. Before: a message on a node's link. After: `core` places what has become possible.
@@ -12,16 +12,16 @@ from mesh.compute.correction import share_trials
 from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
-from mesh.core.controller.instances.loading_lane import plan_load
+from mesh.core.controller.instances.node_schedule import plan_load
 from mesh.core.controller.instances.prefetching import import_ended
-from mesh.core.controller.instances.reservations import let_go, send_started
+from mesh.core.controller.instances.reservations import send_started, unload_loaded
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.migration import computed_ahead, kv_arrived
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.replicas import room_changed
-from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
+from mesh.core.controller.requests.serving import deliver, grow_or_evict, miss, requeue, returned
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -62,93 +62,93 @@ EASED_SHARE = 0.95
 """A node has less to compute once its iterations take less than this share of what they did."""
 
 
-def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
-    """Whatever a node says. Reports on a link that is not its node's any more mean nothing."""
+def take_in(ctx: EventContext, link_id: int, report: NodeReport) -> None:
+    """Whatever a node reports. Reports on a link that is not its node's any more mean nothing."""
     node = ctx.cell.links.get(link_id)
     if node is None:
         return
     node.seen(ctx.now_s)
-    match said:
+    match report:
         case TokensReport():
-            for outputs in said.outputs:
+            for outputs in report.outputs:
                 deliver(ctx, outputs)
-            _note_iteration(ctx, node, said)
+            _note_iteration(ctx, node, report)
         case Heartbeat():
-            _heartbeat(ctx, node, said)
+            _heartbeat(ctx, node, report)
         case RequestReturned():
-            give_back(ctx, said)
+            returned(ctx, report)
         case ComputedAhead():
-            computed_ahead(ctx, said)
+            computed_ahead(ctx, report)
         case KvArrived():
-            kv_arrived(ctx, node, said)
+            kv_arrived(ctx, node, report)
         case PrefixesChanged():
-            holder = node.instances.get(said.instance_id)
+            holder = node.instances.get(report.instance_id)
             if holder is not None:
-                holder.note_prefixes(said.change)
-            elif said.left_to is not None:
-                node.note_left(said.left_to, said.change)
+                holder.note_prefixes(report.change)
+            elif report.left_to is not None:
+                node.note_left(report.left_to, report.change)
         case PrefixMissed():
-            miss(ctx, said)
+            miss(ctx, report)
         case InstanceLoaded():
-            _loaded(ctx, node, said)
+            _loaded(ctx, node, report)
         case InstanceGone():
-            _gone(ctx, said)
+            _gone(ctx, report)
         case KvResized():
-            resized(ctx, node, said)
+            resized(ctx, node, report)
         case LoadFailed():
-            _load_failed(ctx, said)
+            _load_failed(ctx, report)
         case LoadProgress():
-            _load_progress(ctx, said)
+            _load_progress(ctx, report)
         case ImportProgress() | ProfileProgress():
-            progress(ctx, said)
+            progress(ctx, report)
         case ImportDone():
-            import_ended(ctx, node, said)
-            import_done(ctx, said)
+            import_ended(ctx, node, report)
+            import_done(ctx, report)
         case ProfileDone():
-            profile_done(ctx, said)
+            profile_done(ctx, report)
         case ProfileRefined():
-            profile_refined(ctx, said)
+            profile_refined(ctx, report)
         case ImportFailed() | ProfileFailed():
-            if isinstance(said, ImportFailed):
-                import_ended(ctx, node, said)
-            failed_on_node(ctx, said)
+            if isinstance(report, ImportFailed):
+                import_ended(ctx, node, report)
+            failed_on_node(ctx, report)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
         case _:
-            assert_never(said)
+            assert_never(report)
 
 
-def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> None:
+def _note_iteration(ctx: EventContext, node: NodeEntry, report: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
-    instance = node.instances.get(said.instance_id)
+    instance = node.instances.get(report.instance_id)
     node.note_iteration(ctx.now_s)
     if instance is None:
         return
-    if said.correction < instance.correction.latest * EASED_SHARE:
+    if report.correction < instance.correction.latest * EASED_SHARE:
         node.touch()
-    slower = said.correction >= 1.0
+    slower = report.correction >= 1.0
     beside_load = instance.correction.trial_left > 0 and slower and node.is_loading()
     on_trial = instance.correction.trial_left
-    instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
+    instance.correction.reported(report.correction, ctx.now_s, beside_load=beside_load)
     if on_trial and not instance.correction.trial_left:
         share_trials(node.instances.values(), ctx.now_s)
         ctx.cell.note_speed()
-    for request_id, tokens in said.prefill_left:
+    for request_id, tokens in report.prefill_left:
         request = instance.requests.get(request_id)
         if request is not None:
             request.note_prefill_left(tokens)
-    if said.starved and any(request_id in instance.requests for request_id in said.starved):
-        relieve(ctx, instance)
+    if report.starved and any(request_id in instance.requests for request_id in report.starved):
+        grow_or_evict(ctx, instance)
 
 
-def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
+def _heartbeat(ctx: EventContext, node: NodeEntry, report: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.note_heartbeat(said)
-    if said.models is not None:
+    node.note_heartbeat(report)
+    if report.models is not None:
         expect_loads(ctx, node)
-    listed = {loaded.instance_id for loaded in said.instances}
+    listed = {loaded.instance_id for loaded in report.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
         if serves and instance.instance_id not in listed:
@@ -156,7 +156,7 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
             if not instance.has_served:
                 message = f"{instance.instance_id} ended by itself before its first token"
                 _note_failure(ctx, instance, message, "see `mesh logs`")
-    for loaded in said.instances:
+    for loaded in report.instances:
         known = ctx.cell.instances.get(loaded.instance_id)
         if known is None:
             adopt(ctx, node, loaded)
@@ -166,16 +166,16 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
     restore(ctx, node)
 
 
-def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
-    instance = ctx.cell.instances.get(said.instance_id)
+def _loaded(ctx: EventContext, node: NodeEntry, report: InstanceLoaded) -> None:
+    instance = ctx.cell.instances.get(report.instance_id)
     if instance is None:
-        command = UnloadInstance(instance_id=said.instance_id)
+        command = UnloadInstance(instance_id=report.instance_id)
         ctx.act(SendCommand(link_id=node.link_id, command=command))
         return
-    fits = take_over_size(ctx, instance, said)
+    fits = take_over_size(ctx, instance, report)
     if instance.state is not InstanceState.LOADING:
         return
-    note_loaded(ctx, instance, said)
+    note_loaded(ctx, instance, report)
     share_trials(node.instances.values(), ctx.now_s)
     ctx.wake(instance.deployment)
     if fits:
@@ -184,43 +184,43 @@ def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
         unload(ctx, instance)
 
 
-def _load_progress(ctx: EventContext, said: LoadProgress) -> None:
-    instance = ctx.cell.instances.get(said.instance_id)
+def _load_progress(ctx: EventContext, report: LoadProgress) -> None:
+    instance = ctx.cell.instances.get(report.instance_id)
     if instance is not None and instance.state is InstanceState.LOADING:
-        instance.note_progress(said.phase, said.share)
+        instance.note_progress(report.phase, report.share)
         owner = ctx.cell.deployments.get(instance.deployment)
         if owner is not None:
-            tell_waiting(ctx, owner, said.phase, said.share)
-        tell_of_load(ctx, instance, said)
+            tell_waiting(ctx, owner, report.phase, report.share)
+        tell_of_load(ctx, instance, report)
 
 
-def _load_failed(ctx: EventContext, said: LoadFailed) -> None:
-    instance = ctx.cell.instances.get(said.instance_id)
+def _load_failed(ctx: EventContext, report: LoadFailed) -> None:
+    instance = ctx.cell.instances.get(report.instance_id)
     if instance is not None:
         given_up = instance.state is InstanceState.UNLOADING
         forget(ctx, instance)
         if not given_up:
-            _note_failure(ctx, instance, said.message, said.hint)
+            _note_failure(ctx, instance, report.message, report.hint)
         room_changed(ctx)
 
 
-def _gone(ctx: EventContext, said: InstanceGone) -> None:
-    instance = ctx.cell.instances.get(said.instance_id)
+def _gone(ctx: EventContext, report: InstanceGone) -> None:
+    instance = ctx.cell.instances.get(report.instance_id)
     if instance is None:
         return
     requests, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
     forget(ctx, instance)
     for request in requests:
-        requeue(ctx, request, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
-    if loading and said.error:
-        _note_failure(ctx, instance, said.message, "see `mesh logs`")
-    elif not said.error and instance.deployment in ctx.cell.deployments:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, report.message or "its instance is gone")
+    if loading and report.error:
+        _note_failure(ctx, instance, report.message, "see `mesh logs`")
+    elif not report.error and instance.deployment in ctx.cell.deployments:
         ctx.cell.deployments[instance.deployment].forgive_loads()
     room_changed(ctx)
 
 
 def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint: str) -> None:
-    if instance.ahead:
+    if instance.prefetched:
         # Whoever calls has the load tried for himself.
         instance.node.prefetches.note_failed(instance.model_id)
         return
@@ -244,17 +244,17 @@ def load_expired(ctx: EventContext, instance_id: InstanceId) -> None:
         _note_failure(ctx, instance, message, "see `mesh logs`")
 
 
-def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
+def resized(ctx: EventContext, node: NodeEntry, report: KvResized) -> None:
     """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
     that there are, or evicted when they do not do: it is tried again only after a pause.
     """
-    instance = ctx.cell.instances.get(said.instance_id)
+    instance = ctx.cell.instances.get(report.instance_id)
     if instance is None:
         return
-    size = instance.footprint.size(said.kv_blocks)
-    if said.kv_blocks > instance.kv_blocks:
-        node.note_grown(size.kv_bytes, said.elapsed_s)
-    instance.note_size(said.kv_blocks)
+    size = instance.footprint.size(report.kv_blocks)
+    if report.kv_blocks > instance.kv_blocks:
+        node.note_grown(size.kv_bytes, report.elapsed_s)
+    instance.note_size(report.kv_blocks)
     asked = node.station.running(instance.instance_id)
     if asked is not None and size.kv_bytes < asked.size.kv_bytes:
         instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)
@@ -287,12 +287,12 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
         if not station.is_pending(instance.instance_id):
             shrink(ctx, instance)
             park_cache(ctx, instance)
-    idle = node.reclaimable_instances(ctx.now_s)
+    idle = node.idle_instances(ctx.now_s)
     # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
     for instance in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
-            let_go(ctx, instance)
+            unload_loaded(ctx, instance)
     for reservation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return
@@ -309,7 +309,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
                 pass
 
 
-def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> bool:
+def take_over_size(ctx: EventContext, instance: InstanceEntry, report: InstanceLoaded) -> bool:
     """Enter what a load has led to. The engine of the node that imported a model has stated its
     footprint there; what another engine takes for it is an estimate, which may be too little by
     multiples, until the first instance is there. False where its size was an estimate, and
@@ -317,42 +317,42 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
     what is known stays: the next one would come out no smaller.
     """
     node, promised = instance.node, instance.footprint
-    instance.note_size(said.kv_blocks, said.footprint)
-    size = said.footprint.size(said.kv_blocks)
+    instance.note_size(report.kv_blocks, report.footprint)
+    size = report.footprint.size(report.kv_blocks)
     smaller, free_bytes = size.bytes < instance.promised_bytes, node.free_bytes
-    started = node.station.done(instance.instance_id, size, instance.shares)
+    started = node.station.done(instance.instance_id, size, instance.shared_weights)
     send_started(ctx, node, started)
     if smaller or node.free_bytes > free_bytes:
         ctx.wake_all()
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is None or owner.deployment is None:
         return True
-    owner.note_footprint(node.hello.engine, said.footprint)
+    owner.note_footprint(node.hello.engine, report.footprint)
     # Another instance may have said it while this one was loading.
     known = node.footprint_of(owner.deployment)
     estimated = promised != known.at_context(instance.context_tokens_max)
-    node.note_footprint(owner.deployment.model, said.footprint)
+    node.note_footprint(owner.deployment.model, report.footprint)
     return not (estimated and node.free_bytes < 0)
 
 
-def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> None:
+def note_loaded(ctx: EventContext, instance: InstanceEntry, report: InstanceLoaded) -> None:
     node, model_id = instance.node, instance.model_id
-    instance.note_loaded(said.tier, ctx.now_s)
-    instance.note_all_prefixes(said.prefixes)
+    instance.note_loaded(report.tier, ctx.now_s)
+    instance.note_all_prefixes(report.prefixes)
     # What the node has told of since the load began is of what this one found.
     node.take_left(instance.deployment)
-    weights_bytes = node.load_bytes(instance.footprint.weights_bytes, said.tier)
+    weights_bytes = node.load_bytes(instance.footprint.weights_bytes, report.tier)
     ctx.cell.expectations.learn_load(
-        node.hello, weights_bytes, said.elapsed_s, said.tier, computed_s=said.computed_s
+        node.hello, weights_bytes, report.elapsed_s, report.tier, computed_s=report.computed_s
     )
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.note_loaded()
-    if said.tier is LoadTier.REMOTE:
+    if report.tier is LoadTier.REMOTE:
         node.note_stored(model_id)
-    elif said.tier is LoadTier.HOST:
+    elif report.tier is LoadTier.HOST:
         context_tokens_max = instance.context_tokens_max
-        held = HeldModel(model_id=model_id, tier=said.tier, context_tokens_max=context_tokens_max)
+        held = HeldModel(model_id=model_id, tier=report.tier, context_tokens_max=context_tokens_max)
         node.note_woken(held)
 
 

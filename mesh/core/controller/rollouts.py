@@ -9,8 +9,7 @@ in time, is given up, and the other serves on. Before: `deployments`. After: the
 from dataclasses import replace
 
 from mesh.core.controller.instances.lifecycle import drain
-from mesh.core.controller.instances.placement import why_no_node
-from mesh.core.controller.operations import begin, fail_operation, reply_error
+from mesh.core.controller.operations import begin, being_written, fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.state.context import EventContext
@@ -234,7 +233,7 @@ def advance(ctx: EventContext) -> None:
     answered everybody goes.
     """
     for rollout in list(ctx.cell.rolling.values()):
-        if rollout.current.state is not DeploymentState.READY:
+        if rollout.current.state is not DeploymentState.READY or being_written(ctx, rollout.name):
             continue
         if rollout.coming is not None and rollout.coming.state is DeploymentState.STARTING:
             _advance_start(ctx, rollout, rollout.coming)
@@ -267,7 +266,7 @@ def _why_not_ready(ctx: EventContext, coming: DeploymentEntry) -> str:
     if coming.instances:
         return "it is still being loaded"
     if not any(ctx.takes(node, coming.spec) for node in ctx.cell.nodes.values()):
-        return why_no_node(ctx, coming.spec)[0]
+        return ctx.why_no_node(coming.spec)[0]
     return f"none of {len(ctx.cell.nodes)} nodes has room for it beside what serves"
 
 

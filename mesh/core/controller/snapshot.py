@@ -25,7 +25,7 @@ from mesh.domain.views import (
     ProfileView,
     RevisionView,
 )
-from mesh.memory.shares import counted_once
+from mesh.memory.shared_weights import counted_once
 from mesh.memory.station import Reservation, ReservationStation
 
 
@@ -42,7 +42,7 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
         running=cell.running(),
         served=cell.served,
         refused=tuple(sorted(cell.refused.items())),
-        prefetches=cell.prefetches.said,
+        prefetches=cell.prefetches.view,
     )
 
 
@@ -122,10 +122,7 @@ def _revisions(rollout: RolloutEntry, serves: DeploymentEntry) -> tuple[Revision
 
 
 def _revision(
-    deployment: Deployment,
-    state: RevisionState,
-    entry: DeploymentEntry | None,
-    message: str = "",
+    deployment: Deployment, state: RevisionState, entry: DeploymentEntry | None, message: str = ""
 ) -> RevisionView:
     instances = list(entry.instances.values()) if entry is not None else []
     starts = entry is not None and state is RevisionState.STARTING
@@ -195,11 +192,11 @@ def _weights_bytes(instance: InstanceEntry) -> int:
     """The instance's weights. Weights that several instances of its node share are counted with the
     first of them.
     """
-    if instance.shares is None:
+    if instance.shared_weights is None:
         return instance.footprint.weights_bytes
     here = instance.node.instances
     upto = [here[name] for name in sorted(here) if name <= instance.instance_id]
-    return counted_once([(i.footprint.weights_bytes, i.shares) for i in upto])[-1]
+    return counted_once([(i.footprint.weights_bytes, i.shared_weights) for i in upto])[-1]
 
 
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:

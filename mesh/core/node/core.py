@@ -11,13 +11,7 @@ from typing import assert_never
 from mesh.core.node import imports, instances, measuring, prefixes, swapping
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import cancel
-from mesh.core.node.iterations import (
-    broken,
-    learn,
-    step_finished,
-    submit_broke,
-    tell_refined,
-)
+from mesh.core.node.iterations import broken, learn, step_finished, submit_broke, tell_refined
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
@@ -277,10 +271,10 @@ class NodeCore:
             output_tokens=len(order.output_tokens),
             first_step=self._node.steps_started + 1,
             due_s=ctx.now_s + order.due_in_s,
-            # A held one has its last token computed when it goes on.
-            prefill_left=tokens - order.held - order.cached_tokens,
-            held=order.held,
-            fetching=(order.kv is not None and order.held) or instance.computes(request.first),
+            # A paused one has its last token computed when it goes on.
+            prefill_left=tokens - order.paused - order.cached_tokens,
+            paused=order.paused,
+            fetching=(order.kv is not None and order.paused) or instance.computes(request.first),
         )
         instance.cache.note_request(request.cache_salt)
         instance.add(local)
@@ -318,8 +312,9 @@ class NodeCore:
                 ctx.report(ComputedAhead(request_id=event.request_id, attempt=event.attempt))
 
     def _continue(self, ctx: NodeEventContext, command: ContinueRequest) -> None:
-        """A request has more tokens, is held or goes on. One that is not here has been given back.
-        An iteration that is under way may be its last: the engine is told after it, if it is not.
+        """A request has more tokens, is paused or goes on. One that is not here has been given
+        back. An iteration that is under way may be its last: the engine is told after it, if it is
+        not.
         """
         instance = self._node.instances.get(command.instance_id)
         request = instance.requests.get(command.request_id) if instance is not None else None
@@ -327,7 +322,7 @@ class NodeCore:
             return
         request.go_on(
             command.token_ids,
-            held=command.held,
+            paused=command.paused,
             due_s=ctx.now_s + command.due_in_s,
             first_step=self._node.steps_started + 1,
         )
@@ -369,7 +364,7 @@ def _submit_mates(ctx: NodeEventContext, instance: LocalInstance, first_step: in
 
 
 def _tell_changed(ctx: NodeEventContext, instance: LocalInstance) -> None:
-    """Have the engine know of requests that have more tokens, are held or go on."""
+    """Have the engine know of requests that have more tokens, are paused or go on."""
     for request in instance.requests.values():
         if request.order is not request.told and request.order != request.told:
             request.note_told()
@@ -387,7 +382,7 @@ def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
             output_tokens=order.output_tokens,
             sampling=request.sampling,
             stop_token_ids=instance.command.model.stop_token_ids,
-            held=order.held,
+            paused=order.paused,
             cache_salt=request.cache_salt,
         ),
     )

@@ -8,12 +8,7 @@ from mesh.core.node.instances import cancel, start_unload
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalNode
-from mesh.domain.messages import (
-    ComputedAhead,
-    InstanceGone,
-    RequestReturned,
-    TokensReport,
-)
+from mesh.domain.messages import ComputedAhead, InstanceGone, RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
@@ -90,7 +85,7 @@ def step_finished(
     ahead = [
         r
         for r in requests.values()
-        if r.held and r.prefill_left and r.first_step <= step and not r.fetching
+        if r.paused and r.prefill_left and r.first_step <= step and not r.fetching
     ]
     if prefill_left or starved:
         took_part = {r for r, request in requests.items() if request.first_step <= step}
@@ -119,18 +114,15 @@ def step_finished(
 
 
 def _end_pauses(instance: LocalInstance, step: int) -> None:
-    """Requests that decode here, and were held in this iteration of the others, go on."""
+    """Requests that decode here, and were paused in this iteration of the others, go on."""
     for request in instance.requests.values():
-        if request.held and request.decodes and request.first_step <= step:
-            request.go_on((), held=False, due_s=request.due_s, first_step=step + 1)
+        if request.paused and request.decodes and request.first_step <= step:
+            request.go_on((), paused=False, due_s=request.due_s, first_step=step + 1)
             instance.request_changed()
 
 
 def broken(
-    ctx: NodeEventContext,
-    node: LocalNode,
-    instance: LocalInstance,
-    broke: StepBroke | InstanceGone,
+    ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, broke: StepBroke | InstanceGone
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.

@@ -257,9 +257,9 @@ class LocalInstance:
                 first = first or request.request_id
 
     def has_work(self) -> bool:
-        """Whether a request is on it that is not just held."""
+        """Whether a request is on it that is not just paused."""
         return any(
-            (not r.held or r.prefill_left) and not r.fetching for r in self.requests.values()
+            (not r.paused or r.prefill_left) and not r.fetching for r in self.requests.values()
         )
 
     def request_changed(self) -> None:
@@ -359,7 +359,7 @@ class LocalInstance:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
             left = request.prefill_left
-            if request.fetching or (request.held and not left):
+            if request.fetching or (request.paused and not left):
                 continue
             if left:
                 due_s = request.due_s - margin_s

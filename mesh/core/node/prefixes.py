@@ -20,7 +20,7 @@ def submitted(ctx: NodeEventContext, instance: LocalInstance, done: SubmitFinish
     request = instance.requests.get(done.request_id)
     if request is None or request.order.attempt != done.attempt or request.decodes:
         return
-    request.note_prefill_left(request.tokens - request.held - done.cached_tokens)
+    request.note_prefill_left(request.tokens - request.paused - done.cached_tokens)
     instance.request_changed()
     if done.cached_tokens < request.order.cached_tokens:
         missed = PrefixMissed(

@@ -23,7 +23,7 @@ class LocalRequest:
     """When its next token is due."""
     prefill_left: int
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
-    held: bool = False
+    paused: bool = False
     """It gets no token until it is let go."""
     decodes: bool = False
     """It has got one here."""
@@ -63,18 +63,20 @@ class LocalRequest:
     def note_arrived(self, tokens: int, first_step: int) -> None:
         """Its engine has it, with the KV blocks of so many tokens, or gets it now, with none."""
         self.fetching, self.first_step = False, first_step
-        self.prefill_left = self.tokens - self.held - tokens
+        self.prefill_left = self.tokens - self.paused - tokens
 
-    def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
-        """It has these further tokens from where it came from, and goes on unless `held`. If none
+    def go_on(
+        self, token_ids: Sequence[int], *, paused: bool, due_s: float, first_step: int
+    ) -> None:
+        """It has these further tokens from where it came from, and goes on unless `paused`. If none
         was drawn here, its last token before them was left to compute, too.
         """
         output_tokens = (*self.order.output_tokens, *token_ids)
-        self.order = replace(self.order, output_tokens=output_tokens, held=held)
+        self.order = replace(self.order, output_tokens=output_tokens, paused=paused)
         self.output_tokens += len(token_ids)
         self.tokens += len(token_ids)
-        self.prefill_left += len(token_ids) + (0 if self.decodes else self.held - held)
-        self.held, self.due_s, self.first_step = held, due_s, first_step
+        self.prefill_left += len(token_ids) + (0 if self.decodes else self.paused - paused)
+        self.paused, self.due_s, self.first_step = paused, due_s, first_step
 
     def follow(self, first: RequestId | None) -> None:
         """That request computes its prompt; or it does so itself, from the beginning."""

@@ -89,13 +89,7 @@ def pace(
 
 
 def jitter(
-    observed: Observed,
-    times: Times,
-    costs: NodeCosts,
-    even: Pace,
-    *,
-    from_s: float,
-    until_s: float,
+    observed: Observed, times: Times, costs: NodeCosts, even: Pace, *, from_s: float, until_s: float
 ) -> Jitter:
     """What the undisturbed steps took more than these costs say at this pace, which begins at
     `from_s`; less its mean.

@@ -41,6 +41,9 @@ def _of_run(run: EvaluatedRun) -> Record:
         "tpot_percentiles_s": [round(s, 4) for s in n.tpot.seconds],
         "started": n.ttft.count,
         "by_rank": n.by_rank,
+        "served_share_least": round(n.served.least, 4),
+        "served_share_most": round(n.served.most, 4),
+        "unfair_pairs": n.served.unfair_pairs,
         "reference": {
             "met": theirs.met,
             "met_ratio": ratio(n.met, theirs.met),

@@ -115,10 +115,7 @@ def counts(client: MeshClient) -> CellCounts:
 
 
 def counted(
-    before: CellCounts,
-    after: CellCounts,
-    results: Sequence[CallResult],
-    names: Iterable[str],
+    before: CellCounts, after: CellCounts, results: Sequence[CallResult], names: Iterable[str]
 ) -> Counted:
     def grown(of: Callable[[CellCounts], Mapping[str, int]], name: str) -> int:
         return of(after).get(name, 0) - of(before).get(name, 0)

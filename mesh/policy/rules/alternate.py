@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant, whole_turn
+from mesh.policy.rules.turns import Grant, TurnBounds, whole_turn
 
 
 @dataclass(frozen=True)
@@ -15,18 +15,9 @@ class Alternate:
     name: ClassVar[str] = "alternate"
     period: ClassVar[int | None] = 1
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         queue = min(queues, key=lambda queue: (-queue.passed, queue.instance_id))
-        return whole_turn(
-            queue, queues, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
-        )
+        return whole_turn(queue, queues, bounds)
 
 
 ALTERNATE = Alternate()

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import ClassVar
 
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.turns import Grant, decodes
+from mesh.policy.rules.turns import Grant, TurnBounds, decodes
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,15 @@ class Arbitration:
     name: ClassVar[str] = "arbitration"
     period: ClassVar[int | None] = 0
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         prompts = [(prompt, queue) for queue in queues for prompt in queue.prompts]
-        head, owner = first_in_time(prompts, now_s, prefill_tokens_max) or (None, None)
+        head, owner = first_in_time(prompts, now_s, bounds.prefill_tokens_max) or (None, None)
         decoding = [queue for queue in queues if queue.batch]
         longest = min(decoding, key=lambda q: (-q.passed, q.instance_id), default=None)
         if head is None or owner is None or (longest and not owner.passed and owner is not longest):
             assert longest is not None, "who has no prompt decodes"
-            return decodes(longest, turn_s_max, _others(longest, queues))
-        tokens = min(head.left, prefill_tokens_max)
+            return decodes(longest, bounds.turn_s_max, _others(longest, queues))
+        tokens = min(head.left, bounds.prefill_tokens_max)
         return Grant(
             queue=owner,
             prefill=((head.request_id, tokens),),

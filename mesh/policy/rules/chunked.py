@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from mesh.domain.ids import RequestId
 from mesh.policy.rules.run_queues import NOBODY, RunQueue
-from mesh.policy.rules.turns import Grant, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,13 @@ class Chunked:
     name: ClassVar[str] = "chunked"
     period: ClassVar[int | None] = 0
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """The run queue whose next token is due first computes."""
         queue = min(queues, key=lambda queue: (queue.first_due_s, queue.instance_id))
         passed = [other for other in queues if other is not queue]
         if self.apart and any(prompt.first for prompt in queue.prompts):
-            return self._prompts_alone(queue, prefill_tokens_max, passed)
-        return one_iteration(queue, self._chunk_tokens(queue, prefill_tokens_max), passed)
+            return self._prompts_alone(queue, bounds.prefill_tokens_max, passed)
+        return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
 
     def _prompts_alone(self, queue: RunQueue, tokens_max: int, passed: Sequence[RunQueue]) -> Grant:
         """The nearest deadline first (§4.2). A prompt with less than twice the budget left is

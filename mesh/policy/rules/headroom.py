@@ -11,7 +11,7 @@ from math import inf
 from typing import ClassVar
 
 from mesh.policy.rules.run_queues import RunQueue, slack_s
-from mesh.policy.rules.turns import Grant, decodes, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, decodes, one_iteration
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,7 @@ class Headroom:
     name: ClassVar[str] = "headroom"
     period: ClassVar[int | None] = None
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """Where there are but decodes, a turn has as many of them as take `turn_s_max` together, if
         that leaves everybody as much time again.
         """
@@ -39,12 +32,12 @@ class Headroom:
                 queue.sort_out(now_s)
         first = _first_of_decodes(queues)
         if first is None:
-            return self._least_headroom(queues, now_s, prefill_tokens_max)
-        if turn_s_max < 2 * first.decode_s:
+            return self._least_headroom(queues, now_s, bounds.prefill_tokens_max)
+        if bounds.turn_s_max < 2 * first.decode_s:
             return one_iteration(first, 0)
         # Nobody may be late for it, its own first token included, nor come close to it.
-        spare_s = slack_s(first, queues, now_s) - turn_s_max
-        return decodes(first, min(turn_s_max, spare_s))
+        spare_s = slack_s(first, queues, now_s) - bounds.turn_s_max
+        return decodes(first, min(bounds.turn_s_max, spare_s))
 
     def _least_headroom(
         self, working: Sequence[RunQueue], now_s: float, prefill_tokens_max: int

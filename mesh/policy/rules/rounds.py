@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import SWAPPING, Weights
-from mesh.policy.rules.turns import Grant, decodes, one_iteration
+from mesh.policy.rules.turns import Grant, TurnBounds, decodes, one_iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +41,17 @@ class Rounds:
     period: ClassVar[int | None] = 0
     whole: ClassVar[bool] = True
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """The first in order whose weights are on the device; there is one."""
         here = [queue for queue in self._ordered(queues) if not queue.out]
         first, passed = here[0], here[1:]
         prompt = _first_prompt(first)
         if prompt is None:
-            tokens = min(first.prompt_tokens, prefill_tokens_max)
+            tokens = min(first.prompt_tokens, bounds.prefill_tokens_max)
             if tokens:
                 return one_iteration(first, tokens, passed)
-            return decodes(first, turn_s_max, passed)
-        tokens = min(prompt.left, prefill_tokens_max)
+            return decodes(first, bounds.turn_s_max, passed)
+        tokens = min(prompt.left, bounds.prefill_tokens_max)
         return Grant(
             queue=first,
             prefill=((prompt.request_id, tokens),),

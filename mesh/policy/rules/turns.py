@@ -6,7 +6,7 @@ Before: run queues, filled by who asks. After: an engine step, or the next turn 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from mesh.domain.ids import RequestId
 from mesh.domain.node_rule import RuleName
@@ -37,6 +37,15 @@ class Grant:
         return sum(tokens for _, tokens in self.prefill)
 
 
+class TurnBounds(NamedTuple):
+    """What a turn may not go beyond."""
+
+    prefill_tokens_max: int
+    """Prompt tokens of an iteration."""
+    turn_s_max: float
+    """Seconds of several decodes together."""
+
+
 class TurnRule(Protocol):
     """A frozen dataclass whose fields, all of them numbers, are its parameters. It has no state, no
     clock and no dice; what it may remember is `RunQueue.passed`.
@@ -49,20 +58,10 @@ class TurnRule(Protocol):
     deadlines, and `decode_capacity` tells. 0: no policy can promise by this rule.
     """
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         """Who is next of run queues that all have work, one at least. Ties go to the lesser id. A
         rule that has `whole = True` is shown those without weights on the device, too
         (`RunQueue.out`), of which none can be next.
-
-        An iteration has `prefill_tokens_max` prompt tokens at most; several decodes together take
-        no longer than `turn_s_max`.
         """
         ...
 
@@ -79,7 +78,7 @@ def next_turn(
     working = [queue for queue in queues if queue.batch or queue.prompts]
     if all(queue.out for queue in working):
         return None
-    return rule.turn(working, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max)
+    return rule.turn(working, now_s, TurnBounds(prefill_tokens_max, turn_s_max))
 
 
 def note_turn(grant: Grant) -> None:
@@ -119,14 +118,12 @@ def decodes(queue: RunQueue, limit_s: float, passed: Sequence[RunQueue] = ()) ->
     return Grant(queue=queue, prefill=0, seconds=seconds, iterations=iterations, passed=passed)
 
 
-def whole_turn(
-    queue: RunQueue, queues: Sequence[RunQueue], *, prefill_tokens_max: int, turn_s_max: float
-) -> Grant:
+def whole_turn(queue: RunQueue, queues: Sequence[RunQueue], bounds: TurnBounds) -> Grant:
     """All that the chosen run queue may compute in a turn; the others are passed over."""
     passed = [other for other in queues if other is not queue]
     if queue.prompts:
-        return one_iteration(queue, min(queue.prompt_tokens, prefill_tokens_max), passed)
-    return decodes(queue, turn_s_max, passed)
+        return one_iteration(queue, min(queue.prompt_tokens, bounds.prefill_tokens_max), passed)
+    return decodes(queue, bounds.turn_s_max, passed)
 
 
 def name_of(rule: TurnRule) -> RuleName:

@@ -8,15 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from html import escape
 
-from mesh.report.charts.chart import (
-    BarChart,
-    Chart,
-    LineChart,
-    log_ticks,
-    ticks,
-    x_range,
-    y_top,
-)
+from mesh.report.charts.chart import BarChart, Chart, LineChart, log_ticks, ticks, x_range, y_top
 
 WIDTH, HEIGHT = 560, 260
 BAR_WIDTH = 1140

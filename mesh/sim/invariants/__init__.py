@@ -6,12 +6,12 @@ really has, `check_blocks` at that engine's KV blocks, `check_rest` at a cell in
 under way. `Watch` sees what takes more than one look. Production imports none of it.
 """
 
-from mesh.sim.invariants.blocks import check_blocks as check_blocks
 from mesh.sim.invariants.cell import check_cell as check_cell
+from mesh.sim.invariants.cell import check_rest as check_rest
 from mesh.sim.invariants.memory import check_books as check_books
 from mesh.sim.invariants.memory import check_engine as check_engine
+from mesh.sim.invariants.node import check_blocks as check_blocks
 from mesh.sim.invariants.node import check_node_core as check_node_core
-from mesh.sim.invariants.rest import check_rest as check_rest
 from mesh.sim.invariants.rule import RuleBroken as RuleBroken
 from mesh.sim.invariants.rule import hold as hold
 from mesh.sim.invariants.watch import Watch as Watch

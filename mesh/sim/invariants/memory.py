@@ -58,16 +58,16 @@ def _once(node: NodeEntry, size_bytes: Callable[[InstanceId], int]) -> int:
         sizes = [(i.weights_bytes, size_bytes(name)) for name, i in node.instances.items()]
         pool_bytes = sum(sorted(min(of) for of in sizes)[-2:])
         return pool_bytes + sum(max(size - weights, 0) for weights, size in sizes)
-    if not node.hello.shares_weights:  # no instance has a share there
+    if not node.hello.shares_weights:
         return sum([size_bytes(name) for name in node.instances])
-    total, shared = 0, dict[object, int]()
+    total, common = 0, dict[object, int]()
     for name, instance in node.instances.items():
-        held, share = size_bytes(name), instance.shares
-        common = min(share.size_bytes, held) if share is not None else 0
-        total += held - common
-        if share is not None:
-            shared[share.key] = max(shared.get(share.key, 0), common)
-    return total + sum(shared.values())
+        held_bytes, shared = size_bytes(name), instance.shared_weights
+        common_bytes = min(shared.size_bytes, held_bytes) if shared is not None else 0
+        total += held_bytes - common_bytes
+        if shared is not None:
+            common[shared.key] = max(common.get(shared.key, 0), common_bytes)
+    return total + sum(common.values())
 
 
 def _check_instance(instance: InstanceEntry, running: Reservation | None, waits: bool) -> None:
@@ -92,7 +92,7 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
     for request in instance.requests.values():
         asked = request.original.request_id
         tokens = min(request.tokens, instance.context_tokens_max)
-        has, needs = request.required_blocks, instance.footprint.blocks_for(tokens)
+        has, needs = request.held_blocks, instance.footprint.blocks_for(tokens)
         hold(has >= needs, "{} counts with {} blocks, and takes {}", asked, has, needs)
 
 

@@ -161,10 +161,7 @@ class Watch:
                 self._overpromised.add(link_id)
 
     def _check_reservations(
-        self,
-        core: ControllerCore,
-        nodes: Iterable[NodeEntry],
-        sent: Sequence[tuple[int, Command]],
+        self, core: ControllerCore, nodes: Iterable[NodeEntry], sent: Sequence[tuple[int, Command]]
     ) -> None:
         """What the stations started was sent, once, and nothing else was but unloads of what nobody
         has in its books, or of what still loads.
@@ -322,8 +319,10 @@ def _has_room(core: ControllerCore, instance: InstanceEntry, request: RequestEnt
 
 
 def _could_be_loaded(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bool:
-    """Whether a further instance, as large as any request may need it, would fit on a node."""
-    deployment = entry.deployment
+    """Whether a further instance, as large as all answers of any call may need it, would fit on a
+    node.
+    """
+    deployment, answers = entry.deployment, 1 + len(entry.queue[0].mates)
     coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
     full = entry.replicas() >= entry.spec.scaling.replicas_max
     # The pause's own timer may be the next event of this very moment.
@@ -332,7 +331,8 @@ def _could_be_loaded(core: ControllerCore, entry: DeploymentEntry, now_s: float)
     taken = [instance.node for instance in entry.instances.values()]
     for node in core.cell.nodes.values():
         footprint = node.footprint_of(deployment)
-        least = footprint.instance_bytes(footprint.blocks_for(deployment.context_tokens_max))
+        blocks = answers * footprint.blocks_for(deployment.context_tokens_max)
+        least = footprint.instance_bytes(blocks)
         free = node not in taken and node.node_id not in entry.avoided
         if free and node.takes(entry.spec) and node.free_bytes_for(deployment) >= least:
             return True

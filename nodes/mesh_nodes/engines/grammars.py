@@ -22,6 +22,7 @@ from mesh.domain.grammar import Grammar
 from mesh.domain.steps import EngineRequest
 from mesh.domain.text import TextAssets
 from mesh.text.grammars import compiled
+from mesh.text.recognised import LITERAL_CHARS_MAX, is_quick_on_literals
 from mesh.text.tokenizer import TextCodec
 
 VOCABULARIES_MAX = 8
@@ -29,6 +30,8 @@ VOCABULARIES_MAX = 8
 _MARK = "\x02"
 """A character that is a token of its own in every vocabulary that has bytes."""
 
+_LONGEST_BYTES_MAX = 64
+"""Longer tokens are not tried where a literal is taken apart in Python."""
 BUILD_S_MAX = 10.0
 """For a matcher, on whose thread others may be built before it."""
 CPU_S_MAX, CPU_S_MAX_PER_TOKEN = 0.25, 0.02
@@ -57,20 +60,21 @@ class _Literals:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
+        self._is_quick = is_quick_on_literals(tokenizer_json)
         self.tokens = [codec.token_bytes(token_id) for token_id in range(vocabulary_tokens)]
         self.special_token_ids = sorted(codec.special_ids & set(range(vocabulary_tokens)))
         self.eos_token_id = 0
         self.bos_token_id = None
         ordinary = (n for n in range(vocabulary_tokens) if n not in codec.special_ids)
         self._ids = {self.tokens[n]: n for n in ordinary if self.tokens[n]}
-        self._bytes_max = max(map(len, self._ids), default=1)
+        self._bytes_max = min(max(map(len, self._ids), default=1), _LONGEST_BYTES_MAX)
 
     def __call__(self, text: str) -> list[int]:
         if type(text) is not str:
             raise TypeError("text, no bytes")  # by which llguidance learns what it may give
         wanted = text.encode()
         # Some tokenizers begin every text with a space, which is then that of the mark.
-        for mark in ("", _MARK):
+        for mark in ("", _MARK) if self._is_quick and len(text) <= LITERAL_CHARS_MAX else ():
             ids = self._tokenizer.encode(mark + text, add_special_tokens=False).ids
             said = [self.tokens[n] if n < len(self.tokens) else b"" for n in ids]
             marks = next((n for n in range(len(ids)) if said[n].endswith(_MARK.encode())), -1) + 1

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from mesh.domain.actions import (
-    ControllerAction,
-    NotePolicyFault,
-    RefuseRequest,
-)
+from mesh.domain.actions import ControllerAction, NotePolicyFault, RefuseRequest
 from mesh.domain.events import DecisionTookLong, InvokeRequested, LeaseCheckDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import CellLimits

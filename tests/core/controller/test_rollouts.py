@@ -21,6 +21,7 @@ from mesh.domain.events import (
     DeployRequested,
     LeaseCheckDue,
     NodeDisconnected,
+    OperationCancelled,
     RetryLoadDue,
     ScaleRequested,
     UndoRequested,
@@ -333,3 +334,36 @@ def test_a_journal_with_a_rollout_replays_to_the_letter(tmp_path: Path) -> None:
     read, decisions = read_journal(path)
     assert read == start
     assert replay(controller_core(start), decisions) is None
+
+
+def test_while_a_change_is_written_no_other_one_is_decided() -> None:
+    """The database may take its time, and what it writes can no longer be taken back."""
+    cell, link, _ = serving_cell()
+    (new,) = imported(cell, link)
+    scaling = ScaleRequested(operation_id=OP, name=CHAT, keep_alive_s=9.0)
+    assert only(cell.tell(scaling), StoreDeployment).deployment.spec.scaling.keep_alive_s == 9.0
+    second = OperationId("op-2")
+    for asked in (
+        replace(scaling, operation_id=second),
+        DeployRequested(operation_id=second, spec=replace(CHANGED, source="file:///c")),
+        UndoRequested(operation_id=second, name=CHAT),
+        DeleteRequested(operation_id=second, name=CHAT),
+    ):
+        refused = only(cell.tell(asked), ReplyError)
+        assert (refused.error, refused.message) == (
+            "Unavailable",
+            "another change of 'chat' is being written",
+        )
+    assert cell.tell(OperationCancelled(operation_id=OP)) == []
+    cell.loaded(link, new.instance_id)
+    assert states(cell) == [(1, "serving"), (2, "starting")], "it takes over after the write"
+    cell.tell(DeploymentStored(operation_id=OP))
+    assert states(cell)[-1] == (2, "serving")
+
+
+def test_a_removal_that_is_written_is_not_taken_back_by_its_caller() -> None:
+    cell, _, _ = serving_cell()
+    cell.tell(DeleteRequested(operation_id=OP, name=CHAT))
+    assert cell.tell(OperationCancelled(operation_id=OP)) == []
+    cell.tell(DeploymentStored(operation_id=OP))
+    assert not cell.core.cell.deployments

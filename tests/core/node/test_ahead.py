@@ -1,17 +1,23 @@
-"""The node core with a held request: it computes it ahead, says so, and lets it go when told."""
+"""The node core with a paused request: computed ahead or fetched, told of, let go when told."""
 
-from mesh.domain.actions import AbortInEngine, NodeAction, StartStep, SubmitToEngine
-from mesh.domain.ids import InstanceId, RequestId
+from dataclasses import replace
+
+import pytest
+
+from mesh.domain.actions import AbortInEngine, FetchKv, NodeAction, StartStep, SubmitToEngine
+from mesh.domain.ids import InstanceId, NodeId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     ComputedAhead,
     ContinueRequest,
+    KvArrived,
+    OfferKv,
     RequestReturned,
     SubmitRequest,
 )
 from mesh.domain.node_events import HeartbeatDue, SubmitBroke
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import RequestOrder
+from mesh.domain.request import KvSource, RequestOrder
 from mesh.domain.slo import Slo
 from tests.core.cells import of_kind, only, request
 from tests.core.nodes import NodeUnderTest, reports, token
@@ -32,25 +38,25 @@ def submission() -> SubmitRequest:
         slo=Slo(),
         age_s=1.0,
         due_in_s=2.0,
-        held=True,
+        paused=True,
     )
     return SubmitRequest(instance_id=InstanceId("i1"), order=order)
 
 
-def more(*token_ids: int, held: bool = True, attempt: int = 2) -> ContinueRequest:
+def more(*token_ids: int, paused: bool = True, attempt: int = 2) -> ContinueRequest:
     return ContinueRequest(
         instance_id=InstanceId("i1"),
         request_id=RequestId("a"),
         attempt=attempt,
         token_ids=token_ids,
-        held=held,
+        paused=paused,
         due_in_s=0.2,
     )
 
 
-def test_a_held_request_is_computed_and_then_gets_no_turn() -> None:
+def test_a_paused_request_is_computed_and_then_gets_no_turn() -> None:
     node, asked = holding()
-    assert only(asked, SubmitToEngine).request.held
+    assert only(asked, SubmitToEngine).request.paused
     assert only(asked, StartStep).prefill == 4, "all but its last token"
     after = node.step("i1", prefill_tokens=4)
     assert only(reports(after), ComputedAhead) == ComputedAhead(
@@ -75,8 +81,8 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
     assert only(asked, StartStep).prefill == 2
     assert of_kind(reports(node.step("i1", prefill_tokens=2)), ComputedAhead)
 
-    asked = node.command(more(44, held=False))
-    assert not only(asked, SubmitToEngine).request.held
+    asked = node.command(more(44, paused=False))
+    assert not only(asked, SubmitToEngine).request.paused
     assert only(asked, StartStep).prefill == 2, "its last token, and the one before"
     after = node.step("i1", token("a", 5, attempt=2), prefill_tokens=2)
     assert not of_kind(reports(after), ComputedAhead)
@@ -89,10 +95,10 @@ def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on
     node.submit("a")
     assert not of_kind(node.command(more(attempt=1)), SubmitToEngine), "that may be its last"
     after = node.step("i1", token("a", 0), prefill_tokens=3)
-    assert only(after, SubmitToEngine).request.held
+    assert only(after, SubmitToEngine).request.paused
     assert not of_kind(after, StartStep)
-    on = node.command(more(attempt=1, held=False))
-    assert not only(on, SubmitToEngine).request.held
+    on = node.command(more(attempt=1, paused=False))
+    assert not only(on, SubmitToEngine).request.paused
     assert only(on, StartStep).prefill == 0, "it decodes as before"
 
 
@@ -103,10 +109,10 @@ def test_it_is_left_out_of_one_iteration_of_the_others() -> None:
         node.submit(name)
     node.step("i1", token("a", 0), token("b", 0), prefill_tokens=6)
     node.command(more(attempt=1))
-    held = node.step("i1", token("a", 1), token("b", 1))
-    assert only(held, SubmitToEngine).request.held
+    paused = node.step("i1", token("a", 1), token("b", 1))
+    assert only(paused, SubmitToEngine).request.paused
     after = node.step("i1", token("b", 2))
-    assert not only(after, SubmitToEngine).request.held
+    assert not only(after, SubmitToEngine).request.paused
 
 
 def test_one_that_ends_in_that_iteration_is_not_begun_anew() -> None:
@@ -122,15 +128,15 @@ def test_an_engine_is_not_told_of_a_pause_that_was_over_before_it_began() -> Non
     node = NodeUnderTest()
     node.load()
     node.submit("a")
-    for held in (True, False):
-        node.command(more(attempt=1, held=held))
+    for paused in (True, False):
+        node.command(more(attempt=1, paused=paused))
     after = node.step("i1", token("a", 0), prefill_tokens=3)
     assert not of_kind(after, SubmitToEngine)
     assert of_kind(after, StartStep)
 
 
 def test_an_iteration_that_began_before_says_nothing_of_it() -> None:
-    """One is under way for another request when the held one comes."""
+    """One is under way for another request when the paused one comes."""
     node = NodeUnderTest()
     node.load()
     node.submit("b")
@@ -156,3 +162,90 @@ def test_an_engine_that_does_not_let_it_go_on_drops_it() -> None:
     actions = node.tell(broke)
     assert only(reports(actions), RequestReturned).attempt == 2
     assert of_kind(actions, AbortInEngine)
+
+
+SOURCE = KvSource(node_id=NodeId("n1"), address="127.0.0.1:1", attempt=1, ticket="a/2", blocks=2)
+CAME = KvArrived(request_id=RequestId("a"), attempt=2, tokens=64, moved_bytes=640, elapsed_s=0.1)
+
+
+def fetching(tokens: int = 70) -> NodeUnderTest:
+    """A node that fetches two blocks of 32 tokens of a request of so many."""
+    node = NodeUnderTest()
+    node.load()
+    order = RequestOrder(
+        request=request("a", prompt=(1,) * (tokens - 2)),
+        attempt=2,
+        output_tokens=(40, 41),
+        slo=Slo(),
+        age_s=1.0,
+        due_in_s=2.0,
+        paused=True,
+        cached_tokens=64,
+        kv=SOURCE,
+    )
+    asked = node.command(SubmitRequest(instance_id=InstanceId("i1"), order=order))
+    fetch = only(asked, FetchKv)
+    assert (fetch.source, fetch.request.paused) == (SOURCE, True)
+    assert not of_kind(asked, SubmitToEngine)
+    assert not of_kind(asked, StartStep), "there is nothing to compute until they are there"
+    return node
+
+
+def test_what_the_blocks_leave_is_computed() -> None:
+    node = fetching()
+    after = node.tell(CAME)
+    assert only(reports(after), KvArrived) == CAME
+    assert not of_kind(after, SubmitToEngine), "it came to its engine with them"
+    assert only(after, StartStep).prefill == 70 - 1 - 64
+    assert of_kind(reports(node.step("i1", prefill_tokens=5)), ComputedAhead)
+
+
+def test_one_that_has_nothing_left_to_compute_is_ahead() -> None:
+    node = fetching(tokens=65)
+    after = node.tell(CAME)
+    assert [type(said) for said in reports(after)] == [KvArrived, ComputedAhead]
+    assert not of_kind(after, StartStep)
+
+
+def test_all_of_it_is_computed_where_none_come() -> None:
+    node = fetching()
+    after = node.tell(replace(CAME, tokens=0, error="Unavailable", message="it was lost"))
+    assert only(after, SubmitToEngine).request.paused
+    assert only(after, StartStep).prefill == 69
+    assert only(reports(after), KvArrived).error == "Unavailable"
+
+
+def test_an_iteration_of_others_says_nothing_of_it() -> None:
+    node = fetching()
+    node.submit("b")
+    assert not of_kind(reports(node.step("i1", prefill_tokens=3)), ComputedAhead)
+
+
+def test_blocks_that_come_for_what_was_aborted_are_nobodys() -> None:
+    node = fetching()
+    aborted = node.command(AbortRequest(request_id=RequestId("a"), attempt=2))
+    assert of_kind(aborted, AbortInEngine)
+    assert not node.tell(CAME)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_only_what_runs_is_offered(attempt: int) -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a", attempt=1)
+    offer = OfferKv(
+        instance_id=InstanceId("i1"),
+        request_id=RequestId("a"),
+        attempt=attempt,
+        to=NodeId("n2"),
+        ticket="a/2",
+        expires_s=30.0,
+    )
+    assert of_kind(node.command(offer), OfferKv) == ([offer] if attempt == 1 else [])
+
+
+def test_blocks_on_their_way_are_not_taken_for_memory_beside_the_engines() -> None:
+    node = fetching()
+    for _ in range(2):
+        node.tell(HeartbeatDue(rss_bytes=640, engine_bytes=0))
+    assert node.core.base_bytes == 0

@@ -17,7 +17,7 @@ from mesh.domain.slo import Slo
 from mesh.policy.rules.alternate import Alternate
 from mesh.policy.rules.first_come import FIRST_COME
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.turns import Grant
+from mesh.policy.rules.turns import Grant, TurnBounds
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
@@ -197,14 +197,7 @@ class ByName(Alternate):
     name = "by-name"
     digest = "abcd"
 
-    def turn(
-        self,
-        queues: Sequence[RunQueue],
-        now_s: float,
-        *,
-        prefill_tokens_max: int,
-        turn_s_max: float,
-    ) -> Grant:
+    def turn(self, queues: Sequence[RunQueue], now_s: float, bounds: TurnBounds) -> Grant:
         (queue,) = queues
         prompts = [(prompt.request_id, min(prompt.left, 2)) for prompt in queue.prompts[-1:]]
         decode = tuple(queue.running[-1:])

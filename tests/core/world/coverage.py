@@ -29,8 +29,8 @@ class Coverage:
             if before in LOADED and after is InstanceState.UNLOADING:
                 seen["reclaims"] += isinstance(event, InvokeRequested | PlaceRetryDue)
                 seen["expiries"] += isinstance(event, KeepAliveExpired)
-        seen["prefetches"] = max(seen["prefetches"], cell.prefetches.said.begun)
-        seen["prefetches used"] = max(seen["prefetches used"], cell.prefetches.said.used)
+        seen["prefetches"] = max(seen["prefetches"], cell.prefetches.view.begun)
+        seen["prefetches used"] = max(seen["prefetches used"], cell.prefetches.view.used)
         for request_id, request in cell.requests.items():
             seen["evictions"] += request.evictions > self._evictions.get(request_id, 0)
         if isinstance(event, NodeReported) and isinstance(event.report, TokensReport):

@@ -43,7 +43,7 @@ class StrictEngine(ScriptedEngine):
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         instance = self._instance(instance_id)
         known = instance.sequences.get(request.request_id)
-        if known is None or not known.held:
+        if known is None or not known.paused:
             assert request.request_id not in self.request_ids(), "a request is on the node twice"
             assert len(instance.sequences) < instance.order.batch_max
         self._stuck.discard(instance_id)
@@ -54,11 +54,7 @@ class StrictEngine(ScriptedEngine):
         super().abort(instance_id, request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         assert instance.sequences, "a step of an instance without work"
@@ -71,7 +67,7 @@ class StrictEngine(ScriptedEngine):
         able = [
             i
             for i, of in self._instances.items()
-            if any(s.left or not s.held for s in of.sequences.values()) and i not in self._stuck
+            if any(s.left or not s.paused for s in of.sequences.values()) and i not in self._stuck
         ]
         assert not able, "a measurement goes before a request"
         return super().measure(instance_id, shape)

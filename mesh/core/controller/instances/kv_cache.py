@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.core.controller.instances.open_options import relief
-from mesh.core.controller.instances.prefixes import cached_tokens
-from mesh.core.controller.instances.reservations import issue, reclaim
+from mesh.core.controller.instances.open_options import idle_to_unload
+from mesh.core.controller.instances.reservations import issue, unload_idle
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -34,15 +33,22 @@ class Room:
     """An instance can have so many KV blocks, once these idle instances have gone."""
 
     kv_blocks: int
-    reclaim: tuple[InstanceId, ...] = ()
+    unloads: tuple[InstanceId, ...] = ()
     least_blocks: int = 0
     """The least that one which starts can do with."""
 
 
 def request_blocks(
-    owner: DeploymentEntry, request: RequestEntry, footprint: Footprint, context_tokens_max: int
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    footprint: Footprint,
+    context_tokens_max: int,
+    *,
+    led: bool = False,
 ) -> int:
-    """KV blocks that a request is expected to need: its term of eq. 2."""
+    """KV blocks that a request is expected to need: its term of eq. 2. `led`: it shares the full
+    blocks of its prompt with the answer of its call that computes them.
+    """
     prompt = len(request.original.prompt_tokens)
     tokens = expected_tokens(
         prompt,
@@ -52,7 +58,8 @@ def request_blocks(
         - prompt,
         output_tokens_mean=owner.history.mean_of(request.slo.name),
     )
-    return -(-tokens // footprint.block_tokens)
+    shared = request.led_tokens(footprint.block_tokens) if led else 0
+    return -(-(tokens - shared) // footprint.block_tokens)
 
 
 def blocks_for_load(
@@ -73,7 +80,10 @@ def blocks_for_load(
     first = [request for one in among[:1] for request in (one, *one.mates)]
     # Those of its mates that have come are counted with it.
     others = [r for r in among[1:] if len(first) == 1 or r.leader is not first[0]]
-    demands = [request_blocks(entry, r, footprint, context) for r in [*first, *others][:most]]
+    demands = [
+        request_blocks(entry, r, footprint, context, led=r.leader is first[0])
+        for r in [*first, *others][:most]
+    ]
     least = start_size(ctx, entry, sum(demands[: len(first)]), footprint, node)
     if len(demands) > len(first):
         wanted = start_size(ctx, entry, sum(demands), footprint, node)
@@ -111,6 +121,15 @@ def start_size(
         start=start,
     )
     return ctx.policy.kv(demand)
+
+
+def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:
+    """What the node's engine can carry, and the policy has an instance there serve at a time."""
+    deployment = entry.deployment
+    assert deployment is not None
+    most = min(node.hello.batch_max, ctx.limits.batch_max)
+    served_max = start_size(ctx, entry, 0, node.footprint_of(deployment), node).batch_max
+    return most if served_max is None else min(served_max, most)
 
 
 def room_for(
@@ -157,7 +176,8 @@ def _blocks_with(
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = _others_blocks(instance, request)
     for one in (request, *beside):
-        blocks += request_blocks(owner, one, footprint, context)
+        led = one.follows_to(instance)
+        blocks += request_blocks(owner, one, footprint, context, led=led)
     return blocks
 
 
@@ -194,8 +214,8 @@ def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> 
             return Room(kv_blocks=kv_blocks)
     required = size.required_blocks
     owner = ctx.cell.deployments.get(instance.deployment)
-    reclaim = relief(ctx, owner, instance, _lacking_bytes(instance, required))
-    return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
+    unloads = idle_to_unload(ctx, owner, instance, _lacking_bytes(instance, required))
+    return Room(kv_blocks=required, unloads=unloads) if unloads else None
 
 
 def _lacking_bytes(instance: InstanceEntry, kv_blocks: int) -> int:
@@ -214,11 +234,15 @@ def claim(
     """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
-    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
-    cached = cached_tokens(instance, request)
-    instance.add(request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached)
+    footprint, led = instance.footprint, request.follows_to(instance)
+    blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
+    if instance.prefetched:
+        ctx.cell.prefetches.note_load(nearer=True, felt=False)
+    cached = instance.cached_tokens(request)
+    shared = cached // footprint.block_tokens if led else 0
+    instance.add(
+        request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached, shared_blocks=shared
+    )
     _take(ctx, instance, room, request.due_s)
 
 
@@ -233,9 +257,10 @@ def expect(
     """Enter a request that waits for a load, which has to be over by `needed_s` for it. The cache
     is resized after the load if the room says so; no room: it has been sized for the request.
     """
-    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    if instance.ahead:
-        ctx.cell.prefetches.note_load(nearer=True)
+    footprint, led = instance.footprint, request.follows_to(instance)
+    blocks = request_blocks(owner, request, footprint, instance.context_tokens_max, led=led)
+    if instance.prefetched:
+        ctx.cell.prefetches.note_load(nearer=True, felt=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
     if sooner:
@@ -255,8 +280,8 @@ def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntr
     """A request is longer than expected: its demand grows with it, and so does the cache."""
     tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
-    if blocks > request.required_blocks:
-        instance.note_demand(request, blocks)
+    if blocks > request.held_blocks:
+        instance.note_demand(request, blocks, request.shared_blocks)
         grow(ctx, instance, request.due_s)
 
 
@@ -300,6 +325,6 @@ def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s:
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:
-    reclaim(ctx, instance.node, room.reclaim)
+    unload_idle(ctx, instance.node, room.unloads)
     if room.kv_blocks > instance.promised_blocks:
         resize(ctx, instance, room.kv_blocks, needed_s)

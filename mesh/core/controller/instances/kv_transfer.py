@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -66,7 +65,7 @@ def transfer_of(
     # A request computes at least one token where it goes on.
     blocks = (request.tokens - 1) // footprint.block_tokens
     tokens, moved_bytes = blocks * footprint.block_tokens, blocks * footprint.kv_block_bytes
-    if not can_carry(source, target) or tokens <= cached_tokens(target, request):
+    if not can_carry(source, target) or tokens <= target.cached_tokens(request):
         return None
     if moved_bytes > KV_MOVE_BYTES_MAX:
         return None
@@ -95,7 +94,7 @@ def is_quicker(
     assert target.profile is not None, "it serves"
     times, cached = (
         Times(target.profile, target.node.rule.overestimate),
-        cached_tokens(target, request),
+        target.cached_tokens(request),
     )
     without_s = times.prefill_s(request.tokens - cached, cached)
     with_s = times.prefill_s(request.tokens - transfer.tokens, transfer.tokens)

@@ -1,11 +1,15 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.kv_cache import Room
-from mesh.core.controller.instances.loading_lane import PlannedLoad
-from mesh.core.controller.instances.placement import batch_max
+from mesh.core.controller.instances.kv_cache import Room, batch_max
+from mesh.core.controller.instances.node_schedule import PlannedLoad
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
+from mesh.core.controller.instances.reservations import (
+    issue,
+    send_started,
+    unload_idle,
+    unload_loaded,
+)
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -42,17 +46,19 @@ def load(
     planned: PlannedLoad,
     needed_s: float,
     *,
-    ahead: bool = False,
+    prefetched: bool = False,
 ) -> InstanceEntry:
-    """Load an instance where there is room for it, by `needed_s`; `ahead` of anybody who calls."""
+    """Load an instance where there is room for it, by `needed_s`. One that is `prefetched` is
+    loaded before anybody calls.
+    """
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
-    if not ahead:
-        ctx.cell.prefetches.note_load(nearer=nearer)
-        _give_way(ctx, node)
-    reclaim(ctx, node, room.reclaim)
+    if not prefetched:
+        ctx.cell.prefetches.note_load(nearer=nearer, felt=True)
+        _cancel_import_ahead(ctx, node)
+    unload_idle(ctx, node, room.unloads)
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
     served_max = batch_max(ctx, entry, node)
@@ -80,7 +86,7 @@ def load(
         to_load=to_load,
         load_s=planned.load_s,
         needed_s=needed_s,
-        ahead=ahead,
+        prefetched=prefetched,
         load_started_s=ctx.now_s,
         phase="load",
         prefixes=node.take_left(entry.spec.name),
@@ -96,13 +102,13 @@ def load(
     return instance
 
 
-def _give_way(ctx: EventContext, node: NodeEntry) -> None:
+def _cancel_import_ahead(ctx: EventContext, node: NodeEntry) -> None:
     """A load that somebody needs has the node's disk and its cores for itself. An import of its own
     model, which it would begin itself, it has taken over.
     """
     ahead = node.prefetches.importing
     if ahead is not None:
-        node.prefetches.give_way()
+        node.prefetches.cancel()
         ctx.cell.prefetches.note_wasted()
         command = CancelImport(operation_id=ahead.operation_id)
         ctx.act(SendCommand(link_id=node.link_id, command=command))
@@ -146,10 +152,10 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)
     size = report.footprint.size(report.kv_blocks)
-    started = node.station.record(instance.instance_id, size, instance.shares)
+    started = node.station.record(instance.instance_id, size, instance.shared_weights)
     send_started(ctx, node, started)
     if instance.profile is None:
-        let_go(ctx, instance)
+        unload_loaded(ctx, instance)
         return
     command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
@@ -195,7 +201,7 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
         case InstanceState.UNLOADING:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
-            instance.leave()
+            instance.note_unloading()
             # The cache that those who waited for it were to have after the load.
             send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
             command = UnloadInstance(instance_id=instance.instance_id)
@@ -205,7 +211,7 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
             forget(ctx, instance)
             ctx.wake_all()
         case _:
-            let_go(ctx, instance)
+            unload_loaded(ctx, instance)
 
 
 def drain(ctx: EventContext, instance: InstanceEntry) -> None:

@@ -1,37 +1,128 @@
-"""What the controller knows of a node's schedule, as shadow validation takes it.
+"""What the controller knows of a node's schedule: its loads, and its iterations as shadow
+validation takes them.
 
-Read from the live entries of one node for each validation; nothing else of the cell is looked at.
-Reports lag behind the node by the link's delay, so that the iteration in flight is inferred: the
-node began it when it reported the one before.
+In which order loads run the node's reservation station (`mesh.memory.station`) decides, and it is
+asked here; how long each of them takes is known here. All is read from the live entries of one node
+for each validation; nothing else of the cell is looked at. Reports lag behind the node by the
+link's delay, so that the iteration in flight is inferred: the node began it when it reported the
+one before.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import cast
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, loads_end_s
-from mesh.core.controller.instances.prefixes import cached_tokens, led_tokens
+from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
+from mesh.memory.station import NEWCOMER, ReservationKind
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 from mesh.policy.rules.swapping import BEHIND_S, SwapRule
 from mesh.request.pool import Held, Pool
-from mesh.request.shadow import (
-    LOOKAHEAD_TOKENS,
-    Newcomer,
-    Schedule,
-    in_time_together,
-    validate,
-)
+from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
+
+OVERDUE_SHARE = 0.25
+"""A load that should have ended is expected to take this share of its expected time yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLoad:
+    """What a load that has not been issued will be, from where its weights would come now."""
+
+    kind: ReservationKind
+    load_s: float
+    """The seconds that it is planned with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of a load among the others of its node."""
+
+    load: PlannedLoad
+    ready_s: float
+    """When the load is over."""
+    waits: bool = False
+    """Whether others of its kind are under way, or wait, before it or behind it."""
+
+
+def plan_load(
+    ctx: EventContext,
+    deployment: Deployment,
+    node: NodeEntry,
+    without: Collection[InstanceId] = (),
+) -> PlannedLoad:
+    """Plan a load on the node, `without` the instances that go for it."""
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    (tier, kind), beside = node.source_of(deployment, without), node.computes_beside_load()
+    moved_bytes = node.load_bytes(weights_bytes, tier)
+    seconds = ctx.cell.expectations.load_s(node.hello, moved_bytes, tier, beside=beside)
+    return PlannedLoad(kind=kind, load_s=seconds)
+
+
+def loads_end_s(
+    node: NodeEntry, now_s: float, newcomer: tuple[PlannedLoad, float] | None = None
+) -> dict[InstanceId, float]:
+    """When each load of the node is expected to be over, in the order in which its station starts
+    those of a kind. The `newcomer` is one more load, and when it is needed.
+    """
+    instances, station = node.instances, node.station
+
+    def ends_s(name: InstanceId, start_s: float) -> float:
+        if name == NEWCOMER:
+            assert newcomer is not None
+            return start_s + newcomer[0].load_s
+        instance = instances[name]
+        if not station.running(name):
+            return start_s + instance.load_s
+        expected_s = instance.load_started_s + instance.load_s
+        return expected_s if expected_s > now_s else now_s + instance.load_s * OVERDUE_SHARE
+
+    def cancelled(name: InstanceId) -> bool:
+        return name != NEWCOMER and instances[name].state is InstanceState.UNLOADING
+
+    added = None if newcomer is None else (newcomer[0].kind, newcomer[1])
+    return station.forecast(now_s, ends_s, cancelled=cancelled, newcomer=added)
+
+
+def lane_ends_s(node: NodeEntry, now_s: float, kind: ReservationKind) -> float:
+    """When all loads of a kind are over."""
+    return _last_s(node, loads_end_s(node, now_s), kind, now_s)
+
+
+def _last_s(
+    node: NodeEntry, ends_s: Mapping[InstanceId, float], kind: ReservationKind, now_s: float
+) -> float:
+    of_kind = (end_s for name, end_s in ends_s.items() if node.station.load_kind(name) is kind)
+    return max(of_kind, default=now_s)
+
+
+def slot_for(node: NodeEntry, load: PlannedLoad, needed_s: float, now_s: float) -> Slot:
+    """When one more load would be over that is needed by `needed_s`: where the node's station would
+    start it, or behind all others of its kind if one of them would be late because of it.
+    """
+    before_s = loads_end_s(node, now_s)
+    if not before_s:
+        return Slot(load=load, ready_s=now_s + load.load_s)
+    beside_s = loads_end_s(node, now_s, newcomer=(load, needed_s))
+    last_s = _last_s(node, before_s, load.kind, now_s)
+    delays = any(
+        end_s <= node.instances[name].needed_s < beside_s[name] for name, end_s in before_s.items()
+    )
+    if delays:
+        return Slot(load=load, ready_s=last_s + load.load_s, waits=last_s > now_s)
+    return Slot(load=load, ready_s=beside_s[NEWCOMER], waits=last_s > now_s)
+
 
 QUICKER_MOST = 1.1
 """Than expected now, that the iterations of a whole queue may turn out: half of them take less than
@@ -148,7 +239,7 @@ def forecast_on_start(
         schedule.pool.hold(queue.instance_id, coming)
     prompt = _prompt(request, request.tokens - cached)
     for mate in request.mates:
-        prompt.mates.append(_prompt(mate, mate.tokens - led_tokens(mate, block_tokens)))
+        prompt.mates.append(_prompt(mate, mate.tokens - mate.led_tokens(block_tokens)))
     return _forecast(schedule, queue, request, at_s, prompt=prompt, loads=True, late=late)
 
 
@@ -301,7 +392,7 @@ def in_time_alone(
     if instance.profile is None:
         return False
     factor, rule = instance.correction.factor(now_s), instance.node.rule
-    cached = cached_tokens(instance, request)
+    cached = instance.cached_tokens(request)
     seconds = alone_s(instance.profile, request, rule, limits, factor, cached)
     return now_s + seconds <= request.due_s
 
@@ -470,10 +561,9 @@ def _pool(node: NodeEntry, now_s: float) -> Pool:
     """The weights of the node, where it swaps, as it told last. A swap that should have ended is
     expected to take a share of its time yet, as a load is.
     """
-    assert isinstance(node.turns, SwapRule), "it swaps by its turn rule"
     there = node.instances.values()
     pool = Pool(
-        rule=node.turns,
+        rule=cast(SwapRule, node.turns),  # A check takes a tenth of an event's time.
         held={
             each.instance_id: Held(
                 weights_bytes=each.weights_bytes,
@@ -547,7 +637,7 @@ def _prompt_on(instance: InstanceEntry, request: RequestEntry) -> Prompt:
     """The prompt of a request that is to begin on the instance, where some of it may be computed
     already.
     """
-    return _prompt(request, request.tokens - cached_tokens(instance, request))
+    return _prompt(request, request.tokens - instance.cached_tokens(request))
 
 
 def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:

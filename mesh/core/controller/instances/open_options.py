@@ -2,18 +2,20 @@
 
 Who asks a policy offers it what may be decided now: instances that may take a request, nodes for a
 new one, neighbours that may be moved. Nothing of the cell is copied; what has to be worked out is,
-when it is asked for. Before: the rooms that ask. After: the policy.
+when it is asked for. Before: `search`, `upkeep` and who else asks a policy. After: the policy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
 from mesh.core.controller.instances.node_schedule import (
     batch_decode_s,
     decodes_share,
+    lane_ends_s,
+    loads_end_s,
     node_prompts_s,
+    plan_load,
     times_of,
 )
 from mesh.core.controller.state.context import EventContext
@@ -25,7 +27,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.reasons import PolicyFaultKind
 from mesh.policy.plans import How, Release
-from mesh.policy.views import InstanceView, NodeView
+from mesh.policy.views import InstanceView, NodeView, Place
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,16 +57,6 @@ class OpenOptions:
     def starts(self) -> Sequence[NodeEntry]:
         return ()
 
-    def _ranked(self, nodes: Sequence[NodeEntry]) -> Sequence[NodeEntry]:
-        if not nodes:
-            return ()
-        rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in nodes]
-        if all(tier is tiers[0] for tier in tiers):
-            return sorted(nodes, key=lambda node: (rank(node), node.node_id))
-        found = zip(nodes, tiers, strict=True)
-        keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
-        return [node for _, node in sorted(keyed, key=lambda of: of[0])]
-
     def lacks_bytes(self, node: NodeView) -> int:
         return self.needed_bytes(self._node(node)) - node.free_bytes - self.shares_bytes(node)
 
@@ -72,13 +64,13 @@ class OpenOptions:
         deployment = self.entry.deployment if self.entry is not None else None
         return 0 if deployment is None else self._node(node).spared_bytes(deployment)
 
-    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+    def idle(self, place: Place) -> Sequence[InstanceEntry]:
         if isinstance(place, InstanceEntry):
-            return [i for i in place.node.reclaimable_instances(self.ctx.now_s) if i is not place]
+            return [i for i in place.node.idle_instances(self.ctx.now_s) if i is not place]
         sparing = self.entry.deployment if self.entry is not None else None
-        return self._node_of(place).reclaimable_instances(self.ctx.now_s, sparing)
+        return self._node_of(place).idle_instances(self.ctx.now_s, sparing)
 
-    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+    def neighbours(self, place: Place) -> Sequence[InstanceEntry]:
         if self.may_move is None:
             return ()
         others = (other for other in self._node_of(place).instances.values() if other is not place)
@@ -133,7 +125,7 @@ class OpenOptions:
     def _node(self, node: NodeView) -> NodeEntry:
         return self.ctx.cell.nodes[node.node_id]
 
-    def _node_of(self, place: InstanceView | NodeView) -> NodeEntry:
+    def _node_of(self, place: Place) -> NodeEntry:
         assert isinstance(place, InstanceEntry | NodeEntry), "views are the entries themselves"
         return place.node if isinstance(place, InstanceEntry) else place
 
@@ -143,7 +135,7 @@ class OpenOptions:
         return self.entry.deployment
 
 
-def relief(
+def idle_to_unload(
     ctx: EventContext,
     entry: DeploymentEntry | None,
     place: InstanceEntry | NodeEntry,
@@ -152,15 +144,15 @@ def relief(
     """Idle instances that give way where so much memory is missing; none if all do not do."""
     node, share = place.node if isinstance(place, InstanceEntry) else place, None
     if isinstance(place, NodeEntry) and entry is not None and entry.deployment is not None:
-        share = place.share_of(entry.deployment)
+        share = place.shared_weights_of(entry.deployment)
     for releases in ctx.policy.relieve(place, missing_bytes, OpenOptions(ctx=ctx, entry=entry)):
-        taken = [instance.instance_id for instance in released(ctx, place, releases)]
+        taken = [instance.instance_id for instance in checked_releases(ctx, place, releases)]
         if taken and node.station.freed_bytes(taken, share) >= missing_bytes:
             return tuple(taken)
     return ()
 
 
-def released(
+def checked_releases(
     ctx: EventContext,
     place: InstanceEntry | NodeEntry,
     releases: Sequence[Release],

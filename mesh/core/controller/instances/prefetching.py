@@ -13,8 +13,8 @@ from math import inf
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
 from mesh.core.controller.instances.lifecycle import load
-from mesh.core.controller.instances.loading_lane import plan_load
-from mesh.core.controller.instances.open_options import OpenOptions, released
+from mesh.core.controller.instances.node_schedule import plan_load
+from mesh.core.controller.instances.open_options import OpenOptions, checked_releases
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -25,11 +25,14 @@ from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
 from mesh.domain.model import imported_id
-from mesh.domain.reasons import PolicyFaultKind
+from mesh.domain.reasons import DeviceKind, PolicyFaultKind
 from mesh.domain.steps import LoadTier
 from mesh.policy.plans import Plan, Prefetch, Release
 from mesh.policy.room import freed_bytes
 from mesh.policy.views import NodeView
+
+SLOWDOWN_MAX = 1.05
+"""Where iterations take longer than this beside a load, nothing is loaded ahead beside them."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,7 +52,7 @@ class _Ahead(OpenOptions):
         instances, station = there.instances.values(), there.station
         return (
             there.state is NodeState.READY
-            and there.is_idle()
+            and (there.is_idle() or _loads_apart(there))
             and there.prefetches.importing is None
             and all(i.is_loaded and not i.expected and not i.profiling for i in instances)
             and not station.running_reservations()
@@ -73,10 +76,16 @@ class _Ahead(OpenOptions):
         assert entry is not None
         nodes = ctx.cell.nodes.values()
         deployment = self._deployment()
-        return self._ranked([n for n in nodes if _may_fetch(ctx, entry, deployment, n)])
+        found = [node for node in nodes if _may_fetch(ctx, entry, deployment, node)]
+        return ctx.ranked(found, deployment)
 
     def needed_bytes(self, node: NodeEntry) -> int:
         return _size_bytes(node, self._deployment())
+
+
+def _loads_apart(node: NodeEntry) -> bool:
+    """Whether a load hardly slows what the node computes: a copy beside the work of a GPU."""
+    return node.device is DeviceKind.GPU and node.load_slowdown <= SLOWDOWN_MAX
 
 
 def prefetch(ctx: EventContext) -> None:
@@ -132,7 +141,7 @@ def _nowhere(ctx: EventContext, deployment: Deployment) -> bool:
 
 def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> None:
     ctx.cell.prefetches.note_begun()
-    number = ctx.cell.prefetches.said.begun
+    number = ctx.cell.prefetches.view.begun
     ahead = ImportAhead(
         operation_id=OperationId(f"prefetch-{ctx.epoch}-{number}"),
         model_id=deployment.model.model_id,
@@ -157,15 +166,15 @@ def _load(
     """Load the model for nobody, if whoever calls another meanwhile would not wait for long, and
     there is room within the node's budget.
     """
-    gone = released(ctx, node, [Release(instance=instance) for instance in plan.instead_of])
+    gone = checked_releases(ctx, node, [Release(instance=instance) for instance in plan.instead_of])
     if len(gone) < len(plan.instead_of):
         return
     victims = tuple([instance.instance_id for instance in gone])
     size_bytes = _size_bytes(node, deployment) - node.spared_bytes(deployment)
     missing_bytes = size_bytes - node.free_bytes
-    freed = node.station.freed_bytes(victims, node.share_of(deployment))
-    ahead = [instance for instance in node.instances.values() if instance.ahead]
-    ahead_bytes = freed_bytes(ahead) - freed_bytes([i for i in gone if i.ahead])
+    freed = node.station.freed_bytes(victims, node.shared_weights_of(deployment))
+    prefetched = [instance for instance in node.instances.values() if instance.prefetched]
+    ahead_bytes = freed_bytes(prefetched) - freed_bytes([i for i in gone if i.prefetched])
     if freed < missing_bytes or ahead_bytes + size_bytes > node.hello.prefetch_bytes:
         return
     planned = plan_load(ctx, deployment, node, victims)
@@ -173,16 +182,16 @@ def _load(
         return
     ctx.cell.prefetches.note_begun()
     # Needed by nobody: all other loads go before it.
-    room = Room(kv_blocks=PARKED_BLOCKS, reclaim=victims)
-    load(ctx, entry, node, room, planned, inf, ahead=True)
+    room = Room(kv_blocks=PARKED_BLOCKS, unloads=victims)
+    load(ctx, entry, node, room, planned, inf, prefetched=True)
 
 
-def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:
+def import_ended(ctx: EventContext, node: NodeEntry, report: ImportDone | ImportFailed) -> None:
     """What an import that nobody waits for came to; others are not its business."""
     ahead = node.prefetches.importing
-    if ahead is None or ahead.operation_id != said.operation_id:
+    if ahead is None or ahead.operation_id != report.operation_id:
         return
-    stored = isinstance(said, ImportDone) and said.model.model_id == imported_id(ahead.model_id)
+    stored = isinstance(report, ImportDone) and report.model.model_id == imported_id(ahead.model_id)
     node.prefetches.end(stored=stored)
     if stored:
         node.note_stored(ahead.model_id)

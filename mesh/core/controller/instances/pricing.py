@@ -5,6 +5,11 @@ a node. Each part of the price is worked out when somebody asks for it; the fore
 of a load, which take the longest, are kept. Before: `requests.search`, which knows what the books
 allow. After: the policy, which reads the price (`mesh.policy.interface.Tests`), and then
 `submitting` and `lifecycle`, which book what is taken.
+
+Who may overtake whom is part of it: a later request that fits may be computed first, but only so
+often. From then on a node that could keep the earlier one's SLO by itself takes nobody who came
+later, until that one has its place. One whose load is over was promised the node's time, late or
+not: nobody who came later is before it.
 """
 
 from collections.abc import Sequence
@@ -12,18 +17,20 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.fairness import must_give_way
 from mesh.core.controller.instances.kv_cache import Room, room_for
 from mesh.core.controller.instances.kv_transfer import Transfer
-from mesh.core.controller.instances.loading_lane import Slot, loads_end_s, plan_load, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
+    Slot,
     decode_share_with,
     decodes_share,
     forecast_on,
     forecast_on_start,
+    in_time_alone,
+    loads_end_s,
+    plan_load,
+    slot_for,
 )
-from mesh.core.controller.instances.prefixes import cached_tokens, left_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -142,7 +149,7 @@ class Price:
         """How many of its tokens are left to compute there, and why it is refused if that is known
         without a validation.
         """
-        left = request.tokens - cached_tokens(instance, request)
+        left = request.tokens - instance.cached_tokens(request)
         return left, instance.refusals.why(self.node.version, self.ctx.now_s, request, left)
 
     def forecast(self) -> Forecast:
@@ -157,7 +164,7 @@ class Price:
                 lambda: self.slot.ready_s,
                 request,
                 share=ctx.share_of(self.node, decodes_share),
-                cached=left_tokens(self.node, self._deployment, request),
+                cached=self.node.left_tokens(self._deployment, request),
                 block_tokens=self.node.footprint_of(self._deployment).block_tokens,
                 now_s=now_s,
                 limits=limits,
@@ -191,7 +198,7 @@ class Price:
         """What KV caches on its node will take more, in the room that was found."""
         if self.room is None:
             return 0
-        gone = sum(self.node.instances[name].kv_bytes for name in self.room.reclaim)
+        gone = sum(self.node.instances[name].kv_bytes for name in self.room.unloads)
         if self.instance is None:
             block_bytes = self.node.footprint_of(self._deployment).kv_block_bytes
             return self.room.kv_blocks * block_bytes - gone
@@ -290,7 +297,7 @@ class Price:
         if self.instance is not None:
             return room_for(self.ctx, self.entry, self.instance, self.wanted_by, self.beside)
         room, there = self.room, self.node.instances
-        goes = room is not None and all(self.node.may_go(there[name]) for name in room.reclaim)
+        goes = room is not None and all(self.node.may_go(there[name]) for name in room.unloads)
         return room if goes else None
 
     @property
@@ -309,7 +316,7 @@ class Price:
             raise ValueError(NOT_ASKED)
 
     def _slot_by(self, needed_s: float) -> Slot:
-        without = () if self.room is None else self.room.reclaim
+        without = () if self.room is None else self.room.unloads
         planned = plan_load(self.ctx, self._deployment, self.node, without)
         return slot_for(self.node, planned, needed_s, self.ctx.now_s)
 
@@ -338,3 +345,57 @@ class Price:
 def going_to(instance: InstanceEntry, moves: Sequence[Price]) -> list[RequestEntry]:
     """The requests that are to move to the instance."""
     return [move.wanted_by for move in moves if move.instance is instance]
+
+
+def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
+    """Whether an earlier request was promised the node's time, or has been overtaken often enough
+    that the node could compute in time, if it had nothing else to do. Best effort gives way to all
+    others that no load was promised to and whose deployments the node suits.
+    """
+    if request.slo.best_effort:
+        return any(
+            not waiting.slo.best_effort and waiting.waits_for is None
+            for deployment in ctx.cell.with_queues()
+            if node.suits(deployment.spec)
+            for waiting in deployment.queue
+        )
+    return any(
+        earlier.waits_for is not None
+        or (
+            earlier.overtaken >= ctx.limits.overtaken_max
+            and in_time_alone(instance, earlier, ctx.now_s, ctx.limits)
+        )
+        for earlier, instance in _earlier(ctx, node, request)
+    )
+
+
+def note_overtaken(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> None:
+    """The request gets a place on the node, before those that came earlier."""
+    for earlier, _ in _earlier(ctx, node, request):
+        earlier.note_overtaken(ctx.limits.overtaken_max)
+
+
+def _earlier(
+    ctx: EventContext, node: NodeEntry, request: RequestEntry
+) -> list[tuple[RequestEntry, InstanceEntry]]:
+    """Requests that came before this one and wait because the node could not compute them in time,
+    of all deployments that are loaded there, with their instances. Who is promised a load waits for
+    that, and for the node only once it is over and has left it time for the decodes.
+    """
+    found: list[tuple[RequestEntry, InstanceEntry]] = []
+    for instance in node.instances.values():
+        owner = ctx.cell.deployments.get(instance.deployment)
+        if owner is None or not owner.queue or not instance.takes_now:
+            continue
+        for waiting in owner.queue:
+            if waiting.rank >= request.rank:
+                break
+            refusals = waiting.refusals
+            if not refusals.verdict or refusals.short_of_memory or instance.is_full:
+                continue
+            waits_here = (
+                refusals.verdict is not Verdict.TPOT_EXCEEDED and waiting.waits_for is instance
+            )
+            if waits_here or waiting.waits_for is None:
+                found.append((waiting, instance))
+    return found

@@ -2,7 +2,7 @@
 
 Every one is issued to the node's reservation station (`mesh.memory.station`), which refuses what
 does not fit and holds back what has to wait until memory has come free; what it says may start is
-sent to the node. Before: `placement` and `kv_cache`, which decide sizes. After: the node.
+sent to the node. Before: `kv_cache` and `search`, which decide sizes. After: the node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,15 +23,13 @@ from mesh.memory.station import LOADS, Reservation, ReservationKind
 
 
 def issue(
-    ctx: EventContext,
-    instance: InstanceEntry,
-    kind: ReservationKind,
-    size: Size,
-    needed_s: float,
+    ctx: EventContext, instance: InstanceEntry, kind: ReservationKind, size: Size, needed_s: float
 ) -> None:
     """Promise a reservation that fits, and start what may start."""
     node = instance.node
-    started = node.station.issue(kind, instance.instance_id, size, needed_s, share=instance.shares)
+    started = node.station.issue(
+        kind, instance.instance_id, size, needed_s, shared=instance.shared_weights
+    )
     assert started is not None, f"{kind} of {instance.instance_id} to {size} does not fit"
     send_started(ctx, node, started)
 
@@ -65,17 +63,17 @@ def _command(
             return UnloadInstance(instance_id=reservation.instance_id)
 
 
-def reclaim(ctx: EventContext, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
+def unload_idle(ctx: EventContext, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
     """Unload idle instances of the node: their memory is wanted."""
     for instance_id in instance_ids:
-        let_go(ctx, node.instances[instance_id])
+        unload_loaded(ctx, node.instances[instance_id])
 
 
-def let_go(ctx: EventContext, instance: InstanceEntry) -> None:
+def unload_loaded(ctx: EventContext, instance: InstanceEntry) -> None:
     """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
     node says that it is gone.
     """
-    instance.leave()
+    instance.note_unloading()
     issue(ctx, instance, ReservationKind.UNLOAD, NOTHING, ctx.now_s)
     ctx.wake_all()
 
@@ -84,7 +82,7 @@ def begun_load_s(ctx: EventContext, instance: InstanceEntry) -> float:
     """How many seconds a load that begins is expected to take, as likely more as less: beside what
     its node computes meanwhile, for those whom it has, and for those who waited for what has just
     been loaded. Who comes meanwhile is not known. People are told this; promises rest on more
-    (`loading_lane`).
+    (`node_schedule`).
     """
     owner, node = ctx.cell.deployments.get(instance.deployment), instance.node
     if owner is None or owner.deployment is None:

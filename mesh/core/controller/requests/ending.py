@@ -63,7 +63,7 @@ def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
     """
     migration = request.migration
     if migration is not None and not request.is_copy:
-        give_up(ctx, migration)
+        cancel_migration(ctx, migration)
     if request.instance is None:
         return
     ctx.act(
@@ -72,10 +72,10 @@ def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
             command=AbortRequest(request_id=request.original.request_id, attempt=request.attempt),
         )
     )
-    release(ctx, request)
+    forget_place(ctx, request)
 
 
-def release(ctx: EventContext, request: RequestEntry) -> None:
+def forget_place(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance in the books."""
     instance = request.instance
     if instance is None:
@@ -87,7 +87,7 @@ def release(ctx: EventContext, request: RequestEntry) -> None:
     ctx.note_released(instance)
 
 
-def give_up(ctx: EventContext, migration: Migration) -> None:
+def cancel_migration(ctx: EventContext, migration: Migration) -> None:
     """The request stays what it is; its copy goes, on its node and in the books."""
     pause(ctx, migration, paused=False)
     migration.advance(MigrationState.GIVEN_UP)
@@ -113,7 +113,7 @@ def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
         request_id=request.original.request_id,
         attempt=request.attempt,
         token_ids=(),
-        held=paused,
+        paused=paused,
         due_in_s=request.due_s - ctx.now_s,
     )
     ctx.act(SendCommand(link_id=source.node.link_id, command=command))
@@ -138,9 +138,9 @@ def evict_best_effort(ctx: EventContext, instance: InstanceEntry) -> None:
 def end(ctx: EventContext, request: RequestEntry) -> None:
     """The request is over; whoever must know has been told."""
     if request.migration is not None:
-        give_up(ctx, request.migration)
+        cancel_migration(ctx, request.migration)
     entry = ctx.cell.deployments.get(request.original.deployment)
     if request.state is RequestState.QUEUED and entry is not None and request in entry.queue:
         ctx.dequeue(entry, request)
     ctx.cell.remove_request(request)
-    release(ctx, request)
+    forget_place(ctx, request)

@@ -14,7 +14,7 @@ from mesh.core.controller.instances.kv_cache import note_longer
 from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, round_s
 from mesh.core.controller.instances.pricing import Price, going_to
-from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
+from mesh.core.controller.requests.ending import abort_on_node, cancel_migration, pause
 from mesh.core.controller.requests.search import Search
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
@@ -49,7 +49,7 @@ def look_again(ctx: EventContext) -> None:
         target = migration.copy.instance
         closed = target is None or not target.takes_now
         if closed or ctx.now_s - migration.begun_s > ctx.limits.migration_s_max:
-            give_up(ctx, migration)
+            cancel_migration(ctx, migration)
         elif migration.waits_since(ctx.now_s - ctx.limits.migration_retry_s):
             pause(ctx, migration, paused=False)
     waiting = [request for request in _leaving(ctx) if not _begin(ctx, request)]
@@ -96,7 +96,9 @@ def begin_all(
     return all(begun)
 
 
-def leave(ctx: EventContext, instance: InstanceEntry, to: InstanceEntry | None = None) -> bool:
+def migrate_and_drain(
+    ctx: EventContext, instance: InstanceEntry, to: InstanceEntry | None = None
+) -> bool:
     """Have an instance go once all that runs on it has moved, to any other or to the one that is
     given; False if one of them finds no room or time there now, beside those before it, and nothing
     moves. One whose room another of them has taken away after all (`_begin_at`) is looked at again.
@@ -203,18 +205,18 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
     )
 
 
-def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
+def kv_arrived(ctx: EventContext, node: NodeEntry, report: KvArrived) -> None:
     """The target has the blocks that it fetched, or some of them, or none: it computes the rest."""
-    migration = ctx.cell.migrations.get(said.request_id)
-    if migration is None or migration.copy.attempt != said.attempt:
+    migration = ctx.cell.migrations.get(report.request_id)
+    if migration is None or migration.copy.attempt != report.attempt:
         return
     if migration.state is MigrationState.FETCHING:
-        if not said.error:
-            node.note_transfer(said.moved_bytes, said.elapsed_s, ctx.now_s)
-        elif said.error == Unavailable.__name__:
+        if not report.error:
+            node.note_transfer(report.moved_bytes, report.elapsed_s, ctx.now_s)
+        elif report.error == Unavailable.__name__:
             node.note_no_transfer(ctx.now_s)
         migration.advance(MigrationState.COMPUTING)
-        migration.copy.note_arrived(said.tokens)
+        migration.copy.note_arrived(report.tokens)
         node.touch()
         copy, target = migration.copy, migration.copy.instance
         assert target is not None, "a copy has its place as long as it moves"
@@ -224,12 +226,12 @@ def kv_arrived(ctx: EventContext, node: NodeEntry, said: KvArrived) -> None:
             tokens_came(ctx, migration)
 
 
-def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:
+def computed_ahead(ctx: EventContext, report: ComputedAhead) -> None:
     """The target has computed all that it was sent; the next token of the source decides, unless it
     goes on at once.
     """
-    migration = ctx.cell.migrations.get(said.request_id)
-    if migration is None or migration.copy.attempt != said.attempt:
+    migration = ctx.cell.migrations.get(report.request_id)
+    if migration is None or migration.copy.attempt != report.attempt:
         return
     if migration.state is MigrationState.COMPUTING:
         migration.copy.note_prefill_left(0)
@@ -251,21 +253,21 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     assert target is not None, "a copy has its place as long as it moves"
     migration.copy.note_due(request.due_s)
     if migration.at_once:
-        _let_go(ctx, migration, target)
+        _resume_copy(ctx, migration, target)
         _hand_over(ctx, migration, target)
     elif migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
         if not (request.drawn_apart or target.node.rule.turn_s_max):
-            _let_go(ctx, migration, target)
+            _resume_copy(ctx, migration, target)
         elif _hands_over_another(ctx, target):
             return
         elif _continues_in_time(ctx, migration, target, migration.gap_tokens + 1):
-            _let_go(ctx, migration, target)
+            _resume_copy(ctx, migration, target)
             _hand_over(ctx, migration, target)
     elif migration.rounds < ctx.limits.migration_rounds_max:
-        _send_tokens(ctx, migration, target, held=True)
+        _send_tokens(ctx, migration, target, paused=True)
         migration.note_round()
     else:
-        give_up(ctx, migration)
+        cancel_migration(ctx, migration)
 
 
 def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens) -> bool:
@@ -274,7 +276,7 @@ def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens
     may make for another token than the source's: the answer goes on from that, and stays there.
     """
     if migration.state is not MigrationState.DRAWING:
-        give_up(ctx, migration)  # it was to draw none
+        cancel_migration(ctx, migration)  # it was to draw none
         return False
     request, copy, target = migration.request, migration.copy, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
@@ -285,7 +287,7 @@ def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens
     same = request.output_tokens[first:end] == list(outputs.token_ids)
     if not same or outputs.finish is not None or migration.drawn >= ctx.limits.migration_drawn_max:
         request.note_drawn_apart()
-        give_up(ctx, migration)
+        cancel_migration(ctx, migration)
     else:
         target.note_tokens(copy, outputs.token_ids, ctx.now_s)
         _note_if_longer(ctx, target, copy)
@@ -307,7 +309,7 @@ def _compare(ctx: EventContext, migration: Migration, target: InstanceEntry) -> 
     if can and level:
         _hand_over(ctx, migration, target)
     elif behind > ctx.limits.migration_behind_max:
-        give_up(ctx, migration)
+        cancel_migration(ctx, migration)
     else:
         pause(ctx, migration, paused=can and behind > 0 and migration.paused_s is None)
 
@@ -352,9 +354,9 @@ def _hands_over_another(ctx: EventContext, target: InstanceEntry) -> bool:
     return any(0 < r.prefill_left <= left_max and not r.is_copy for r in target.requests.values())
 
 
-def _let_go(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
+def _resume_copy(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
     """The target draws tokens, too, after those that it still has to compute."""
-    _send_tokens(ctx, migration, target, held=False)
+    _send_tokens(ctx, migration, target, paused=False)
     migration.copy.note_prefill_left(migration.copy.prefill_left + 1)
     migration.advance(MigrationState.DRAWING)
 
@@ -371,12 +373,12 @@ def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -
 
 def _note_if_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
     """Its blocks have to do for the tokens that it has by now."""
-    if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+    if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
         note_longer(ctx, instance, request)
 
 
 def _send_tokens(
-    ctx: EventContext, migration: Migration, target: InstanceEntry, *, held: bool
+    ctx: EventContext, migration: Migration, target: InstanceEntry, *, paused: bool
 ) -> None:
     request, copy = migration.request, migration.copy
     token_ids = request.output_tokens[len(copy.output_tokens) :]
@@ -385,7 +387,7 @@ def _send_tokens(
         request_id=request.original.request_id,
         attempt=copy.attempt,
         token_ids=tuple(token_ids),
-        held=held,
+        paused=paused,
         due_in_s=request.due_s - ctx.now_s,
     )
     ctx.act(SendCommand(link_id=target.node.link_id, command=command))

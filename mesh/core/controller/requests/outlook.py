@@ -1,29 +1,40 @@
-"""What a request that waits may hope for: a place on an instance, or one more load, and when.
+"""What a request that waits may hope for, and what it is refused for once that is nothing.
 
-An answer is expected to become as long as those of its deployment have been, and a token of it to
-take as long as one decode of every instance of its node; a place comes free when it ends. A policy
-reads this (`mesh.policy.views.Outlook`) to decide who waits and who may be late. Before: the books
-of instances and nodes. After: `deadlines`, `cold_starts`.
+It may hope for a place on an instance, or for one more load. An answer is expected to become as
+long as those of its deployment have been, and a token of it to take as long as one decode of every
+instance of its node; a place comes free when it ends. A policy reads this
+(`mesh.policy.views.Outlook`) to decide who waits and who may be late. As soon as it sees no way,
+the request is refused, with the time at which a place is expected: what a place has time for is
+looked at for the whole queue at once. One that was accepted has a promise, and nobody waits for
+longer than any request may. Before: `queueing`. After: `ending`.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from typing import Self
 
-from mesh.core.controller.instances.loading_lane import lane_ends_s, loads_end_s, plan_load
-from mesh.core.controller.instances.node_schedule import alone_s, round_s
-from mesh.core.controller.instances.placement import InstanceNeeds
-from mesh.core.controller.instances.prefixes import cached_tokens
+from mesh.core.controller.instances.node_schedule import (
+    alone_s,
+    lane_ends_s,
+    loads_end_s,
+    plan_load,
+    round_s,
+    without_time_on,
+)
+from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import Verdict
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
+from mesh.policy.plans import Shortage
 
 GUESSED_SHARE_MOST = 0.5
 """An estimated profile may say that a request takes this share of the time until its first token is
@@ -53,9 +64,9 @@ class Outlook:
     now_s: float = field(init=False)
     _request: RequestEntry = field(init=False)
     _later_s: float = 0.0
-    _no_time: bool = False
-    _ahead: int = 0
-    _ahead_without_time: int = 0
+    no_time: bool = False
+    earlier: int = 0
+    earlier_without_time: int = 0
     """Those who wait on before the request; how many of them are `without_time`."""
     _departures_s: list[float] | None = None
     _loads_s: Iterator[float] | None = None
@@ -68,17 +79,12 @@ class Outlook:
     def of(self, request: RequestEntry, later_s: float = 0.0) -> Self:
         """The same, for a request, or for one that has its id and is due by so much later."""
         self._request, self._later_s, self.now_s = request, later_s, self.ctx.now_s
-        self._no_time = request.original.request_id in self.without_time
+        self.no_time = request.original.request_id in self.without_time
         return self
-
-    def note_waits(self) -> None:
-        """The request waits on, ahead of those after it."""
-        self._ahead += 1
-        self._ahead_without_time += self._no_time
 
     @property
     def latest_start_s(self) -> float:
-        request, known_s = self._request, latest_start_s(self.ctx, self._request)
+        request, known_s = self._request, self.ctx.latest_start_s(self._request)
         if known_s is None:
             known_s = request.due_s - self._later_s - self._quickest_s(request)
             request.note_latest_start(self.ctx.cell.fleet_changes, known_s)
@@ -111,16 +117,16 @@ class Outlook:
         return self._load_s
 
     def may_change(self) -> bool:
-        if self._no_time:
+        if self.no_time:
             return False
-        said = self._request.refusals
+        refusals = self._request.refusals
         passing = None, Verdict.DELAYS_RUNNING, Verdict.POLICY
-        may_pass = said.in_time_as_predicted or said.verdict in passing
+        may_pass = refusals.in_time_as_predicted or refusals.verdict in passing
         for instance in self.entry.instances.values():
             station = instance.node.station
             if not instance.takes_now:
                 continue
-            if not said.short_of_memory:
+            if not refusals.short_of_memory:
                 if may_pass:
                     return True
             elif station.waiting() or station.running_reservations():
@@ -130,12 +136,12 @@ class Outlook:
     def place_s(self) -> float:
         grow_s = [i.grow_again_s for i in self.entry.instances.values()]
         grows_s = min([at_s for at_s in grow_s if at_s > self.ctx.now_s], default=inf)
-        ahead = self._ahead_without_time if self._no_time else self._ahead
-        return min(self._departs_s(ahead), grows_s)
+        earlier = self.earlier_without_time if self.no_time else self.earlier
+        return min(self._departs_s(earlier), grows_s)
 
     def place_or_load_s(self) -> float:
         """When a place or a load is expected for one more than those who wait."""
-        return min(self._departs_s(self._ahead), self.load_s())
+        return min(self._departs_s(self.earlier), self.load_s())
 
     @property
     def interval_s(self) -> float:
@@ -150,7 +156,7 @@ class Outlook:
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return
         assert entry.deployment is not None
-        needs = InstanceNeeds(ctx, entry, entry.queue)
+        needs: InstanceNeeds | None = None
         unloading, most = InstanceState.UNLOADING, ctx.policy.instances_per_node
         taken = [i.node for i in entry.instances.values() if i.state is not unloading]
         for node in ctx.cell.nodes.values():
@@ -160,8 +166,10 @@ class Outlook:
                 looks -= 1
                 # Weights that the host has may go with those who make room.
                 in_host = node.tier_of(entry.deployment) is LoadTier.HOST
-                room = needs.room(node) if in_host else None
-                without = room.reclaim if room is not None else ()
+                if in_host and needs is None:
+                    needs = InstanceNeeds(ctx, entry, entry.queue)
+                room = needs.room(node) if in_host and needs is not None else None
+                without = room.unloads if room is not None else ()
                 planned = plan_load(ctx, entry.deployment, node, without)
                 lane = node.node_id, planned.kind
                 if lane not in self.lanes:
@@ -170,12 +178,12 @@ class Outlook:
                 copy_s = node.copy_s(weights_bytes) if node.swaps else 0.0
                 yield max(self.lanes[lane], entry.paused_until_s) + planned.load_s + copy_s
 
-    def _departs_s(self, ahead: int) -> float:
+    def _departs_s(self, earlier: int) -> float:
         """When one more place has come free than so many who wait will have taken; infinite if
         fewer run.
         """
         ends_s = self._departures()
-        return ends_s[ahead] if ahead < len(ends_s) else inf
+        return ends_s[earlier] if earlier < len(ends_s) else inf
 
     def _departures(self) -> list[float]:
         """When those end that run on the nodes of the deployment's instances."""
@@ -205,7 +213,7 @@ class Outlook:
         """
         ctx, entry, seen = self.ctx, self.entry, dict[str, float]()
         assert entry.deployment is not None
-        cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
+        cached = max((i.cached_tokens(request) for i in entry.instances.values()), default=0)
         most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
         for node in ctx.cell.nodes.values():
             fingerprint = node.hello.fingerprint
@@ -233,15 +241,178 @@ class Outlook:
         return min(seconds, default=limits.delivery_s_max)
 
 
-def latest_start_s(ctx: EventContext, request: RequestEntry) -> float | None:
-    """When its first token would be late if it had not begun, if an outlook has worked that out for
-    these nodes, and for what is known of their speed.
+RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
+"""Clients that are refused for want of a place are told to come again after a time within these
+bounds.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a request is refused: what the place that is nearest to taking it lacks."""
+
+    reason: RefusalReason
+    loaded: bool = True
+    """The place is an instance that is there."""
+
+
+NO_PLACE = Cause(reason=RefusalReason.QUEUE_TIMEOUT)
+"""Every instance is full and no further one may start, or none was tried."""
+LOOKED_AT = 8
+"""This many requests of a queue that are looked at together cost what the validation of one
+does.
+"""
+
+
+def refuse_past_deadline(outlook: Outlook) -> None:
+    """Refuse the requests in the deployment's queue that the policy does not have wait on."""
+    ctx, entry = outlook.ctx, outlook.entry
+    # Behind a head that was TPOT_EXCEEDED none of its class was tried: it holds for any length.
+    heads: dict[str, RequestEntry] = {}
+    for request in entry.queue:
+        if request.waits_for is None:
+            heads.setdefault(request.slo.name, request)
+    untried = [name for name, head in heads.items() if stops_queue(head)]
+    causes: dict[str, Cause] = {}
+    for request in list(entry.queue):
+        best_effort = request.slo.best_effort
+        most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
+        waited_out = ctx.now_s - request.waits_since_s >= most_s
+        if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
+            continue
+        name = request.slo.name
+        if name in untried and request.refusals.verdict is None and not request.has_own_slo:
+            request.refusals.note(Verdict.TPOT_EXCEEDED)
+        of = outlook.of(request)
+        waits: bool | Shortage = not waited_out
+        if waits and not (request.accepted or best_effort):
+            waits = ctx.policy.waits(request, of)
+        if waits is True:
+            outlook.earlier += 1
+            outlook.earlier_without_time += of.no_time
+            continue
+        if isinstance(waits, Shortage):
+            request.refusals.note(waits)
+        causes[name], message = _why(ctx, outlook, request, causes.get(name))
+        reason = causes[name].reason
+        if ctx.is_too_long(request):
+            too_slow = ctx.latest_start_s(request) == -inf
+            raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
+            remedy = raises if too_slow else "shorten the prompt, or raise its SLO"
+            refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
+        elif reason is RefusalReason.LOAD_FAILED:
+            retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
+        else:
+            expected_s, interval_s = outlook.place_or_load_s(), outlook.interval_s
+            return_at_s = entry.note_return_at(
+                expected_s, interval_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
+            )
+            retry_s = max(return_at_s - ctx.now_s, RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
+
+
+def stops_queue(head: RequestEntry) -> bool:
+    """Whether what it was refused for holds for all of its class behind it, which may want fewer
+    answers.
     """
-    known = request.latest_start
-    return known[1] if known is not None and known[0] == ctx.cell.fleet_changes else None
+    exceeded = head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    return exceeded and not head.has_own_slo and not head.mates
 
 
-def too_long(ctx: EventContext, request: RequestEntry) -> bool:
-    """Whether it would have been late even if it had computed at once, and alone."""
-    known_s = latest_start_s(ctx, request)
-    return known_s is not None and known_s < request.arrival_s
+def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
+    """The waiting requests for which no loaded instance will have time unless another request ends,
+    with those of their class ahead of them computed first. Only the first of a long queue are
+    looked at: so many that all of it costs no more than the validations that are left to the event.
+    """
+    if not ctx.policy.promises:
+        return frozenset()
+    looks = sum(instance.takes_now for instance in entry.candidates)
+    most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
+    waiting = (r for r in entry.queue if r.waits_for is None and not r.has_own_slo)
+    by_class: dict[str, list[RequestEntry]] = {}
+    for request in islice(waiting, most):
+        if not request.slo.best_effort:
+            by_class.setdefault(request.slo.name, []).append(request)
+    found: list[RequestEntry] = []
+    for left in by_class.values():
+        for instance in entry.candidates:
+            if not left:
+                break
+            if not instance.takes_now:
+                continue
+            ctx.note_validations(-(-len(left) // LOOKED_AT))
+            left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
+        found += left
+    return frozenset(request.original.request_id for request in found)
+
+
+def _why(
+    ctx: EventContext, outlook: Outlook, request: RequestEntry, before: Cause | None
+) -> tuple[Cause, str]:
+    """What it is refused for, and in words. `before`: what the one before it was."""
+    entry, waited = outlook.entry, f"{ctx.now_s - request.queued_at_s:.1f} s"
+    if not outlook.has_node():
+        if request.attempt:
+            message = f"its node was lost, and no other came up within {waited}"
+            return Cause(reason=RefusalReason.NODE_LOST), message
+        return Cause(reason=RefusalReason.NO_NODE), f"no node came up within {waited}"
+    if entry.load_failures and not entry.replicas():
+        message = f"not loaded within {waited}: {entry.load_error}"
+        return Cause(reason=RefusalReason.LOAD_FAILED), message
+    if request.refusals.last is Verdict.POLICY:
+        return Cause(reason=RefusalReason.POLICY), request.refusals.message
+    if ctx.is_too_long(request):
+        never = ctx.latest_start_s(request) == -inf
+        late = RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE
+        cause = Cause(reason=late)
+    else:
+        cause = (before if not ctx.looks_left else None) or _cause(ctx, outlook, request)
+    return cause, _words(entry, request, cause, waited)
+
+
+def _cause(ctx: EventContext, outlook: Outlook, request: RequestEntry) -> Cause:
+    """What the cheapest place lacks. Each is asked as if the request came this moment, for that has
+    nothing to do with how long it has waited. Where one would take it then, it has waited for too
+    long; it is refused for what its last try found where that place would be in time even so, or
+    where no place was looked at.
+    """
+    entry, new = outlook.entry, request.as_if_now(ctx.now_s)
+    late = ctx.policy.may_be_late(new, outlook.of(new, new.due_s - request.due_s))
+    joins = [instance for instance in entry.instances.values() if instance.takes_requests]
+    nodes = StartNodes(ctx.cell.nodes.values) if ctx.may_start(entry) else None
+    search = Search(
+        ctx=ctx, entry=entry, request=request, late=late, joins=joins, start_nodes=nodes
+    )
+    price = search.cheapest(new)
+    if price is None:
+        return NO_PLACE
+    if price.room is None:
+        return Cause(reason=RefusalReason.MEMORY_FULL, loaded=price.instance is not None)
+    if price.validated:
+        price = replace(price, request=request, late=False)
+        price.look(request)
+    verdict = price.seen.verdict if price.seen is not None else Verdict.PASSES
+    if verdict is Verdict.PASSES:
+        if request.refusals.last is None:
+            return NO_PLACE
+        verdict = request.refusals.last
+    return Cause(reason=RefusalReason(verdict))
+
+
+def _words(entry: DeploymentEntry, request: RequestEntry, cause: Cause, waited: str) -> str:
+    slo, prompt = request.slo, len(request.original.prompt_tokens)
+    match cause.reason:
+        case RefusalReason.FIRST_TOKEN_LATE:
+            limit = f"{slo.ttft_limit_s(prompt):.3g} s"
+            return f"its first token would come after its limit, {limit} for {prompt} tokens"
+        case RefusalReason.DELAYS_RUNNING:
+            return "it would make a request late that came before it"
+        case RefusalReason.TPOT_EXCEEDED:
+            name = repr(entry.spec.name)
+            return f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
+        case RefusalReason.MEMORY_FULL:
+            where = "for its KV cache" if cause.loaded else "on a node"
+            return f"no memory came free {where} within {waited}"
+        case _:
+            return f"no place came free within {waited}"

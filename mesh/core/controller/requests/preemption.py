@@ -8,11 +8,11 @@ instance, for which there is no memory. After: it has it.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mesh.core.controller.instances.open_options import OpenOptions, released
+from mesh.core.controller.instances.open_options import OpenOptions, checked_releases
 from mesh.core.controller.instances.pricing import Price, going_to
-from mesh.core.controller.instances.reservations import let_go
+from mesh.core.controller.instances.reservations import unload_loaded
 from mesh.core.controller.requests.ending import abort_on_node, evict_best_effort
-from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.search import Search, StartNodes
 from mesh.core.controller.requests.submitting import promise, submit
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -38,14 +38,14 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
         ctx=ctx, entry=ctx.cell.deployments.get(instance.deployment), may_move=may_move
     )
     for releases in ctx.policy.relieve(instance, missing_bytes, options):
-        taken = released(ctx, instance, releases, may_move)
+        taken = checked_releases(ctx, instance, releases, may_move)
         idle = [other for other in options.idle(instance) if other not in taken]
-        if taken and freed_bytes([*taken, *idle]) >= missing_bytes and displace(ctx, taken):
+        if taken and freed_bytes([*taken, *idle]) >= missing_bytes and move_and_unload(ctx, taken):
             return True
     return False
 
 
-def displace(
+def move_and_unload(
     ctx: EventContext, taken: Sequence[InstanceEntry], to: InstanceEntry | None = None
 ) -> bool:
     """Have instances of a node go whose requests get other places, where each is in time; False
@@ -61,7 +61,7 @@ def displace(
     for victim in taken:
         while victim.best_effort:
             evict_best_effort(ctx, victim)
-        let_go(ctx, victim)
+        unload_loaded(ctx, victim)
     return True
 
 
@@ -138,7 +138,7 @@ def _place(
         request=request,
         before=moves,
         joins=_open(among, moves, away_from),
-        among=nodes if starts else None,
+        start_nodes=StartNodes(nodes) if starts else None,
     )
     return search.first()
 

@@ -10,15 +10,16 @@ from collections.abc import Iterable
 from itertools import count
 
 from mesh.compute.times import Times
-from mesh.core.controller.instances.loading_lane import plan_load
+from mesh.core.controller.instances.kv_cache import batch_max
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     alone_s,
     decodes_share,
     forecast_on_start,
+    plan_load,
 )
-from mesh.core.controller.instances.placement import InstanceNeeds, batch_max
 from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.requests.search import InstanceNeeds
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -119,7 +120,7 @@ def _on(
     room = needs.room(node)
     needed_bytes = footprint.instance_bytes(needs.kv_blocks(node, footprint)[0])
     if room is not None:
-        fit = Fit.ONCE_IDLE_GO if room.reclaim else Fit.NOW
+        fit = Fit.ONCE_IDLE_GO if room.unloads else Fit.NOW
     else:
         fit = Fit.ONCE_OTHERS_GO if needed_bytes <= node.capacity_bytes else Fit.NEVER
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)

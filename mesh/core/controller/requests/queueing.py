@@ -5,6 +5,11 @@ placing what it can, the longest waiting first, and by seeing to loads for what 
 waits as long as there is a way for its first token to be in time; then it is refused, with the
 reason. A later request may overtake one that cannot be computed in time yet, but not forever.
 
+A load is promised only to a request that will be in time by it, its place in the lane of its node
+and the load's own time included. Where that fails for the sake of the load alone, as for the first
+caller of a deployment at zero, the request may be taken late, if its deployment wants that and
+nobody else pays for it; it is told at once by how much.
+
 What an event may cost is bounded: the end of a request is looked at on its node alone, and an event
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
@@ -13,14 +18,18 @@ from collections.abc import Sequence
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import Room, missing_bytes, room_for, shrink
-from mesh.core.controller.instances.lifecycle import note_idle
-from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import refuse_past_deadline, stops_queue, without_time
-from mesh.core.controller.requests.ending import evict_best_effort
-from mesh.core.controller.requests.outlook import Outlook, latest_start_s
-from mesh.core.controller.requests.preemption import preempt
+from mesh.core.controller.instances.lifecycle import note_idle, start
+from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.requests.ending import evict_best_effort, refuse_all_queued
+from mesh.core.controller.requests.outlook import (
+    Outlook,
+    refuse_past_deadline,
+    stops_queue,
+    without_time,
+)
+from mesh.core.controller.requests.preemption import may_be_preempted, move_and_unload, preempt
 from mesh.core.controller.requests.replicas import keep_minima
-from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.search import InstanceNeeds, Search, StartNodes
 from mesh.core.controller.requests.submitting import take
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -30,8 +39,10 @@ from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.units import format_bytes
 from mesh.memory.station import ReservationKind
-from mesh.policy.plans import Join
+from mesh.policy.plans import Join, Start
 
 RETRY_SHARE_LEAST = 0.2
 """The least time between two tries, as a share of the usual one, however soon a request would have
@@ -99,7 +110,7 @@ def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:
     before the first token was due.
     """
     after_s = ctx.limits.place_retry_s
-    latest = (latest_start_s(ctx, request) for entry in waiting for request in entry.queue)
+    latest = (ctx.latest_start_s(request) for entry in waiting for request in entry.queue)
     first_s = min((at_s for at_s in latest if at_s and at_s > ctx.now_s), default=inf)
     return ctx.now_s + min(after_s, max(first_s - ctx.now_s, after_s * RETRY_SHARE_LEAST))
 
@@ -174,8 +185,8 @@ def _place_waiting(
             continue
         if not (_place(ctx, entry, request, only) or _evict_for(ctx, entry, request, only)):
             tries[name] = tried + 1
-            said = request.refusals.verdict
-            if not request.has_own_slo and (said is None or stops_queue(request)):
+            verdict = request.refusals.verdict
+            if not request.has_own_slo and (verdict is None or stops_queue(request)):
                 tries[name] = TRIES_MAX
             if not entry.spec.classes and tries[name] == TRIES_MAX:
                 return
@@ -258,3 +269,153 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:
     for request in entry.queue:
         ctx.act(TellWaiting(request_id=request.original.request_id, phase=phase, share=share))
+
+
+TRIES_MAX = 4
+"""Waiting requests of a deployment that an event tries in vain one after the other, for a place or
+for a load, before the others wait for the next one.
+"""
+
+
+def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Promise loads to those who wait, under way or begun for them. Under a policy that does not
+    promise only those are looked at by themselves for whom it would rather start an instance.
+    """
+    waiting = [request for request in entry.queue if request.waits_for is None]
+    if not ctx.policy.promises:
+        waiting = [request for request in waiting if request.request_id in ctx.deferred]
+    tries = TRIES_MAX
+    for request in waiting:
+        if not tries or not ctx.validations_left or _tries_estimate(entry, request):
+            break
+        if request.follows:
+            continue
+        if not _find_load(ctx, entry, request):
+            if request not in entry.queue:
+                break  # all of them were refused
+            tries -= 1
+    if not ctx.policy.promises and entry.queue:
+        _load_for_all(ctx, entry)
+
+
+def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Whether one is promised to the request now."""
+    if _look(ctx, entry, request):
+        return True
+    if request.slo.best_effort or request.accepted or request not in entry.queue:
+        return False
+    outlook = Outlook(ctx=ctx, entry=entry).of(request)
+    late = ctx.policy.may_be_late(request, outlook)
+    if late and _look(ctx, entry, request, late=True):
+        return True
+    if not _displace_best_effort(ctx, entry, request, late=late and not entry.replicas()):
+        return False
+    return _look(ctx, entry, request) or (late and _look(ctx, entry, request, late=True))
+
+
+def _displace_best_effort(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool
+) -> bool:
+    """Have instances with best effort alone go from a node that lacks memory and nothing else for a
+    load, where that makes it fit; whether they do.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    if request.slo.best_effort or not ctx.may_start(entry):
+        return False
+    needs: InstanceNeeds | None = None
+    for node in ctx.cell.nodes.values():
+        alone = [i for i in node.instances.values() if 0 < i.batch == len(i.best_effort)]
+        alone = [i for i in alone if may_be_preempted(ctx, i)]
+        if not alone or not ctx.may_evict or not ctx.may_validate:
+            continue
+        needs = needs or InstanceNeeds(ctx, entry, (request,))
+        if not ctx.takes_another(node, entry) or needs.room(node) is not None:
+            continue
+        footprint, share = node.footprint_of(deployment), node.shared_weights_of(deployment)
+        least_bytes = footprint.instance_bytes(needs.kv_blocks(node, footprint)[0])
+        lacks_bytes = least_bytes - node.free_bytes_for(deployment)
+        idle = [i.instance_id for i in node.instances.values() if node.may_go(i)]
+        alone.sort(key=lambda i: (i.batch, i.instance_id))
+        for count in range(1, len(alone) + 1):
+            gone = [*idle, *(i.instance_id for i in alone[:count])]
+            if node.station.freed_bytes(gone, share) < lacks_bytes:
+                continue
+            plan = Start(request=request, node=node)
+            price = Price(ctx, plan, entry, node, None, request, late=late)
+            if price.verdict() is Verdict.PASSES and move_and_unload(ctx, alone[:count]):
+                return True
+            break
+    return False
+
+
+def _look(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
+) -> bool:
+    """Try loads that are under way, and starts, in the order in which the policy has them; loaded
+    instances too, where it has asked for starts before them, or the request may be `late`. One that
+    is loaded for a request that will be late is the first of its deployment, where memory is free,
+    or where idle instances can go and no other load is promised.
+    """
+    may_start = ctx.may_start(entry) and not (late and entry.replicas())
+    on = StartNodes(ctx.cell.nodes.values, free=late or request.slo.best_effort)
+    search = Search(
+        ctx=ctx,
+        entry=entry,
+        request=request,
+        late=late,
+        start_nodes=on if may_start else None,
+    )
+    price = search.first()
+    if price is not None:
+        take(ctx, price)
+    elif not late:
+        _refuse_in_vain(ctx, entry, search.never_has_room())
+    return price is not None
+
+
+def _tries_estimate(entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Whether time is lacking where the first request of an instance is just showing how far the
+    estimate of its times is off.
+    """
+    return request.refusals.verdict is not None and any(
+        instance.takes_now and instance.requests and instance.correction.trial_left
+        for instance in entry.instances.values()
+    )
+
+
+def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Under a policy that does not validate: load another instance for those who wait, unless those
+    that load will hold them all.
+    """
+    loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
+    coming = sum(instance.batch_max for instance in loading)
+    if coming < len(entry.queue) and ctx.may_start(entry):
+        search = Search(
+            ctx=ctx,
+            entry=entry,
+            request=entry.queue[0],
+            joins=(),
+            start_nodes=StartNodes(ctx.cell.nodes.values),
+        )
+        price = search.first()
+        if price is None and _displace_best_effort(ctx, entry, entry.queue[0], late=True):
+            ctx.wake(entry.spec.name)
+        elif price is not None:
+            start(ctx, price)
+        else:
+            _refuse_in_vain(ctx, entry, search.never_has_room())
+
+
+def _refuse_in_vain(
+    ctx: EventContext, entry: DeploymentEntry, lacks: tuple[int, int] | None
+) -> None:
+    """No node could ever hold an instance: nobody needs to wait for one."""
+    if lacks is not None and not entry.instances:
+        needed_bytes, largest_bytes = lacks
+        message = (
+            f"{entry.spec.name!r} needs {format_bytes(needed_bytes)} on a node; "
+            f"the largest has {format_bytes(largest_bytes)}"
+        )
+        hint = "lower spec.context_tokens_max, or start a node with more --memory"
+        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

@@ -1,14 +1,14 @@
 """How many instances a deployment has: at least its minimum, as far as there is room, and no more
 than its maximum.
 
-Beyond the minimum those who wait ask for instances (`cold_starts`), and idle ones go by their
+Beyond the minimum those who wait ask for instances (`queueing`), and idle ones go by their
 keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 """
 
 from collections.abc import Collection
 
 from mesh.core.controller.instances.lifecycle import drain, start
-from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.search import Search, StartNodes
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -22,7 +22,7 @@ def start_instance(
     no room else, and on one of these nodes if they are given; False when none has room.
     """
     nodes = ctx.cell.nodes.values() if among is None else among
-    price = Search(ctx=ctx, entry=entry, among=lambda: nodes).first()
+    price = Search(ctx=ctx, entry=entry, start_nodes=StartNodes(lambda: nodes)).first()
     if price is not None:
         start(ctx, price)
     return price is not None

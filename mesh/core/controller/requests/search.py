@@ -3,7 +3,7 @@
 A plan has a request join an instance, loaded or loading, or move to one, or has an instance start
 on a node. Each is held against the books, then priced (`instances.pricing`), then shown to the
 policy. What has refused is remembered and not validated again. Before: whoever wants a place
-(`queueing`, `cold_starts`, `preemption`, `migration`, `replicas`, `plan_books`). After:
+(`queueing`, `preemption`, `migration`, `replicas`, `upkeep`, `outlook`). After:
 `submitting`, which books the price that was found.
 """
 
@@ -12,23 +12,112 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
 
-from mesh.core.controller.instances.fairness import must_give_way
-from mesh.core.controller.instances.kv_cache import room_for
+from mesh.compute.times import Times
+from mesh.core.controller.instances.kv_cache import Room, batch_max, blocks_for_load, room_for
 from mesh.core.controller.instances.kv_transfer import Transfer, is_quicker, transfer_of
-from mesh.core.controller.instances.open_options import OpenOptions
-from mesh.core.controller.instances.placement import InstanceNeeds, NoRoom, batch_max
-from mesh.core.controller.instances.prefixes import preferred
-from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to
-from mesh.core.controller.requests.simple_plans import carry_out, known, not_in_books
+from mesh.core.controller.instances.open_options import OpenOptions, idle_to_unload
+from mesh.core.controller.instances.pricing import MEMORY_ALONE, Price, going_to, must_give_way
+from mesh.core.controller.requests.ending import RETRY_AFTER_S, refuse
+from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, RequestState
-from mesh.domain.reasons import Verdict
-from mesh.policy.plans import Carry, Join, Move, Plan, Start
-from mesh.policy.views import NodeView
+from mesh.domain.model import Footprint
+from mesh.domain.reasons import PolicyFaultKind, Verdict
+from mesh.memory.demand import kv_blocks_within
+from mesh.policy.plans import Carry, Join, Label, Move, Plan, Refuse, Release, Start
+from mesh.policy.views import InstanceView, NodeView
+
+
+class InstanceNeeds:
+    """What an instance for those who wait needs of a node; worked out once a kind of node."""
+
+    def __init__(
+        self, ctx: EventContext, entry: DeploymentEntry, waiting: Iterable[RequestEntry]
+    ) -> None:
+        assert entry.deployment is not None
+        self._ctx, self._entry, self.deployment = ctx, entry, entry.deployment
+        self._waiting = waiting
+        self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
+        """By engine, device, capacity and weights: nodes' own footprints differ in these."""
+        self._least_bytes: dict[NodeId, int] = {}
+        """What the instance needs at least, by the nodes that were asked and take one more."""
+
+    def kv_blocks(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
+        """At least, and wanted."""
+        hello, weights_bytes = node.hello, footprint.weights_bytes
+        kind = (hello.engine, hello.fingerprint, node.capacity_bytes, weights_bytes)
+        found = self._known.get(kind)
+        if found is None:
+            found = blocks_for_load(self._ctx, self._entry, self._waiting, footprint, node)
+            self._known[kind] = found
+        return found
+
+    def with_room(
+        self, nodes: Iterable[NodeEntry], memo: RequestRefusals | None
+    ) -> list[NodeEntry]:
+        """Those of the nodes that take one more instance, and have the memory for it, or could have
+        it; of the others that is noted in `memo`.
+        """
+        ctx, roomy = self._ctx, []
+        for node in nodes:
+            least_bytes = 0
+            if ctx.takes_another(node, self._entry):
+                footprint = node.footprint_of(self.deployment)
+                least_bytes = footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
+                self._least_bytes[node.node_id] = least_bytes
+            if least_bytes and least_bytes <= ctx.obtainable_bytes(node, self._entry):
+                roomy.append(node)
+            elif memo is not None:
+                memo.note_no_start(node, least_bytes, ctx.now_s)
+        return roomy
+
+    def least_bytes(self, node_id: NodeId) -> int:
+        """The bytes of the whole instance there with the least KV cache; 0 where none may be."""
+        return self._least_bytes.get(node_id, 0)
+
+    def nearest(self) -> tuple[int, int]:
+        """What the node that lacks least would have to hold, and its capacity; 0, 0 without one."""
+        nodes, least = self._ctx.cell.nodes, self._least_bytes
+        needs = ((most, nodes[name].capacity_bytes) for name, most in least.items())
+        return min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
+
+    def room(self, node: NodeEntry) -> Room | None:
+        """Memory that is free, or that idle instances give way for; `None` where neither does."""
+        footprint = node.footprint_of(self.deployment)
+        least, wanted = self.kv_blocks(node, footprint)
+        free_bytes = node.free_bytes_for(self.deployment)
+        blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=free_bytes)
+        if blocks is not None:
+            return Room(kv_blocks=blocks, least_blocks=least)
+        missing_bytes = footprint.instance_bytes(least) - free_bytes
+        unloads = idle_to_unload(self._ctx, self._entry, node, missing_bytes)
+        return Room(kv_blocks=least, unloads=unloads, least_blocks=least) if unloads else None
+
+
+@dataclass(slots=True, eq=False)
+class StartNodes:
+    """The nodes where an instance may start, and what came of those that a search has tried."""
+
+    among: Callable[[], Collection[NodeEntry]]
+    free: bool = False
+    """Whether only nodes come into question that take no memory and no time from other loads."""
+    needs: InstanceNeeds | None = None
+    """`None` until a node is asked."""
+    roomy: list[NodeEntry] | None = None
+    """Those of them with room; `None` until they are looked for."""
+    fresh: bool = False
+    """Whether there are nodes with room where no load of it has failed, and they come first."""
+    failed_before: list[Plan] = field(default_factory=list)
+    """Starts where the last load failed, which come after all others."""
+    tight: list[Price] = field(default_factory=list)
+    """Starts by which the request is in time by a hair, behind the loads of others."""
+    no_time: bool = False
+    """Nodes with room have other requests to compute, whose SLOs they could not keep."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,12 +141,12 @@ class Search(OpenOptions):
     collector runs.
     """
     last: InstanceEntry | None = field(default=None, init=False)
-    """The instance that the policy was offered last; `place` is its position among the candidates.
+    """The instance that the policy was offered last; `position`: its own among the candidates.
     """
-    place: int = field(default=0, init=False)
+    position: int = field(default=0, init=False)
     starts_asked: bool = field(default=False, init=False)
     """Whether the policy has asked for nodes to start on."""
-    among: Callable[[], Collection[NodeEntry]] | None = None
+    start_nodes: StartNodes | None = None
     """The nodes where an instance may start; `None` when none may."""
     loaded: bool = False
     """Whether loads are looked for only later, once every queue has been tried."""
@@ -67,18 +156,6 @@ class Search(OpenOptions):
     """No more can be looked at."""
     deferred: bool = field(default=False, init=False)
     """The policy would rather start an instance, which is looked at later."""
-    _needs: InstanceNeeds | None = field(default=None, init=False)
-    """`None` until a node is asked."""
-    _roomy: list[NodeEntry] | None = field(default=None, init=False)
-    """Those of them with room; `None` until they are looked for."""
-    _fresh: bool = field(default=False, init=False)
-    """Whether there are nodes with room where no load of it has failed, and they come first."""
-    _avoided: list[Plan] = field(default_factory=list, init=False)
-    """Starts where the last load failed, which come after all others."""
-    _tight: list[Price] = field(default_factory=list, init=False)
-    """Starts by which the request is in time by a hair, behind the loads of others."""
-    _no_time: bool = field(default=False, init=False)
-    """Nodes with room have other requests to compute, whose SLOs they could not keep."""
 
     def first(self, plans: Iterable[Plan] | None = None) -> Price | None:
         """The first plan with room that passes: of the policy's for the request, unless others are
@@ -86,13 +163,14 @@ class Search(OpenOptions):
         """
         asked = self.ctx.policy.places(self.request, self) if plans is None else plans
         found = self._first_of(asked)
-        if found is not None or self.among is None or self._is_refused():
+        on = self.start_nodes
+        if found is not None or on is None or self._is_refused():
             return found
-        self._prepare()
-        if not self._tight:
-            self._fresh = False
-            found = self._first_of(self._avoided)
-        return self._tight[0] if found is None and self._tight else found
+        self._roomy(on)
+        if not on.tight:
+            on.fresh = False
+            found = self._first_of(on.failed_before)
+        return on.tight[0] if found is None and on.tight else found
 
     def _first_of(self, plans: Iterable[Plan]) -> Price | None:
         for plan in plans:
@@ -103,13 +181,15 @@ class Search(OpenOptions):
                 break
         return None
 
-    def lacks_room(self) -> NoRoom | None:
-        """What the node that comes nearest would have to hold, after a search in vain; `None` when
-        it is not memory that is missing.
+    def never_has_room(self) -> tuple[int, int] | None:
+        """After a search in vain: the bytes that the node which lacks least would have to hold, and
+        its capacity; `None` when an instance may have room later, or memory is not what is missing.
         """
-        if self._no_time or self.among is None or self._is_refused():
+        on = self.start_nodes
+        if on is None or on.no_time or on.needs is None or self._is_refused():
             return None
-        return NoRoom() if self._needs is None else self._needs.lack()
+        needed_bytes, largest_bytes = on.needs.nearest()
+        return (needed_bytes, largest_bytes) if 0 < largest_bytes < needed_bytes else None
 
     def cheapest(self, new: RequestEntry) -> Price | None:
         """The price of the place that is nearest to taking the request, were it to come now as
@@ -125,7 +205,8 @@ class Search(OpenOptions):
         """
         ctx, entry, request = self.ctx, self.entry, self.request
         assert request is not None, "somebody waits"
-        needs, nodes = InstanceNeeds(ctx, entry, (new,)), () if self.among is None else self.among()
+        needs, on = InstanceNeeds(ctx, entry, (new,)), self.start_nodes
+        nodes = () if on is None else on.among()
         places = [(i.node, i, room_for(ctx, entry, i, new)) for i in self.candidates()]
         starts = [node for node in nodes if ctx.takes_another(node, entry)]
         prices = [
@@ -147,11 +228,11 @@ class Search(OpenOptions):
     # What the policy is offered.
 
     def candidates(self) -> Iterator[InstanceEntry]:
-        for place, instance in self._in_order():
+        for position, instance in self._in_order():
             request = self.request
             fits = not instance.is_full if request is None else instance.has_places_for(request)
             if fits and (instance.takes_now or not self.loaded):
-                self.place, self.last = place, instance
+                self.position, self.last = position, instance
                 yield instance
 
     def _in_order(self) -> Iterable[tuple[int, InstanceEntry]]:
@@ -187,25 +268,28 @@ class Search(OpenOptions):
 
     def starts(self) -> Sequence[NodeEntry]:
         self.starts_asked = True
-        if self.among is None:
+        if self.start_nodes is None:
             return ()
         promises = self.request is not None and self.ctx.policy.promises
         self.looks_max = self.ctx.limits.validations_max if promises else len(self.ctx.cell.nodes)
-        return self._ranked(self._prepare())
+        assert self.entry.deployment is not None
+        return self.ctx.ranked(self._roomy(self.start_nodes), self.entry.deployment)
 
     def lacks_bytes(self, node: NodeView) -> int:
         assert self.entry.deployment is not None
         free_bytes = self.ctx.cell.nodes[node.node_id].free_bytes_for(self.entry.deployment)
-        least_bytes = 0 if self._needs is None else self._needs.least_bytes(node.node_id)
+        needs = None if self.start_nodes is None else self.start_nodes.needs
+        least_bytes = 0 if needs is None else needs.least_bytes(node.node_id)
         return least_bytes - free_bytes
 
-    def _prepare(self) -> Sequence[NodeEntry]:
-        """Find the nodes with room, once."""
-        if self._roomy is not None:
-            return self._roomy
-        ctx, entry, self._roomy = self.ctx, self.entry, []
-        assert self.among is not None
-        nodes: Collection[NodeEntry] = self.among()
+    def _roomy(self, on: StartNodes) -> Sequence[NodeEntry]:
+        """Those of the nodes with room, looked for once."""
+        if on.roomy is not None:
+            return on.roomy
+        ctx, entry, on.roomy = self.ctx, self.entry, []
+        nodes = on.among()
+        if on.free:
+            nodes = [node for node in nodes if self._is_free(node)]
         if self.request is not None and self.request.mates:
             answers = 1 + len(self.request.mates)
             nodes = [node for node in nodes if batch_max(ctx, entry, node) >= answers]
@@ -213,18 +297,33 @@ class Search(OpenOptions):
         memo = self._memo()
         if memo is not None:
             if not ctx.may_validate:
-                self._no_time = self.stopped = True
+                on.no_time = self.stopped = True
                 return ()
             asked = memo.worth_starting_on(
                 nodes, ctx.now_s, lambda node: ctx.obtainable_bytes(node, entry)
             )
-            self._no_time = len(asked) < len(nodes)
+            on.no_time = len(asked) < len(nodes)
         if not asked:  # In overload most often no node has changed since it refused.
             return ()
-        self._needs = InstanceNeeds(ctx, entry, self._waiting())
-        self._roomy = self._needs.with_room(asked, memo)
-        self._fresh = not {node.node_id for node in self._roomy} <= entry.avoided.keys()
-        return self._roomy
+        on.needs = InstanceNeeds(ctx, entry, self._waiting())
+        on.roomy = on.needs.with_room(asked, memo)
+        on.fresh = not {node.node_id for node in on.roomy} <= entry.avoided.keys()
+        return on.roomy
+
+    def _is_free(self, node: NodeEntry) -> bool:
+        """Whether a load there waits for no other: its lane is free, or it has the memory now. Best
+        effort needs both.
+        """
+        request, deployment = self.request, self.entry.deployment
+        assert request is not None, "somebody is late, or of best effort"
+        there, loading = node.instances.values(), InstanceState.LOADING
+        loads = any(i.state is loading and not i.prefetched for i in there)
+        if loads == request.slo.best_effort:
+            return not loads
+        assert deployment is not None
+        footprint = node.footprint_of(deployment)
+        least, _ = blocks_for_load(self.ctx, self.entry, (request,), footprint)
+        return footprint.instance_bytes(least) <= node.free_bytes_for(deployment)
 
     def _waiting(self) -> Iterable[RequestEntry]:
         """Those whom a new instance is for, the request first."""
@@ -259,7 +358,7 @@ class Search(OpenOptions):
         elif not instance.correction.trial_left:  # An estimate is tried out by one answer alone.
             beside = request.mates
         room = room_for(self.ctx, self.entry, instance, request, beside)
-        if room is not None and room.reclaim and request.slo.best_effort:
+        if room is not None and room.unloads and request.slo.best_effort:
             room = None
         if room is None and not self.without_room:
             if not moves:
@@ -268,7 +367,7 @@ class Search(OpenOptions):
         if not self.ctx.may_validate:
             self.stopped = True
             if self.loaded:
-                self.entry.note_stopped(self.place)
+                self.entry.note_stopped(self.position)
             return None
         late = self.late or (request.accepted and not moves)
         transfer = None
@@ -308,10 +407,11 @@ class Search(OpenOptions):
         """The price of a start that has room and that the policy lets be, and not just in time.
         What the node said, or else the policy, is remembered.
         """
-        request, node, memo = self.request, self._node_of_start(plan), self._memo()
-        if node is None or self._needs is None:
+        request, on, memo = self.request, self.start_nodes, self._memo()
+        node = None if on is None else self._node_of_start(plan, on)
+        if node is None or on is None or on.needs is None:
             return None
-        room = self._needs.room(node)
+        room = on.needs.room(node)
         if room is None:
             if memo is not None:
                 memo.note_no_start(node)
@@ -319,24 +419,24 @@ class Search(OpenOptions):
         if request is None:
             return Price(self.ctx, plan, self.entry, node, None, None, room)
         if not self.ctx.may_validate:
-            self.stopped = self._no_time = True
+            self.stopped = on.no_time = True
             return None
         moves = self.before is not None
         if not moves and self._gives_way(node):
-            self._no_time = True
+            on.no_time = True
             return None
         late = self.late or (request.accepted and not moves)
         price = Price(self.ctx, plan, self.entry, node, None, request, room, late=late, moves=moves)
         verdict = price.verdict()
-        passes, said = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
-        if said is not Verdict.PASSES:
-            request.refusals.note(said)
+        passes, answer = verdict is Verdict.PASSES, price.seen.verdict if price.seen else verdict
+        if answer is not Verdict.PASSES:
+            request.refusals.note(answer)
         if memo is not None:
-            memo.note_start(node, said if isinstance(said, Verdict) else Verdict.POLICY)
+            memo.note_start(node, answer if isinstance(answer, Verdict) else Verdict.POLICY)
         if not self.late and passes and price.is_tight():
-            self._tight.append(price)
+            on.tight.append(price)
             passes = False
-        self._no_time = self._no_time or not passes
+        on.no_time = on.no_time or not passes
         return price if passes else None
 
     def _gives_way(self, node: NodeEntry) -> bool:
@@ -379,19 +479,102 @@ class Search(OpenOptions):
             return instance if instance.is_loaded or not self.loaded else None
         return None
 
-    def _node_of_start(self, plan: Start) -> NodeEntry | None:
+    def _node_of_start(self, plan: Start, on: StartNodes) -> NodeEntry | None:
         """The node where an instance is to start now; where its last load failed, only later."""
-        if self.among is None or self.stopped:
+        if self.stopped:
             return None
-        node, roomy = self.ctx.cell.nodes.get(plan.node.node_id), self._prepare()
+        node, roomy = self.ctx.cell.nodes.get(plan.node.node_id), self._roomy(on)
         if node is None or node is not plan.node:
             not_in_books(self.ctx, plan, f"there is no node {plan.node.node_id}")
         elif node in roomy:
-            if not self._fresh or node.node_id not in self.entry.avoided:
+            if not on.fresh or node.node_id not in self.entry.avoided:
                 return node
-            self._avoided.append(plan)
+            on.failed_before.append(plan)
         return None
 
     def _is_refused(self) -> bool:
         """Whether a plan has refused the request."""
         return self.request is not None and self.request.state is RequestState.ENDED
+
+
+def carry_out(ctx: EventContext, plan: Plan, request: RequestEntry | None) -> None:
+    """Carry out a plan that is no place; of those that are, it is noted that there is no such place
+    for the request, or that no request asks.
+    """
+    match plan:
+        case Refuse():
+            _refuse(ctx, plan)
+        case Release():
+            ctx.defer_release(plan)
+        case Label():
+            _label(ctx, plan)
+        case _:
+            asks = f"no place for {request.request_id}" if request else "no request asks for it"
+            not_in_books(ctx, plan, asks)
+
+
+def _refuse(ctx: EventContext, plan: Refuse) -> None:
+    """Refuse a request that waits and has no promise."""
+    request = ctx.cell.requests.get(plan.request.request_id)
+    if request is not plan.request or request is None or request.state is not RequestState.QUEUED:
+        not_in_books(ctx, plan, f"{plan.request.request_id} does not wait")
+    elif request.accepted:
+        not_in_books(ctx, plan, f"{request.request_id} has been promised its deadlines")
+    else:
+        message = plan.message or f"policy {ctx.policy.name!r} has no place for it"
+        refuse(ctx, request, plan.why, message, retry_after_s=RETRY_AFTER_S)
+
+
+def _label(ctx: EventContext, plan: Label) -> None:
+    """Remember a label with its instance."""
+    instance = known(ctx, plan.instance)
+    if instance is None:
+        not_in_books(ctx, plan, f"there is no instance {plan.instance.instance_id}")
+    else:
+        instance.note_label(plan.label)
+
+
+def known(ctx: EventContext, view: InstanceView) -> InstanceEntry | None:
+    """The entry that a view is of, if it is in the books still."""
+    instance = ctx.cell.instances.get(view.instance_id)
+    return instance if instance is view else None
+
+
+def not_in_books(ctx: EventContext, plan: Plan, message: str) -> None:
+    """Note that a plan is about what there is not."""
+    ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, type(plan).__name__, message)
+
+
+def preferred(candidates: Iterable[InstanceEntry], request: RequestEntry) -> InstanceEntry | None:
+    """The candidate to try before the policy's first: where more of the request is computed than
+    what lies before it there takes longer. None: the policy's order is as good.
+    """
+    heads = {digests[0] for _, digests in request.original.digests if digests}
+    if not heads:
+        return None
+    holders = [i for i in candidates if not heads.isdisjoint(i.prefixes) and _is_open(i)]
+    first = next((i for i in candidates if _is_open(i)), None) if holders else None
+    best, best_s = None, 0.0
+    for instance in holders:
+        saved = instance.cached_tokens(request)
+        if saved and instance.profile is not None:
+            gain_s = Times(instance.profile).prefill_s(saved, 0) - _prefill_ahead_s(instance.node)
+            if best is None or gain_s > best_s:
+                best, best_s = instance, gain_s
+    if first is None or best is None or best is first or best_s <= -_prefill_ahead_s(first.node):
+        return None
+    return best
+
+
+def _is_open(instance: InstanceEntry) -> bool:
+    return instance.takes_now and not instance.is_full
+
+
+def _prefill_ahead_s(node: NodeEntry) -> float:
+    return sum(
+        Times(instance.profile).prefill_s(r.prefill_left, r.tokens - r.prefill_left)
+        for instance in node.instances.values()
+        if instance.profile is not None
+        for r in instance.requests.values()
+        if r.prefill_left
+    )

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
+from mesh.core.controller.instances.kv_cache import batch_max, grow, missing_bytes, note_longer
 from mesh.core.controller.instances.open_options import OpenOptions
-from mesh.core.controller.instances.placement import batch_max, why_no_node
 from mesh.core.controller.requests import migration
 from mesh.core.controller.requests.ending import (
     RETRY_AFTER_S,
     abort_on_node,
+    cancel_migration,
     end,
     evict_best_effort,
-    give_up,
     refuse,
 )
 from mesh.core.controller.requests.preemption import preempt
@@ -82,7 +81,7 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
             hint = f"split the text: {name!r} is an encoder, and takes {context - 1} tokens at most"
         refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message, hint=hint)
     elif not ctx.has_node(entry.spec):
-        message, hint = why_no_node(ctx, entry.spec)
+        message, hint = ctx.why_no_node(entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
     elif original.answers > 1 and original.answers > (most := _answers_max(ctx, entry)):
         message = f"{original.answers} answers are wanted; an instance computes {most} at a time"
@@ -138,7 +137,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     if outputs.finish is None:
         if not outputs.first_index and ctx.policy.goes_on:
             ctx.begun.append(request)
-        if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+        if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
         if request.migration is not None:
@@ -169,7 +168,7 @@ def cancel(ctx: EventContext, request_id: RequestId) -> None:
         end(ctx, request)
 
 
-def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
+def grow_or_evict(ctx: EventContext, instance: InstanceEntry) -> None:
     """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows;
     if it cannot, best effort beside others leaves, or smaller neighbours go; else the request that
     the policy evicts gives its own up and continues elsewhere, or later, with its tokens so far
@@ -178,10 +177,10 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
         return
-    ahead = [request for request in instance.requests.values() if request.is_copy]
-    if ahead:
+    copies = [request for request in instance.requests.values() if request.is_copy]
+    if copies:
         # Who runs elsewhere still can stay there.
-        for copy in ahead:
+        for copy in copies:
             _lost_copy(ctx, copy)
         return
     owner = ctx.cell.deployments.get(instance.deployment)
@@ -204,16 +203,14 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     requeue(ctx, evicted, RefusalReason.MEMORY_FULL, message)
 
 
-def give_back(ctx: EventContext, returned: RequestReturned) -> None:
+def returned(ctx: EventContext, report: RequestReturned) -> None:
     """A node returns a request unfinished: its instance broke, or would not take it."""
-    request = ctx.cell.requests.get(returned.request_id)
+    request = ctx.cell.requests.get(report.request_id)
     moves = request.migration if request is not None else None
-    if moves is not None and moves.copy.attempt == returned.attempt:
-        give_up(ctx, moves)
-    elif (
-        request is not None and request.attempt == returned.attempt and request.instance is not None
-    ):
-        requeue(ctx, request, RefusalReason.ENGINE_FAILED, returned.message)
+    if moves is not None and moves.copy.attempt == report.attempt:
+        cancel_migration(ctx, moves)
+    elif request is not None and request.attempt == report.attempt and request.instance is not None:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, report.message)
 
 
 def miss(ctx: EventContext, missed: PrefixMissed) -> None:
@@ -260,4 +257,4 @@ def _lost_copy(ctx: EventContext, copy: RequestEntry) -> None:
     """What was computed ahead is gone, or has to go: the request stays where it is."""
     moves = ctx.cell.migrations.get(copy.original.request_id)
     if moves is not None and moves.copy is copy:
-        give_up(ctx, moves)
+        cancel_migration(ctx, moves)

@@ -5,11 +5,9 @@ or has one promised on an instance that loads, and its client is told which dead
 
 from math import inf
 
-from mesh.core.controller.instances.fairness import note_overtaken
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.instances.lifecycle import start
-from mesh.core.controller.instances.prefixes import cached_tokens
-from mesh.core.controller.instances.pricing import Price
+from mesh.core.controller.instances.pricing import Price, note_overtaken
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -44,7 +42,7 @@ def submit(
     """Submit a queued request to a loaded instance that has this room for it; its first token comes
     so much after its limit.
     """
-    _accept(ctx, request, grace_s, cached=cached_tokens(instance, request))
+    _accept(ctx, request, grace_s, cached=instance.cached_tokens(request))
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request)
@@ -88,7 +86,7 @@ def compute_ahead(
             expires_s=ctx.limits.migration_s_max,
         )
         ctx.act(SendCommand(link_id=source.node.link_id, command=offer))
-    _send(ctx, copy, instance, held=True, kv=kv)
+    _send(ctx, copy, instance, paused=True, kv=kv)
 
 
 def _send(
@@ -96,7 +94,7 @@ def _send(
     request: RequestEntry,
     instance: InstanceEntry,
     *,
-    held: bool = False,
+    paused: bool = False,
     kv: KvSource | None = None,
 ) -> None:
     order = RequestOrder(
@@ -108,7 +106,7 @@ def _send(
         due_in_s=request.due_s - ctx.now_s,
         pace_share=request.pace.share,
         slack_s=request.slack_s,
-        held=held,
+        paused=paused,
         cached_tokens=request.tokens - request.prefill_left,
         kv=kv,
     )

@@ -173,7 +173,7 @@ class Cell:
 
     def remove_instance(self, instance: InstanceEntry) -> None:
         """The instance is gone, and its memory free."""
-        if instance.ahead:
+        if instance.prefetched:
             self.prefetches.note_wasted()
         instance.expect_nobody()
         instance.advance(InstanceState.GONE)

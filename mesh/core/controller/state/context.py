@@ -4,7 +4,7 @@ Whoever frees something says so here (`wake`, `wake_all`, `note_released`), and 
 has `requests.queueing` look at what may find a place now.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.core.controller.state.cell import Cell
@@ -13,8 +13,9 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
-from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits
 from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
@@ -71,10 +72,46 @@ class EventContext:
         nodes, devices = self.cell.nodes.values(), self.policy.devices
         return any(node.device in devices and node.takes(spec) for node in nodes)
 
+    def why_no_node(self, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
+        """Where no node takes instances of a deployment: what is missing, and what to do then."""
+        usable = [d for d in spec.devices if d in self.policy.devices]
+        nodes = [n for n in self.cell.nodes.values() if n.device in usable]
+        if spec.task is not None and nodes and not any(n.hello.embeds for n in nodes):
+            engines = ", ".join(sorted({n.hello.engine for n in nodes}))
+            message = (
+                f"{spec.name!r} has task {spec.task}; no node that is up computes it ({engines})"
+            )
+            return message, "start a CPU node, whose engine does, and leave cpu in spec.devices"
+        spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
+        widest = max(spans, default=0)
+        if not 0 < widest < spec.tensor_parallel:
+            return _why_none_is_ready(nodes, " or ".join(spec.devices), purpose)
+        message = (
+            f"instances of {spec.name!r} are to span {spec.tensor_parallel} devices "
+            f"(tensor_parallel); those of the nodes that are up can span {widest}"
+        )
+        return (
+            message,
+            f"deploy it with tensor_parallel: {widest}, or start a node whose engine can",
+        )
+
     def may_start(self, entry: DeploymentEntry) -> bool:
         """Whether the deployment may have one instance more, now."""
         full = entry.replicas() >= entry.spec.scaling.replicas_max
         return not full and self.now_s >= entry.paused_until_s
+
+    def ranked(self, nodes: Sequence[NodeEntry], deployment: Deployment) -> Sequence[NodeEntry]:
+        """Nodes that may load a deployment, in the order of the policy; of equal ones the one that
+        has the model nearer comes first.
+        """
+        if not nodes:
+            return ()
+        rank, tiers = self.policy.node_rank, [node.tier_of(deployment) for node in nodes]
+        if all(tier is tiers[0] for tier in tiers):
+            return sorted(nodes, key=lambda node: (rank(node), node.node_id))
+        found = zip(nodes, tiers, strict=True)
+        keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
+        return [node for _, node in sorted(keyed, key=lambda of: of[0])]
 
     def takes_another(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
         """Whether the node takes one more instance of this deployment."""
@@ -196,6 +233,18 @@ class EventContext:
             self._obtainable[of] = (node.version, most)
         return most
 
+    def latest_start_s(self, request: RequestEntry) -> float | None:
+        """When its first token would be late if it had not begun, if an outlook has worked that out
+        for these nodes, and for what is known of their speed.
+        """
+        known = request.latest_start
+        return known[1] if known is not None and known[0] == self.cell.fleet_changes else None
+
+    def is_too_long(self, request: RequestEntry) -> bool:
+        """Whether it would have been late even if it had computed at once, and alone."""
+        known_s = self.latest_start_s(request)
+        return known_s is not None and known_s < request.arrival_s
+
     def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:
         """`work_out` of the node now, which is done once until its requests change."""
         changes, share = self._shares.get(node.node_id, (-1, 0.0))
@@ -203,3 +252,14 @@ class EventContext:
             share = work_out(node, self.now_s)
             self._shares[node.node_id] = (node.request_changes, share)
         return share
+
+
+def _why_none_is_ready(nodes: list[NodeEntry], devices: str, purpose: str) -> tuple[str, str]:
+    """Nodes are counted and not named: tenants are told this, too. The cell forgets a lost node at
+    once, so what it has beside those that are ready is draining."""
+    if nodes:
+        return (
+            f"no {devices} node takes new work{purpose}: {len(nodes)} draining",
+            "`mesh drain NODE --undo` has a node take work again; `mesh nodes` names them",
+        )
+    return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"

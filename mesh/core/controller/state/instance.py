@@ -21,7 +21,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier, PrefixChange
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh.policy.plans import LABEL_CHARS_MAX
 from mesh.policy.views import InstanceView
 
@@ -77,7 +77,7 @@ class InstanceEntry:
     """When its load has to be over, for those who wait for it."""
     label: str = ""
     """What the policy remembers of it."""
-    ahead: bool = False
+    prefetched: bool = False
     """Whether it was loaded before anybody called, and still waits for the first call."""
     tier: LoadTier | None = None
     """From where it was loaded; None until then, and for one that a node brought along."""
@@ -159,13 +159,13 @@ class InstanceEntry:
         return self.node.station.size(self.instance_id).bytes
 
     @property
-    def shares(self) -> Share | None:
+    def shared_weights(self) -> SharedWeights | None:
         """What it holds with others of its model; None on a node that shares nothing."""
-        return self.node.share(self.model_id, self.context_tokens_max, self.footprint)
+        return self.node.shared_weights(self.model_id, self.context_tokens_max, self.footprint)
 
     def freed_bytes(self, after: Sequence[InstanceView] = ()) -> int:
         """See `InstanceView`."""
-        if self.shares is None:
+        if self.shared_weights is None:
             return self.promised_bytes
         station, before = self.node.station, [other.instance_id for other in after]
         both_bytes = station.freed_bytes([*before, self.instance_id])
@@ -230,16 +230,28 @@ class InstanceEntry:
         return sum(request.required_blocks for request in self.expected.values())
 
     def add(
-        self, request: RequestEntry, *, blocks: int, now_s: float, cached_tokens: int = 0
+        self,
+        request: RequestEntry,
+        *,
+        blocks: int,
+        now_s: float,
+        cached_tokens: int = 0,
+        shared_blocks: int = 0,
     ) -> None:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
         """
         if self.state is InstanceState.PARKED:
             self.unpark()
-        self.ahead = False
+        self.prefetched = False
         self.node.request_joins(now_s)
-        request.submitted(self, blocks=blocks, now_s=now_s, cached_tokens=cached_tokens)
+        request.submitted(
+            self,
+            blocks=blocks,
+            now_s=now_s,
+            cached_tokens=cached_tokens,
+            shared_blocks=shared_blocks,
+        )
         self.requests[request.original.request_id] = request
         self._note_slo(request)
         self.tokens += request.tokens
@@ -254,6 +266,8 @@ class InstanceEntry:
         self.mixed_slos = self.mixed_slos and bool(self.requests)
         self.tokens -= request.tokens
         self.required_blocks -= request.required_blocks
+        if request.original.is_one_of_several and not request.shared_blocks:
+            self._pass_on_blocks(request)
         request.left()
         self.node.request_left()
         if request.prefill_left:
@@ -261,6 +275,13 @@ class InstanceEntry:
             others = [r for r in self.requests.values() if r.leader is request and r.prefill_left]
             for place, other in enumerate(others):
                 other.follow(others[0] if place else None)
+
+    def _pass_on_blocks(self, gone: RequestEntry) -> None:
+        """One of those that share the blocks of its prompt is counted with them now."""
+        sharing = (r for r in self.requests.values() if r.shared_blocks)
+        heir = next((r for r in sharing if r.original.call == gone.original.call), None)
+        if heir is not None:
+            self.note_demand(heir, heir.held_blocks)
 
     def note_ahead(
         self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float
@@ -281,7 +302,7 @@ class InstanceEntry:
         request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
         self._note_slo(request)
-        self.ahead = False
+        self.prefetched = False
 
     def expect_no_more(self, request: RequestEntry) -> None:
         """A request has its place, or waits for another one."""
@@ -300,10 +321,10 @@ class InstanceEntry:
         self.tokens += len(token_ids)
         self.has_served = True
 
-    def note_demand(self, request: RequestEntry, blocks: int) -> None:
-        """A request on it needs so many KV blocks, all in all."""
-        self.required_blocks += blocks - request.required_blocks
-        request.note_demand(blocks)
+    def note_demand(self, request: RequestEntry, blocks: int, shared_blocks: int = 0) -> None:
+        """A request on it needs so many KV blocks, all in all, of which it shares some."""
+        self.required_blocks += blocks - shared_blocks - request.required_blocks
+        request.note_demand(blocks - shared_blocks, shared_blocks)
 
     def advance(self, to: InstanceState) -> None:
         self.state = advance(INSTANCE, self.state, to)
@@ -312,7 +333,7 @@ class InstanceEntry:
         if self.state is InstanceState.PARKED:
             self.advance(InstanceState.READY)
 
-    def leave(self) -> None:
+    def note_unloading(self) -> None:
         """It is unloaded, or its load given up: what it holds is promised to others."""
         self.expect_nobody()
         self.advance(InstanceState.UNLOADING)
@@ -340,7 +361,7 @@ class InstanceEntry:
     def note_load_begun(self, expected_s: float, now_s: float) -> None:
         """Its node is told to load it now. One that is loaded ahead may go from then on."""
         self.load_expected_s, self.load_started_s = expected_s, now_s
-        if self.ahead:
+        if self.prefetched:
             self.node.touch()
 
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
@@ -349,18 +370,32 @@ class InstanceEntry:
         self.tier, self.loaded_at_s, self.out = tier, now_s, self.node.swaps
         self.note_progress("", 1.0)
 
-    def note_report(self, said: InstanceReport, now_s: float) -> None:
+    def note_report(self, report: InstanceReport, now_s: float) -> None:
         """What a heartbeat, or a hello, says of it, but for the size of its KV cache, and what is
         in that.
         """
-        self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
-        self.correction.told(said.correction, now_s, planned=said.correction_planned)
-        if not said.swapping:
+        self.kv_blocks_used, self.kv_blocks_cached = report.kv_blocks_used, report.kv_blocks_cached
+        self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
+        if not report.swapping:
             self.swap_began_s = None
-        elif self.swap_began_s is None or self.out != said.out:
+        elif self.swap_began_s is None or self.out != report.out:
             self.swap_began_s = now_s
-        self.stalls, self.out = said.stalls, said.out
-        self.off_p50, self.off_p95 = said.off_p50, said.off_p95
+        self.stalls, self.out = report.stalls, report.out
+        self.off_p50, self.off_p95 = report.off_p50, report.off_p95
+
+    def cached_tokens(self, request: RequestEntry) -> int:
+        """How many of the request's tokens it need not compute, by what its node has told of its
+        cache and as far as the prompt goes, or that are on their way to it; what it was answered
+        may be there, too. Answers to the same prompt go where it is computed, and take its full
+        blocks. What the node told may be out of date: it says so when a request misses what it was
+        submitted with.
+        """
+        if request.carried_tokens:
+            return request.carried_tokens
+        block_tokens = self.footprint.block_tokens
+        if request.follows_to(self):
+            return request.led_tokens(block_tokens)
+        return request.found_tokens(self.prefixes, block_tokens)
 
     def note_all_prefixes(self, digests: Sequence[int]) -> None:
         """Notes the digests of the blocks in its KV cache, as a hello or the end of its load
@@ -396,13 +431,13 @@ class InstanceEntry:
         self.profile, self.correction = profile, Correction()
         self.node.touch()
 
-    def refine_profile(self, said: ProfileRefined, now_s: float) -> None:
+    def refine_profile(self, report: ProfileRefined, now_s: float) -> None:
         """Predict by the same one, nearer to what its iterations take, and by what is left to
         correct of it: both at once, so that nothing is counted twice.
         """
-        self.profile = said.profile
-        if said.correction is not None:
-            self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        self.profile = report.profile
+        if report.correction is not None:
+            self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
         self.node.touch()
 
     def keep_for_profile(self) -> None:

@@ -23,13 +23,14 @@ from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
 from mesh.memory.demand import estimate_footprint
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh.memory.station import ReservationKind, ReservationStation
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.turns import TurnRule
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
+    from mesh.core.controller.state.request import RequestEntry
 
 FOOTPRINTS_MAX = 256
 """Shapes of which a node's own footprints are kept: those that were loaded there last."""
@@ -66,7 +67,7 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
-    held: dict[ModelId, list[HeldModel]] | None = field(default=None, init=False)
+    models: dict[ModelId, list[HeldModel]] | None = field(default=None, init=False)
     """The models that it has at hand, as it said last, with what has become of that since; None: it
     has not said.
     """
@@ -98,7 +99,7 @@ class NodeEntry:
         self.base_bytes = self.hello.base_bytes
         self.kv_shown_bytes_per_s = self.hello.kv_bytes_per_s
         if self.hello.models is not None:
-            self.held = _by_id(self.hello.models)
+            self.models = _by_id(self.hello.models)
 
     @property
     def free_bytes(self) -> int:
@@ -121,6 +122,15 @@ class NodeEntry:
                 del self.left[name]
         if change.came:
             self.touch()
+
+    def left_tokens(self, deployment: Deployment, request: "RequestEntry") -> int:
+        """How many of the request's tokens an instance that it loads need not compute: what
+        unloaded ones have left to it.
+        """
+        digests = self.left.get(deployment.spec.name)
+        if not digests:
+            return 0
+        return request.found_tokens(digests, self.footprint_of(deployment).block_tokens)
 
     def take_left(self, deployment: DeploymentName) -> set[int]:
         """An instance of the deployment is about to find them."""
@@ -205,31 +215,33 @@ class NodeEntry:
         found = found or estimate_footprint(deployment.model)
         return found.at_context(deployment.context_tokens_max)
 
-    def share(
+    def shared_weights(
         self, model_id: ModelId, context_tokens_max: int, footprint: Footprint
-    ) -> Share | None:
+    ) -> SharedWeights | None:
         """What an instance has in common with others of its model here, or of a pool with all; None
         where nothing is.
         """
         if self.swaps:
-            return Share(key=None, size_bytes=footprint.weights_bytes)
+            return SharedWeights(key=None, size_bytes=footprint.weights_bytes)
         if not self.hello.shares_weights:
             return None
-        return Share(key=(model_id, context_tokens_max), size_bytes=footprint.shared_bytes)
+        return SharedWeights(key=(model_id, context_tokens_max), size_bytes=footprint.shared_bytes)
 
-    def share_of(self, deployment: Deployment) -> Share | None:
+    def shared_weights_of(self, deployment: Deployment) -> SharedWeights | None:
         """What an instance of the deployment shares with others on this node."""
         if not self.swaps and not self.hello.shares_weights:
             return None
         footprint = self.footprint_of(deployment)
-        return self.share(deployment.model.model_id, deployment.context_tokens_max, footprint)
+        return self.shared_weights(
+            deployment.model.model_id, deployment.context_tokens_max, footprint
+        )
 
     def spared_bytes(self, deployment: Deployment) -> int:
         """How much an instance of the deployment would not take, because others of its model are
         promised it already.
         """
-        share = self.share_of(deployment)
-        return 0 if share is None else self.station.spared_bytes(share)
+        shared = self.shared_weights_of(deployment)
+        return 0 if shared is None else self.station.spared_bytes(shared)
 
     def free_bytes_for(self, deployment: Deployment) -> int:
         """How large an instance of the deployment may be, with what it would share."""
@@ -241,16 +253,16 @@ class NodeEntry:
         """
         if self._sharers(deployment, without):
             return LoadTier.HOST
-        if self.held is None:
+        if self.models is None:
             return LoadTier.DISK
         model_id = deployment.model.model_id
         tiers = [
-            held.tier
-            for held in self.held.get(model_id, ())
-            if held.context_tokens_max in (0, deployment.context_tokens_max)
+            model.tier
+            for model in self.models.get(model_id, ())
+            if model.context_tokens_max in (0, deployment.context_tokens_max)
         ]
-        plain = self.held.get(imported_id(model_id), ())
-        tiers += [held.tier for held in plain if held.tier is LoadTier.DISK]
+        plain = self.models.get(imported_id(model_id), ())
+        tiers += [model.tier for model in plain if model.tier is LoadTier.DISK]
         return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
 
     def asleep(self) -> tuple[ModelId, ...]:
@@ -259,9 +271,9 @@ class NodeEntry:
         """
         loaded = {instance.model_id for instance in self.instances.values()}
         names: list[ModelId] = []
-        for model_id, every in (self.held or {}).items():
-            host = [held for held in every if held.tier is LoadTier.HOST]
-            sleeping = sum(held.context_tokens_max > 0 for held in host)
+        for model_id, every in (self.models or {}).items():
+            host = [model for model in every if model.tier is LoadTier.HOST]
+            sleeping = sum(model.context_tokens_max > 0 for model in host)
             alone = bool(host) and model_id not in loaded
             names += [model_id] * max(sleeping, int(alone))
         return tuple(names)
@@ -306,7 +318,7 @@ class NodeEntry:
         wakes = tier is LoadTier.HOST and not comes_after
         return tier, ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable_instances(
+    def idle_instances(
         self, now_s: float, sparing: Deployment | None = None
     ) -> list[InstanceEntry]:
         """Idle instances in the order in which they go: the least recently used first. Where models
@@ -328,14 +340,14 @@ class NodeEntry:
     def obtainable_bytes(self, deployment: Deployment) -> int:
         """For an instance of the deployment: free, shared, or of idle ones that may go now."""
         idle = [i.instance_id for i in self.instances.values() if self.may_go(i)]
-        freed_bytes = self.station.freed_bytes(idle, self.share_of(deployment))
+        freed_bytes = self.station.freed_bytes(idle, self.shared_weights_of(deployment))
         return self.free_bytes_for(deployment) + freed_bytes
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
         measurement. One that is being loaded ahead goes as soon as it is there.
         """
-        there = instance.is_loaded or (instance.ahead and self._load_runs(instance))
+        there = instance.is_loaded or (instance.prefetched and self._load_runs(instance))
         if instance.requests or instance.expected or instance.profiling or not there:
             return False
         owner = self.deployments.get(instance.deployment)
@@ -352,18 +364,18 @@ class NodeEntry:
         """It has said something."""
         self.last_seen_s = now_s
 
-    def note_heartbeat(self, said: Heartbeat) -> None:
+    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
         """What it says of its process and its engine."""
-        self.rss_bytes, self.engine_bytes = said.rss_bytes, said.engine_bytes
-        self.load_slowdown = max(said.load_slowdown, 1.0)
-        if said.models is not None:
-            self.held = _by_id(said.models)
-        if said.base_bytes > self.base_bytes:
-            self.base_bytes = said.base_bytes
-            self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
-        if said.swapped_bytes:
-            seconds = said.swapped_s
-            self.swap_times.learn(LoadTier.HOST, self._host_rate, said.swapped_bytes, seconds)
+        self.rss_bytes, self.engine_bytes = heartbeat.rss_bytes, heartbeat.engine_bytes
+        self.load_slowdown = max(heartbeat.load_slowdown, 1.0)
+        if heartbeat.models is not None:
+            self.models = _by_id(heartbeat.models)
+        if heartbeat.base_bytes > self.base_bytes:
+            self.base_bytes = heartbeat.base_bytes
+            self.station.limit(max(self.hello.memory_bytes - heartbeat.base_bytes, 0))
+        if heartbeat.swapped_bytes:
+            seconds = heartbeat.swapped_s
+            self.swap_times.learn(LoadTier.HOST, self._host_rate, heartbeat.swapped_bytes, seconds)
         # Time alone changes it, too: `Correction.planned` forgets the worst of the last seconds.
         self.touch()
 
@@ -397,14 +409,14 @@ class NodeEntry:
 
     def note_stored(self, model_id: ModelId) -> None:
         """Its store has the model now, which it says by itself only with its next heartbeat."""
-        if self.held is not None and model_id not in self.held:
-            self.held[model_id] = [HeldModel(model_id=model_id, tier=LoadTier.DISK)]
+        if self.models is not None and model_id not in self.models:
+            self.models[model_id] = [HeldModel(model_id=model_id, tier=LoadTier.DISK)]
 
     def note_woken(self, model: HeldModel) -> None:
         """A load has used up weights that its host kept."""
-        held = (self.held or {}).get(model.model_id, [])
-        if model in held:
-            held.remove(model)
+        stored = (self.models or {}).get(model.model_id, [])
+        if model in stored:
+            stored.remove(model)
 
     def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""
@@ -437,7 +449,7 @@ class NodeEntry:
 
 
 def _by_id(models: Iterable[HeldModel]) -> dict[ModelId, list[HeldModel]]:
-    held: dict[ModelId, list[HeldModel]] = {}
+    by_id: dict[ModelId, list[HeldModel]] = {}
     for model in models:
-        held.setdefault(model.model_id, []).append(model)
-    return held
+        by_id.setdefault(model.model_id, []).append(model)
+    return by_id

@@ -30,6 +30,11 @@ class OperationEntry:
     """The node has been asked to measure."""
     pending_profile: Profile | None = None
 
+    @property
+    def writes(self) -> bool:
+        """The registry is writing what it changes of a deployment: that cannot be taken back."""
+        return self.pending is not None or self.kind is OperationKind.DELETE
+
     def store(self, what: Deployment | Profile, revisions: Revisions | None = None) -> None:
         """Its node has done its part: what came of it is being stored."""
         self.node, self.revisions = None, revisions

@@ -46,7 +46,7 @@ class NodePrefetches:
         else:
             self.note_failed(importing.model_id)
 
-    def give_way(self) -> None:
+    def cancel(self) -> None:
         """The import is stopped for the sake of a load; it may be begun again."""
         self.importing = None
 
@@ -71,14 +71,17 @@ class NodePrefetches:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PrefetchCounts:
-    said: PrefetchView = field(default_factory=PrefetchView)
+    view: PrefetchView = field(default_factory=PrefetchView)
 
     def note_begun(self) -> None:
-        self.said = replace(self.said, begun=self.said.begun + 1)
+        self.view = replace(self.view, begun=self.view.begun + 1)
 
     def note_wasted(self, count: int = 1) -> None:
-        self.said = replace(self.said, wasted=self.said.wasted + count)
+        self.view = replace(self.view, wasted=self.view.wasted + count)
 
-    def note_load(self, *, nearer: bool) -> None:
-        """Somebody needs a load, or would without the prefetch."""
-        self.said = replace(self.said, loads=self.said.loads + 1, used=self.said.used + int(nearer))
+    def note_load(self, *, nearer: bool, felt: bool) -> None:
+        """Somebody needs a load, or would without the prefetch; `felt`: and waits for it."""
+        view = self.view
+        self.view = replace(
+            view, loads=view.loads + 1, used=view.used + nearer, felt=view.felt + felt
+        )

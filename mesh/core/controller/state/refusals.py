@@ -84,10 +84,10 @@ class RequestRefusals:
         """A node may turn out to compute it in time."""
         self.in_time_as_predicted = True
 
-    def note(self, said: Verdict | Shortage) -> None:
+    def note(self, answer: Verdict | Shortage) -> None:
         """A node cannot compute it in time, or the policy would not have it there."""
-        self.verdict = self.last = said if isinstance(said, Verdict) else Verdict.POLICY
-        self.message = "" if isinstance(said, Verdict) else said.message
+        self.verdict = self.last = answer if isinstance(answer, Verdict) else Verdict.POLICY
+        self.message = "" if isinstance(answer, Verdict) else answer.message
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""

@@ -5,7 +5,7 @@ and `left`, `expect` and `expect_no_more` call `wait_for`, so that a request and
 disagree on where it runs, or will.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -46,7 +46,9 @@ class RequestEntry:
     output_tokens: list[int] = field(default_factory=list)
     instance: "InstanceEntry | None" = None
     required_blocks: int = 0
-    """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2)."""
+    """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2), but for shared ones."""
+    shared_blocks: int = 0
+    """Blocks of its prompt with which another answer of its call is counted there."""
     evictions: int = 0
     accepted: bool = False
     """Its client has been told which deadlines hold: from now on it is served, late or not."""
@@ -142,6 +144,11 @@ class RequestEntry:
         return leader.has_no_place or instance in (leader.instance, leader.waits_for)
 
     @property
+    def held_blocks(self) -> int:
+        """The KV blocks that are there for it, shared ones included."""
+        return self.required_blocks + self.shared_blocks
+
+    @property
     def request_id(self) -> RequestId:
         return self.original.request_id
 
@@ -194,22 +201,47 @@ class RequestEntry:
                 return digests
         return ()
 
+    def led_tokens(self, block_tokens: int) -> int:
+        """How many of its tokens another answer of its call computes for it."""
+        blocks = min(len(self.digests(block_tokens)), (self.tokens - 1) // block_tokens)
+        return blocks * block_tokens
+
+    def found_tokens(self, there: Collection[int], block_tokens: int) -> int:
+        """How many of its tokens are in a cache that has blocks of these digests. At least one
+        token is left to compute.
+        """
+        if not there:
+            return 0
+        found = 0
+        for digest in self.digests(block_tokens):
+            if digest not in there:
+                break
+            found += block_tokens
+        return found if found < self.tokens else found - block_tokens
+
     def submitted(
-        self, instance: "InstanceEntry", *, blocks: int, now_s: float, cached_tokens: int = 0
+        self,
+        instance: "InstanceEntry",
+        *,
+        blocks: int,
+        now_s: float,
+        cached_tokens: int = 0,
+        shared_blocks: int = 0,
     ) -> None:
-        """It goes to an instance, where it is expected to need so many KV blocks, and not to have
-        to compute so many of its tokens.
+        """It goes to an instance, where it is expected to need so many KV blocks beside those that
+        it shares, and not to have to compute so many of its tokens.
         """
         self.advance(RequestState.RUNNING)
         self.refusals.forget_starts()
         self.submissions += 1
         self.attempt = self.submissions
         self.instance, self.required_blocks = instance, blocks
+        self.shared_blocks = shared_blocks
         self.submitted_s, self.prefill_left = now_s, self.tokens - cached_tokens
 
     def left(self) -> None:
         """It is not on its instance any more; unless it is over, it waits for another place."""
-        self.instance, self.required_blocks = None, 0
+        self.instance, self.required_blocks, self.shared_blocks = None, 0, 0
         if self.state is RequestState.RUNNING:
             self.advance(RequestState.QUEUED)
 
@@ -318,9 +350,9 @@ class RequestEntry:
         """See `latest_start`."""
         self.latest_start = fleet_changes, at_s
 
-    def note_demand(self, blocks: int) -> None:
-        """It needs so many KV blocks where it runs."""
-        self.required_blocks = blocks
+    def note_demand(self, blocks: int, shared_blocks: int) -> None:
+        """It needs so many KV blocks where it runs, beside those that it shares."""
+        self.required_blocks, self.shared_blocks = blocks, shared_blocks
 
     def note_evicted(self) -> None:
         """It has to leave its instance for want of memory there."""

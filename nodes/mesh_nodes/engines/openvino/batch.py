@@ -90,7 +90,7 @@ def plan(
     for sequence in active:
         if (
             sequence.decoding
-            and not sequence.held
+            and not sequence.paused
             and (decode is None or sequence.request_id in decode)
         ):
             _add(result, sequence, 1, pool)

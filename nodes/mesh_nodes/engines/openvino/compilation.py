@@ -30,11 +30,7 @@ from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
-from mesh_nodes.engines.openvino.compiled_import import (
-    PLAIN_GRAPH,
-    enable_import,
-    import_compiled,
-)
+from mesh_nodes.engines.openvino.compiled_import import PLAIN_GRAPH, enable_import, import_compiled
 from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir

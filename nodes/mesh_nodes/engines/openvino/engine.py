@@ -19,13 +19,7 @@ import openvino as ov
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
-from mesh.domain.model import (
-    ComputePrecision,
-    Footprint,
-    KvPrecision,
-    ModelInfo,
-    WeightPrecision,
-)
+from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
     Decode,
@@ -39,7 +33,7 @@ from mesh.domain.steps import (
 )
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
-from mesh.memory.shares import counted_once
+from mesh.memory.shared_weights import counted_once
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -309,11 +303,7 @@ class OpenVinoEngine:
             instance.abort(request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         instance = self._instance(instance_id)
         with self._computes():
@@ -350,7 +340,7 @@ class OpenVinoEngine:
         """
         instances = self._loaded()
         held = [instance.memory() for instance in instances]
-        sizes = [(m.weights_bytes, i.share) for m, i in zip(held, instances, strict=True)]
+        sizes = [(m.weights_bytes, i.shared_weights) for m, i in zip(held, instances, strict=True)]
         counted = zip(held, counted_once(sizes), strict=True)
         making = self._own_graphs.making
         return tuple(

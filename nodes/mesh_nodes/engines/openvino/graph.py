@@ -13,13 +13,7 @@ import openvino.opset13 as ops
 from openvino import Node, Type
 
 from mesh.domain.model import Task
-from mesh_nodes.engines.openvino.architecture import (
-    SILU,
-    Architecture,
-    Encoder,
-    Experts,
-    Rope,
-)
+from mesh_nodes.engines.openvino.architecture import SILU, Architecture, Encoder, Experts, Rope
 from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.paged_attention import (
     INPUT_IDS,

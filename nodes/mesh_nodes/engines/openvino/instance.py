@@ -23,7 +23,7 @@ from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.steps import Decode, KvChunk, KvHeader, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kv_blocks import KvBlocks
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.kv_layout import check_header, check_range, checked_chunks, chunk_of
 from mesh.runtime.measurable import check_measurable
@@ -183,9 +183,9 @@ class Instance:
         return self._bound is not None
 
     @property
-    def share(self) -> Share | None:
+    def shared_weights(self) -> SharedWeights | None:
         """The weights that this instance shares with all that run the same compiled graph."""
-        return self._pool.share
+        return self._pool.shared
 
     def shares_with(self, other: "Instance") -> bool:
         """Whether both run now what was compiled once."""
@@ -251,7 +251,7 @@ class Instance:
     def submit(self, request: EngineRequest) -> int:
         """See the engine port. Raises EngineError when the request can never run here."""
         known = self._sequences.get(request.request_id)
-        again = known is not None and not (known.held or request.held)
+        again = known is not None and not (known.paused or request.paused)
         self._check(request, known=again or request.request_id in self._coming)
         if known is not None:
             known.go_on(request)
@@ -488,13 +488,13 @@ class Instance:
             raise EngineError(f"instance {self.instance_id} has no weights here: swap it in first")
         return self._bound
 
-    def _share_of(self, graph: CompiledGraph) -> Share:
-        return Share(key=id(graph), size_bytes=self._booked.shared_bytes)
+    def _share_of(self, graph: CompiledGraph) -> SharedWeights:
+        return SharedWeights(key=id(graph), size_bytes=self._booked.shared_bytes)
 
-    def _hold(self, weights_bytes: int, share: Share | None) -> None:
+    def _hold(self, weights_bytes: int, shared: SharedWeights | None) -> None:
         """Sets what the books say of its weights."""
         with self._budget.lock:
-            self._pool.weights_bytes, self._pool.share = weights_bytes, share
+            self._pool.weights_bytes, self._pool.shared = weights_bytes, shared
 
     def _count(self) -> InstanceMemory:
         return InstanceMemory(

@@ -12,13 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mesh.domain.model import (
-    ComputePrecision,
-    Footprint,
-    KvPrecision,
-    ModelInfo,
-    WeightPrecision,
-)
+from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
 from mesh_nodes.engines.openvino.footprint import Reached, estimate, shared_bytes, unmet_bytes

@@ -29,13 +29,7 @@ from mesh_nodes.engines.openvino.precision_trial import (
     read_timings,
     timings_json,
 )
-from mesh_nodes.engines.openvino.precisions import (
-    Precisions,
-    Timed,
-    candidates,
-    choose,
-    reason,
-)
+from mesh_nodes.engines.openvino.precisions import Precisions, Timed, candidates, choose, reason
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0

@@ -36,13 +36,7 @@ from mesh_nodes.engines.openvino.compilation import (
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.precisions import (
-    Precisions,
-    Timed,
-    candidates,
-    known_of,
-    passes,
-)
+from mesh_nodes.engines.openvino.precisions import Precisions, Timed, candidates, known_of, passes
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.sequence import sequences_of
 from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan

@@ -36,9 +36,7 @@ def probe_logits(
         EngineRequest(
             request_id=RequestId("probe"),
             prompt_tokens=tuple(n * step % vocabulary_tokens for n in range(prompt_tokens)),
-            output_tokens=(),
             sampling=SamplingParams(max_tokens=_DECODES + 1),
-            stop_token_ids=(),
         ),
         context_tokens_max=context_tokens_max,
         vocabulary_tokens=vocabulary_tokens,

@@ -58,7 +58,7 @@ class Sequence:
         salt = request.cache_salt
         self._walk = None if salt is None else PrefixWalk(salt, BLOCK_TOKENS)
         self._seed = seed_of(request)
-        self.held = request.held
+        self.paused = request.paused
         """It computes all its tokens but the newest, and yields none, nor any more."""
         self._past = past_of(request, vocabulary_tokens)
         self._constraint = constraint
@@ -98,7 +98,7 @@ class Sequence:
     @property
     def computable(self) -> int:
         """How many of the tokens that are left the sequence may compute now."""
-        return 0 if self.whole and self.held else self.left - self.held
+        return 0 if self.whole and self.paused else self.left - self.paused
 
     @property
     def adopted_tokens(self) -> int:
@@ -110,14 +110,14 @@ class Sequence:
         return self._tokens[: self.length]
 
     def go_on(self, request: EngineRequest) -> None:
-        """It has the tokens of the request, if those are more, and goes on unless it is held."""
+        """It has the tokens of the request, if those are more, and goes on unless it is paused."""
         more = request.output_tokens[self.length - self._prompt_tokens :]
         self._tokens[self.length : self.length + len(more)] = more
         if self._past is not None:
             self._past.add(more)
         if self._constraint is not None:
             self._constraint.add(more)
-        self.length, self.held = self.length + len(more), request.held
+        self.length, self.paused = self.length + len(more), request.paused
 
     def tokens(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` tokens to compute."""
@@ -246,9 +246,7 @@ def _sequence(number: int, length: int, left: int, vocabulary_tokens: int) -> Se
     request = EngineRequest(
         request_id=RequestId("measured"),
         prompt_tokens=made_up_tokens(number, length, left, vocabulary_tokens),
-        output_tokens=(),
         sampling=SamplingParams(max_tokens=2),
-        stop_token_ids=(),
     )
     sequence = Sequence(
         request,

@@ -201,10 +201,7 @@ def in_halves(
 
 
 def graph_weights(
-    architecture: Architecture,
-    checkpoint: Checkpoint,
-    precision: WeightPrecision,
-    threads: int = 1,
+    architecture: Architecture, checkpoint: Checkpoint, precision: WeightPrecision, threads: int = 1
 ) -> Iterator[tuple[str, Array]]:
     """Name and array of every weight in the plan: `X` and, as the case may be, `X.scale` [rows, 1],
     `X.bias`; of 4 bits what `FourBits` says, as `X`, `X.scale` and `X.offset`, which in I4 is
@@ -329,10 +326,7 @@ def _quantised(
 
 
 def _quantise(
-    tensor: StoredTensor,
-    rows: slice,
-    values: npt.NDArray[np.int8],
-    scales: npt.NDArray[np.float32],
+    tensor: StoredTensor, rows: slice, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]
 ) -> None:
     """These rows of the tensor; a row of zeros has scale 1."""
     columns = values.shape[1]

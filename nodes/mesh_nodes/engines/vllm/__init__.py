@@ -7,11 +7,7 @@ them. Only `internals` uses private parts of vLLM.
 
 from mesh_nodes.engines.vllm.engine import VllmEngine
 from mesh_nodes.engines.vllm.footprint import GPU_PROCESS_BYTES
-from mesh_nodes.engines.vllm.releases import (
-    VllmRelease,
-    installed_release,
-    served_architectures,
-)
+from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release, served_architectures
 from mesh_nodes.engines.vllm.spawner import start_spawner
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import cast
 from mesh.domain.errors import EngineError
 from mesh.domain.model import Footprint
 from mesh.memory.cache_budget import CacheBudget
-from mesh.memory.shares import Share
+from mesh.memory.shared_weights import SharedWeights
 from mesh_nodes.engines.vllm.messages import Verb
 from mesh_nodes.engines.vllm.remote import Remote
 
@@ -23,7 +23,7 @@ class CachedBlocks:
 
     excess = 0
     """The process sees to that by itself."""
-    share: Share | None = None
+    shared: SharedWeights | None = None
     """Each process has weights of its own."""
 
     def __init__(

@@ -19,15 +19,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import (
-    Decode,
-    HeldModel,
-    KvChunk,
-    KvHeader,
-    LoadTier,
-    Prefill,
-    PrefixChange,
-)
+from mesh.domain.steps import Decode, HeldModel, KvChunk, KvHeader, LoadTier, Prefill, PrefixChange
 from mesh.memory.cache_budget import CacheBudget
 from mesh.runtime.engine import (
     Ended,
@@ -263,11 +255,7 @@ class VllmEngine:
                 remote.call(Verb.ABORT, request_id)
 
     def step(
-        self,
-        instance_id: InstanceId,
-        prefill: Prefill,
-        iterations: int = 1,
-        decode: Decode = None,
+        self, instance_id: InstanceId, prefill: Prefill, iterations: int = 1, decode: Decode = None
     ) -> StepResult:
         remote = self._instance(instance_id)
         return cast(StepResult, remote.call(Verb.STEP, prefill, iterations, decode))

@@ -27,6 +27,10 @@ _GPU_KV_CHUNK_BYTES = 2 * 2**20
 _GPU_ACTIVATION_TOKENS = 2048
 _GPU_ACTIVATIONS_PER_HIDDEN = 10
 """Per token: activations that live at once, the gate and up product foremost."""
+LOGIT_ROWS_MAX = 128
+"""Rows of logits that are reckoned with: those of the tokens of a prompt that tells of each."""
+_LOGIT_COPIES_BYTES = 8
+"""Each logit in f32, and its logarithm of a probability, beside the logit itself."""
 
 
 def estimate(model: ModelInfo, *, dtype: str, block_tokens: int, on_cpu: bool) -> Footprint:
@@ -59,4 +63,5 @@ def _gpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     tokens = min(_GPU_ACTIVATION_TOKENS, model.context_tokens_max)
     activations = tokens * _GPU_ACTIVATIONS_PER_HIDDEN * model.hidden_size
     fixed_bytes = GPU_PROCESS_BYTES + model.layers * KV_ROUNDING_CHUNKS * _GPU_KV_CHUNK_BYTES
+    fixed_bytes += LOGIT_ROWS_MAX * model.vocabulary_tokens * (element_bytes + _LOGIT_COPIES_BYTES)
     return fixed_bytes + _weights_bytes(model, element_bytes) + activations * element_bytes

@@ -15,8 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from mesh.domain.steps import PrefixChange
-from mesh.memory.block_keys import digest_of, next_key, root_key
-from mesh.memory.cached_digests import CachedDigests
+from mesh.memory.block_keys import CachedDigests, digest_of, next_key, root_key
 from mesh_nodes.engines.vllm.differences import installed_shape
 
 _SHAPE = installed_shape()

@@ -114,11 +114,7 @@ class Remote:
             return self._gone_error("has ended")
 
     def _call(
-        self,
-        verb: Verb,
-        arguments: tuple[object, ...],
-        timeout_s: float,
-        progress: Progress | None,
+        self, verb: Verb, arguments: tuple[object, ...], timeout_s: float, progress: Progress | None
     ) -> object:
         if self._ended:
             raise self._gone_error("has ended")

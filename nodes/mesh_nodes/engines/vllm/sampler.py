@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import (
-    BatchUpdate,
-    LogitsProcessor,
-    MoveDirectionality,
-)
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import EngineRequest

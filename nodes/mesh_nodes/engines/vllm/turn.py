@@ -13,9 +13,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import Decode, EngineRequest, Prefill, PrefillBudget
-
-PROMPT_ROWS_MAX = 256
-"""The most tokens of a prompt that an iteration computes where each takes a row of logits."""
+from mesh_nodes.engines.vllm.footprint import LOGIT_ROWS_MAX
 
 
 @dataclass(slots=True)
@@ -117,7 +115,7 @@ def plan(
             blocks_free -= adopt(sequence, blocks_free)
             wanted = min(most, sequence.left)
             if sequence.prompt_top is not None:
-                wanted = min(wanted, PROMPT_ROWS_MAX)
+                wanted = min(wanted, LOGIT_ROWS_MAX)
             blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
             if result.work and result.work[-1].sequence is sequence:
                 budget.spend(request_id, result.work[-1].tokens)

@@ -13,17 +13,19 @@ from mesh.domain.actions import (
     RefuseRequest,
     SendCommand,
     SetTimer,
+    StoreDeployment,
     StoreHistory,
 )
-from mesh.domain.events import KeepAliveExpired, LoadExpired
+from mesh.domain.events import DeploymentStored, KeepAliveExpired, LoadExpired, ScaleRequested
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, NodeId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
     InstanceGone,
+    InstanceLoaded,
     InstanceReport,
     KvResized,
     LoadFailed,
@@ -39,7 +41,9 @@ from mesh.memory.station import ReservationStation
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.views import CellView, InstanceView, RequestView
+from tests.core import admission
 from tests.core.cells import (
+    FOOTPRINT,
     MIB,
     CellUnderTest,
     commands,
@@ -443,3 +447,197 @@ def test_a_heartbeat_tells_of_a_size_that_nobody_here_asked_for() -> None:
     cell.ask("a2", "a")
     cell.report(cell.link, Heartbeat(rss_bytes=1, instances=(replace(report, kv_blocks=9),)))
     assert instance.promised_blocks == 13, "what is under way answers for itself"
+
+
+def heartbeat(cell: MemoryCell) -> list[ControllerAction]:
+    """The node lists what it has, as it was last told to be."""
+    instances = tuple(
+        instance_report(
+            instance_id=instance.instance_id,
+            deployment=instance.deployment,
+            model_id=instance.model_id,
+            footprint=instance.footprint,
+            kv_blocks=instance.kv_blocks,
+            context_tokens_max=instance.context_tokens_max,
+            batch_max=instance.batch_max,
+            batch=instance.batch,
+        )
+        for instance in cell.core.cell.instances.values()
+    )
+    return cell.report(cell.link, Heartbeat(rss_bytes=1, engine_bytes=1, instances=instances))
+
+
+def overpromised() -> tuple[MemoryCell, InstanceEntry, InstanceEntry]:
+    """`a` is idle and should have shrunk from 20 blocks to 3; `b` waits to grow into its place."""
+    cell = MemoryCell("a", "b", kv_blocks=30, weights=2)
+    b = cell.load("b")
+    cell.idle("b1")
+    a = cell.load("a", prompt=400)
+    assert (a.promised_blocks, b.promised_blocks) == (20, 3)
+    assert only_one(cell.finish("a1"), ResizeKv).kv_blocks == 3
+    assert commands(cell.ask("b2", "b", 300), ResizeKv) == []
+    assert cell.resized(a, 20, error="OutOfMemory") == []
+    assert cell.station.free_bytes < 0
+    return cell, a, b
+
+
+def test_a_shrink_that_failed_is_tried_again_while_others_wait_for_its_memory() -> None:
+    cell, a, b = overpromised()
+    assert cell.starved(b, "b2") == [], "more is on its way"
+    again = only_one(heartbeat(cell), ResizeKv)
+    assert (again.instance_id, again.kv_blocks) == (a.instance_id, 3)
+    assert commands(heartbeat(cell), ResizeKv) == [], "it is under way"
+    grown = only_one(cell.resized(a, 3), ResizeKv)
+    assert (grown.instance_id, grown.kv_blocks) == (b.instance_id, b.promised_blocks)
+    assert cell.station.tracked_bytes <= cell.station.capacity_bytes
+
+
+def test_a_parked_instance_that_could_not_shrink_is_asked_again() -> None:
+    cell, a, _ = overpromised()
+    assert only_one(cell.park(a), ResizeKv).kv_blocks == 1
+    cell.resized(a, 20, error="OutOfMemory")
+    assert only_one(heartbeat(cell), ResizeKv).kv_blocks == 1
+
+
+def test_where_nobody_waits_a_failed_shrink_stays_as_it_is() -> None:
+    """It will shrink, or go, when its memory is wanted."""
+    cell = MemoryCell("a", kv_blocks=30)
+    a = cell.load("a", prompt=400)
+    cell.finish("a1")
+    cell.resized(a, 20, error="OutOfMemory")
+    assert cell.station.promised_bytes == 120 * MIB
+    assert commands(heartbeat(cell), ResizeKv) == []
+
+
+def scale(cell: CellUnderTest, replicas_min: int) -> list[ControllerAction]:
+    asked = ScaleRequested(
+        operation_id=OperationId(f"to-{replicas_min}"),
+        name=DeploymentName("a"),
+        replicas_min=replicas_min,
+        replicas_max=None,
+        keep_alive_s=None,
+    )
+    store = only(cell.tell(asked), StoreDeployment)
+    return cell.tell(DeploymentStored(operation_id=store.operation_id))
+
+
+def keep_alive_over(cell: CellUnderTest, instance: InstanceEntry) -> list[ControllerAction]:
+    cell.now_s += 2.0
+    return cell.tell(
+        KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=instance.idle_since_s)
+    )
+
+
+def test_a_parked_instance_that_a_minimum_kept_goes_when_nothing_wants_it_any_more() -> None:
+    """Its time is over while the minimum holds it; the timer must not be the last one."""
+    cell = MemoryCell("a", kv_blocks=100)
+    instance = cell.load("a")
+    cell.idle("a1")
+    timer = only(cell.park(instance), SetTimer)
+    cell.resized(instance, 1)
+    scale(cell, 1)
+    cell.now_s = timer.at_s
+    again = only(cell.tell(timer.timer), SetTimer)
+    assert instance.state is InstanceState.PARKED
+    scale(cell, 0)
+    cell.now_s = again.at_s
+    assert len(commands(cell.tell(again.timer), UnloadInstance)) == 1
+
+
+def test_no_more_are_parked_than_the_minimum_can_spare() -> None:
+    cell = CellUnderTest(deployment("a", slo=PATIENT, replicas_min=2), limits=LIMITS)
+    for name in ("n1", "n2"):
+        link, joined = cell.join(hello(name, memory_bytes=200 * MIB))
+        cell.loaded(link, only(commands(joined, LoadInstance), LoadInstance).instance_id)
+    scale(cell, 1)
+    first, second = cell.core.cell.instances.values()
+    keep_alive_over(cell, first)
+    assert first.state is InstanceState.PARKED
+    assert not of_kind(keep_alive_over(cell, second), SetTimer)
+    assert second.state is InstanceState.READY
+
+
+def test_an_instance_that_a_request_can_have_at_last_is_not_parked_first() -> None:
+    cell = CellUnderTest(deployment("a"))
+    reported = replace(admission.instance("a", "a"), kv_blocks=3)
+    cell.join(admission.node("n1", reported))
+    idle = cell.core.cell.instances[InstanceId("a")]
+    idle.grow_again_s = cell.now_s + 0.97
+    assert not admission.submitted(cell.invoke(request("r1", of="a")))
+    cell.now_s += 1.0
+    expired = KeepAliveExpired(instance_id=InstanceId("a"), idle_since_s=idle.idle_since_s)
+    decided = cell.tell(expired)
+    assert only(commands(decided, ResizeKv), ResizeKv).kv_blocks == 20
+    assert admission.submitted(decided) == [("r1", "a")]
+
+
+HEAVY = replace(FOOTPRINT, weights_bytes=FOOTPRINT.weights_bytes + 30 * MIB)
+
+
+def loaded_heavy(cell: MemoryCell, load: LoadInstance) -> InstanceEntry:
+    """It takes 30 MiB more than it was promised."""
+    said = InstanceLoaded(
+        instance_id=load.instance_id, footprint=HEAVY, kv_blocks=load.kv_blocks, elapsed_s=0.5
+    )
+    cell.report(cell.link, said)
+    return cell.core.cell.instances[load.instance_id]
+
+
+def beat(cell: MemoryCell, *instances: InstanceEntry) -> None:
+    cell.report(cell.link, Heartbeat(rss_bytes=1, instances=heard(*instances)))
+
+
+def test_idle_instances_go_where_more_is_promised_than_there_is() -> None:
+    cell = MemoryCell("a", "b", kv_blocks=20, weights=2)
+    idle = cell.load("a")
+    cell.idle("a1")
+    cell.park(idle)
+    cell.resized(idle, 1)
+    heavy = loaded_heavy(cell, only_one(cell.ask("b1", "b"), LoadInstance))
+    assert cell.station.free_bytes == -18 * MIB
+    beat(cell, idle, heavy)
+    assert idle.state is InstanceState.UNLOADING
+    assert cell.station.free_bytes >= 0
+
+
+def test_an_idle_instance_alone_on_its_node_stays() -> None:
+    cell = MemoryCell("a", kv_blocks=20)
+    heavy = loaded_heavy(cell, only_one(cell.ask("a1", "a"), LoadInstance))
+    cell.idle("a1")
+    beat(cell, heavy)
+    assert cell.station.free_bytes < 0
+    assert heavy.state is InstanceState.READY
+
+
+@pytest.mark.breaks_invariants
+def test_a_shrink_that_waits_is_not_taken_back() -> None:
+    """It follows a grow that has not ended; without it more would be promised, not less. While both
+    grow and load are under way, more is tracked than there is.
+    """
+    cell = MemoryCell("a", "b", kv_blocks=22, weights=2)
+    shrinking = cell.load("a")
+    cell.ask("a2", "a")
+    heavy = loaded_heavy(cell, only_one(cell.ask("b1", "b"), LoadInstance))
+    cell.finish("a1")
+    (waiting,) = cell.station.waiting()
+    assert [o.size_bytes - waiting.size_bytes for o in cell.station.running_reservations()] == [
+        6 * MIB
+    ]
+    beat(cell, shrinking, heavy)
+    assert cell.station.waiting() == (waiting,)
+
+
+def test_a_load_for_a_minimum_that_is_taken_back_is_tried_again_when_room_appears() -> None:
+    cell = MemoryCell("c", "b", "a", kv_blocks=20, weights=2)
+    first = cell.load("c")
+    cell.idle("c1")
+    load = only_one(cell.ask("b1", "b"), LoadInstance)
+    scale(cell, 1)
+    assert [o.kind for o in cell.station.waiting()] == ["load"]
+    heavy = loaded_heavy(cell, load)
+    beat(cell, heavy)
+    assert cell.station.waiting() == ()
+    assert not commands(cell.finish("b1"), LoadInstance)
+    assert "load" in [o.kind for o in cell.station.waiting()], "until both have gone"
+    cell.gone(first)
+    assert len(commands(cell.gone(heavy), LoadInstance)) == 1

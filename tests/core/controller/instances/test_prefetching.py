@@ -35,7 +35,7 @@ from mesh.domain.views import PrefetchView
 from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import LLM_MESH, LlmMesh
 from mesh.policy.plans import Plan, Prefetch
-from mesh.policy.room import LIKELY_LEAST
+from mesh.policy.room import LIKELIER
 from mesh.policy.views import AheadView
 from tests.core.cells import (
     FOOTPRINT,
@@ -101,6 +101,11 @@ class PrefetchCell(CellUnderTest):
         self.tokens(self.link, name, [7], finish=FinishReason.STOP)
         self.park(instance)
 
+    def called(self, of: str, times: int = 4) -> None:
+        """It is called again and again, in vain."""
+        for _ in range(times):
+            self.core.cell.deployments[DeploymentName(of)].note_call(self.now_s)
+
     def park(self, instance: InstanceEntry) -> None:
         name, idle_s = instance.instance_id, instance.idle_since_s
         self.tell(KeepAliveExpired(instance_id=name, idle_since_s=idle_s))
@@ -128,6 +133,7 @@ class PrefetchCell(CellUnderTest):
 def test_a_model_that_was_called_is_loaded_again_while_its_node_rests() -> None:
     cell = PrefetchCell("a", "b")
     cell.serve("a1", "a")
+    cell.called("a")
     cell.lose("a")
     load = only(commands(cell.look(), LoadInstance), LoadInstance)
     assert (load.deployment, load.kv_blocks) == ("a", 1)
@@ -138,13 +144,14 @@ def test_a_model_that_was_called_is_loaded_again_while_its_node_rests() -> None:
     assert not commands(called, LoadInstance)
     assert only(commands(called, SubmitRequest), SubmitRequest).instance_id == load.instance_id
     assert commands(called, ResizeKv), "it was loaded as a parked instance is"
-    assert cell.counts == PrefetchView(begun=1, used=1, loads=2)
+    assert cell.counts == PrefetchView(begun=1, used=1, loads=2, felt=1)
     assert cell.counts.hit_rate == 0.5
 
 
 def test_whoever_calls_while_it_is_loaded_waits_for_that_load() -> None:
     cell = PrefetchCell("a")
     cell.serve("a1", "a")
+    cell.called("a")
     cell.lose("a")
     load = only(commands(cell.look(), LoadInstance), LoadInstance)
     assert not commands(cell.invoke(request("a2", of="a")), LoadInstance)
@@ -163,7 +170,7 @@ def test_whoever_calls_while_it_is_loaded_waits_for_that_load() -> None:
 )
 def test_nothing_is_loaded_ahead(change: dict[str, float]) -> None:
     cell = PrefetchCell("a", **change)  # type: ignore[arg-type]
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     assert not commands(cell.look(), LoadInstance)
 
 
@@ -187,14 +194,15 @@ def test_nor_what_an_operator_has_had_unloaded_until_somebody_calls_it() -> None
     cell.lose("a")
     assert not commands(cell.look(), LoadInstance)
     cell.serve("a2", "a")
+    cell.called("a")
     cell.lose("a")
     assert commands(cell.look(), LoadInstance)
 
 
 def test_the_most_called_takes_the_place_of_one_that_is_called_far_less() -> None:
-    """Room for one; `b` was called last, but `a` three times before."""
+    """Room for one; `b` was called last, but `a` eight times before."""
     cell = PrefetchCell("a", "b", room=1)
-    for number in range(3):
+    for number in range(8):
         cell.serve(f"a{number}", "a")
         cell.now_s += 1.0
     first = cell.instance("a").instance_id
@@ -224,16 +232,15 @@ def test_what_is_called_about_as_often_stays() -> None:
 
 
 def test_the_budget_is_for_all_that_nobody_has_called_yet() -> None:
-    """It holds one; `b` was called twice, so that it is loaded first, and `a` not beside it."""
+    """It holds one; `b` was called more, so that it is loaded first, and `a` not beside it."""
     cell = PrefetchCell("a", "b")
-    for name in ("a", "b", "b"):
-        cell.core.cell.deployments[DeploymentName(name)].note_call(cell.now_s)
+    cell.called("a", 3)
+    cell.called("b", 4)
     load = only(commands(cell.look(), LoadInstance), LoadInstance)
     assert load.deployment == "b"
     cell.loaded(cell.link, load.instance_id)
     assert not commands(cell.look(), LoadInstance)
-    for _ in range(5):
-        cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a", 20)
     told = cell.look()
     assert commands(told, UnloadInstance), "a is likelier by far"
     assert only(commands(told, LoadInstance), LoadInstance).deployment == "a"
@@ -244,7 +251,7 @@ def test_the_budget_is_for_all_that_nobody_has_called_yet() -> None:
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_load_that_somebody_needs_takes_its_memory_at_once(loaded: bool) -> None:
     cell = PrefetchCell("a", "b", room=1)
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), LoadInstance), LoadInstance).instance_id
     if loaded:
         cell.loaded(cell.link, ahead)
@@ -254,7 +261,7 @@ def test_a_load_that_somebody_needs_takes_its_memory_at_once(loaded: bool) -> No
     assert [unload.instance_id for unload in commands(told, UnloadInstance)] == [ahead]
     started = cell.gone(ahead)
     assert only(commands(started, LoadInstance), LoadInstance).deployment == "b"
-    assert cell.counts == PrefetchView(begun=1, wasted=1, loads=1)
+    assert cell.counts == PrefetchView(begun=1, wasted=1, loads=1, felt=1)
 
 
 def test_where_models_are_loaded_ahead_the_least_called_gives_way_first() -> None:
@@ -270,7 +277,7 @@ def test_where_models_are_loaded_ahead_the_least_called_gives_way_first() -> Non
 def test_a_load_ahead_that_fails_is_nobodys_failure_and_is_not_tried_for_ever() -> None:
     cell = PrefetchCell("a")
     entry = cell.core.cell.deployments[DeploymentName("a")]
-    entry.note_call(cell.now_s)
+    cell.called("a")
     for _ in range(2):
         load = only(commands(cell.look(), LoadInstance), LoadInstance)
         said = LoadFailed(instance_id=load.instance_id, error="EngineError", message="no")
@@ -291,7 +298,7 @@ def imported(ahead: ImportModel, name: str) -> ImportDone:
 
 def test_a_model_that_no_store_has_is_imported_and_then_loaded() -> None:
     cell = PrefetchCell("a", held=())
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), ImportModel), ImportModel)
     assert ahead.source == model_of("a").model.source
     assert not commands(cell.look(), ImportModel), "one at a time"
@@ -303,26 +310,26 @@ def test_a_load_finds_what_was_imported_ahead() -> None:
     cell = PrefetchCell("a", held=(), budget=0)
     node = cell.core.cell.nodes[NodeId("n1")]
     node.hello = replace(node.hello, prefetch_bytes=1)  # too little to load anything ahead
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), ImportModel), ImportModel)
     cell.report(cell.link, imported(ahead, "a"))
     assert not commands(cell.look(), LoadInstance)
     assert commands(cell.invoke(request("a1", of="a")), LoadInstance)
-    assert cell.counts == PrefetchView(begun=1, used=1, loads=1)
+    assert cell.counts == PrefetchView(begun=1, used=1, loads=1, felt=1)
 
 
 def test_no_node_imports_what_another_has() -> None:
     cell = PrefetchCell("a", held=())
     stored = HeldModel(model_id=model_of("a").model.model_id, tier=LoadTier.DISK)
     cell.join(replace(hello("n2"), models=(stored,)))
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     assert not commands(cell.look(), ImportModel)
 
 
 @pytest.mark.parametrize(("of", "stopped"), [("b", True), ("a", False)])
 def test_an_import_gives_way_to_the_load_of_another_model(of: str, stopped: bool) -> None:
     cell = PrefetchCell("a", "b", held=())
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), ImportModel), ImportModel)
     asked = cell.invoke(request("r1", of=of))
     assert commands(asked, LoadInstance)
@@ -333,7 +340,7 @@ def test_an_import_gives_way_to_the_load_of_another_model(of: str, stopped: bool
 
 def test_an_import_that_a_load_has_taken_over_is_stopped_by_nobody() -> None:
     cell = PrefetchCell("a", "b", held=())
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), ImportModel), ImportModel)
     assert commands(cell.invoke(request("a1", of="a")), LoadInstance)
     assert not commands(cell.invoke(request("b1", of="b")), CancelImport)
@@ -347,7 +354,7 @@ def test_an_import_that_a_load_has_taken_over_is_stopped_by_nobody() -> None:
 @pytest.mark.parametrize("done", [False, True])
 def test_an_import_is_in_vain_if_its_node_is_lost_before_a_load_takes_it(done: bool) -> None:
     cell = PrefetchCell("a", held=())
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     ahead = only(commands(cell.look(), ImportModel), ImportModel)
     if done:
         cell.report(cell.link, imported(ahead, "a"))
@@ -361,7 +368,8 @@ def test_an_import_that_takes_too_long_is_given_up_and_tried_once_more() -> None
     entry = cell.core.cell.deployments[DeploymentName("a")]
     seen = []
     for _ in range(3):
-        entry.note_call(cell.now_s)
+        entry.note_unloaded()  # so that no pause is known
+        cell.called("a")
         seen += commands(cell.look(), ImportModel)
         cell.now_s += LIMITS.prefetch_s_max
         cell.report(cell.link, Heartbeat(rss_bytes=1))
@@ -371,7 +379,7 @@ def test_an_import_that_takes_too_long_is_given_up_and_tried_once_more() -> None
 
 def test_so_is_one_that_fails_or_brings_another_model() -> None:
     cell = PrefetchCell("a", held=())
-    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    cell.called("a")
     first = only(commands(cell.look(), ImportModel), ImportModel)
     said = ImportFailed(operation_id=first.operation_id, error="ModelError", message="no")
     cell.report(cell.link, said)
@@ -398,7 +406,7 @@ def test_a_policy_fetches_what_nobody_has_called_while_its_node_computes() -> No
     called = only(commands(cell.invoke(request("b1", of="b")), LoadInstance), LoadInstance)
     cell.loaded(cell.link, called.instance_id)
     assert only(commands(cell.look(), LoadInstance), LoadInstance).deployment == "a"
-    assert cell.instance("a").ahead
+    assert cell.instance("a").prefetched
 
 
 @pytest.mark.parametrize(
@@ -444,7 +452,7 @@ def test_a_timer_is_loaded_shortly_before_it_is_due(idle_s: float, loads: bool) 
     entry = cell.core.cell.deployments[DeploymentName("a")]
     for number in reversed(range(8)):
         entry.note_call(cell.now_s - idle_s - 1200.0 * number)
-    assert (entry.call_chance(cell.now_s) > 3 * LIKELY_LEAST) == loads
+    assert (entry.call_chance(cell.now_s) > LIKELIER) == loads
     assert bool(commands(cell.look(), LoadInstance)) == loads
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mesh.core.controller.instances.node_schedule import forecast_on
-from mesh.core.controller.instances.prefixes import cached_tokens, preferred
+from mesh.core.controller.requests.search import preferred
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -50,20 +50,20 @@ def knows(instance: InstanceEntry, count: int) -> None:
 def test_the_longest_beginning_counts_and_one_token_is_left() -> None:
     known = Entries()
     asked = salted(known)
-    assert cached_tokens(known.instance, asked) == 0
+    assert known.instance.cached_tokens(asked) == 0
     knows(known.instance, 4)
-    assert cached_tokens(known.instance, asked) == 4 * SIZE
+    assert known.instance.cached_tokens(asked) == 4 * SIZE
     known.instance.note_prefixes(PrefixChange(went=digests()[1:2]))
-    assert cached_tokens(known.instance, asked) == SIZE, "what comes after a gap is of no use"
+    assert known.instance.cached_tokens(asked) == SIZE, "what comes after a gap is of no use"
     knows(known.instance, 10)
-    assert cached_tokens(known.instance, asked) == 9 * SIZE
+    assert known.instance.cached_tokens(asked) == 9 * SIZE
 
 
 def test_other_salts_and_none_find_nothing() -> None:
     known = Entries()
     knows(known.instance, 10)
-    assert cached_tokens(known.instance, salted(known, "r2", "other")) == 0
-    assert cached_tokens(known.instance, salted(known, "r3", None)) == 0
+    assert known.instance.cached_tokens(salted(known, "r2", "other")) == 0
+    assert known.instance.cached_tokens(salted(known, "r3", None)) == 0
 
 
 def test_validation_takes_the_prefill_that_is_left() -> None:
@@ -181,7 +181,7 @@ def test_a_start_is_priced_with_what_an_unloaded_instance_left() -> None:
             assert only(told, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
     (load,) = commands(told, LoadInstance)
     loading = cell.core.cell.instances[load.instance_id]
-    assert cached_tokens(loading, cell.core.cell.requests[first.request_id]) == 6 * SIZE
+    assert loading.cached_tokens(cell.core.cell.requests[first.request_id]) == 6 * SIZE
     cell.loaded(link, load.instance_id)
     assert not loading.prefixes, "its engine has found none of them"
 

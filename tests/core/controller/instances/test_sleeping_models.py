@@ -92,7 +92,7 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
         ),
     )
     assert instance.tier is LoadTier.HOST
-    assert node.held == {MODEL.model_id: [STORED, OTHER_CONTEXT]}, "it does not sleep any more"
+    assert node.models == {MODEL.model_id: [STORED, OTHER_CONTEXT]}, "it does not sleep any more"
     shown = cell.core.snapshot(cell.now_s).nodes[0]
     assert shown.asleep == (MODEL.model_id,)
     assert shown.instances[0].tier is LoadTier.HOST
@@ -122,7 +122,7 @@ def test_weights_in_a_pool_do_for_loads_of_any_context_and_for_more_than_one() -
             tier=LoadTier.HOST,
         ),
     )
-    assert entry.node.held == {MODEL.model_id: [STORED, pooled]}
+    assert entry.node.models == {MODEL.model_id: [STORED, pooled]}
 
 
 def test_a_model_is_shown_as_asleep_once_whatever_else_the_host_has_of_it() -> None:

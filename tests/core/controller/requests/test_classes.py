@@ -7,7 +7,7 @@ import pytest
 
 from mesh.core.controller.instances.node_schedule import _best_effort_s
 from mesh.core.controller.requests.preemption import may_be_preempted
-from mesh.core.controller.requests.serving import relieve
+from mesh.core.controller.requests.serving import grow_or_evict
 from mesh.domain.actions import ControllerAction, RefuseRequest
 from mesh.domain.events import InvokeRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
@@ -176,7 +176,7 @@ def test_best_effort_stays_where_a_starved_cache_can_grow() -> None:
     starved = cell.core.cell.instances[InstanceId("a")]
     starved.note_demand(starved.requests[RequestId("p1")], 300)
     ctx = cell.core._context(cell.now_s)
-    relieve(ctx, starved)
+    grow_or_evict(ctx, starved)
     assert aborted(ctx.actions) == []
     assert starved.promised_blocks >= starved.required_blocks
 

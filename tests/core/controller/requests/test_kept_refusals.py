@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mesh.core.controller.instances.pricing import Price
-from mesh.core.controller.requests.search import Search
+from mesh.core.controller.requests.search import Search, StartNodes
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
@@ -154,7 +154,9 @@ def test_what_was_refused_is_kept_for_one_that_waits_and_not_for_one_that_would_
             validations_left=9,
         )
         by.refusals.try_again()
-        Search(ctx=ctx, entry=entry, request=by, before=before, among=lambda: nodes).first()
+        Search(
+            ctx=ctx, entry=entry, request=by, before=before, start_nodes=StartNodes(lambda: nodes)
+        ).first()
         assert by.refusals.verdict is Verdict.TPOT_EXCEEDED
         return 9 - ctx.validations_left
 

@@ -3,20 +3,27 @@
 from dataclasses import replace
 
 from mesh.domain.actions import DeliverTokens
-from mesh.domain.events import MigrationDue, NodeDisconnected
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.events import CancelRequested, DrainRequested, MigrationDue, NodeDisconnected
+from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import MigrationState
-from mesh.domain.messages import AbortRequest, ContinueRequest, SubmitRequest, TokensReport
+from mesh.domain.messages import (
+    AbortRequest,
+    ContinueRequest,
+    RequestReturned,
+    SubmitRequest,
+    TokensReport,
+)
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
 from tests.core.admission import instance, node
 from tests.core.cells import commands, of_kind, only, request
-from tests.core.two_nodes import ITERATION_S, LIMITS, TwoNodes, continued
+from tests.core.two_nodes import ITERATION_S, LIMITS, TARGET, TwoNodes, continued
 
 
 def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> None:
     cell = TwoNodes()
     order = only(commands(cell.drain(), SubmitRequest), SubmitRequest)
-    assert (order.instance_id, order.order.held, order.order.attempt) == ("i2", True, 2)
+    assert (order.instance_id, order.order.paused, order.order.attempt) == ("i2", True, 2)
     assert order.order.output_tokens == (40, 41, 42)
     assert cell.runs_on == "i1"
 
@@ -24,13 +31,13 @@ def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> N
         assert only(cell.yielded(), DeliverTokens).outputs.attempt == 1
     assert not commands(cell.computed(), ContinueRequest), "the source's next token decides"
     more = continued(cell.yielded())
-    assert (more.held, more.token_ids) == (True, (43, 44, 45, 46, 47, 48, 49))
+    assert (more.paused, more.token_ids) == (True, (43, 44, 45, 46, 47, 48, 49))
     assert cell.state is MigrationState.COMPUTING
 
     cell.yielded()
     cell.computed()
     both = cell.yielded()
-    assert (continued(both).held, continued(both).token_ids) == (False, (50, 51))
+    assert (continued(both).paused, continued(both).token_ids) == (False, (50, 51))
     assert not commands(both, AbortRequest), "the source goes on beside it"
     assert cell.core.cell.migrations[RequestId("r1")].state is MigrationState.DRAWING
     assert of_kind(cell.yielded(), DeliverTokens), "the client has them from there"
@@ -48,7 +55,7 @@ def test_a_round_for_few_tokens_is_spared() -> None:
     cell = TwoNodes()
     cell.drain()
     cell.computed()
-    assert not continued(cell.yielded()).held
+    assert not continued(cell.yielded()).paused
 
 
 def test_a_token_that_the_target_has_first_is_the_clients() -> None:
@@ -100,14 +107,14 @@ def test_the_source_leaves_out_an_iteration_until_the_target_is_level_with_it() 
     cell.moving()
     cell.yielded(3)
     pause = continued(cell.drawn(44))
-    assert (pause.instance_id, pause.attempt, pause.held, pause.token_ids) == ("i1", 1, True, ())
+    assert (pause.instance_id, pause.attempt, pause.paused, pause.token_ids) == ("i1", 1, True, ())
     on = continued(cell.drawn(45))
-    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+    assert (on.instance_id, on.attempt, on.paused) == ("i1", 1, False)
     assert of_kind(cell.yielded(), DeliverTokens)
-    assert continued(cell.drawn(46)).held
+    assert continued(cell.drawn(46)).paused
     level = cell.drawn(47)
     assert not commands(level, AbortRequest), "the client has waited for a while already"
-    assert not continued(level).held
+    assert not continued(level).paused
     cell.yielded()
     assert only(commands(cell.drawn(48), AbortRequest), AbortRequest).attempt == 1
 
@@ -168,7 +175,7 @@ def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the
     cell.tell(MigrationDue())
     cell.computed(attempt=3)
     over = cell.yielded()
-    assert not continued(over).held
+    assert not continued(over).paused
     assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
     assert cell.runs_on == "i2"
 
@@ -186,10 +193,10 @@ def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
     cell = TwoNodes()
     cell.moving()
     cell.yielded(2)
-    assert continued(cell.drawn(44)).held
+    assert continued(cell.drawn(44)).paused
     lost = cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
     on = continued(lost)
-    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+    assert (on.instance_id, on.attempt, on.paused) == ("i1", 1, False)
 
 
 def test_a_source_that_is_paused_does_not_wait_for_a_target_that_says_nothing() -> None:
@@ -198,7 +205,7 @@ def test_a_source_that_is_paused_does_not_wait_for_a_target_that_says_nothing() 
     cell.yielded(2)
     cell.drawn(44)
     cell.now_s += LIMITS.migration_retry_s
-    assert not continued(cell.tell(MigrationDue())).held
+    assert not continued(cell.tell(MigrationDue())).paused
 
 
 def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for_the_first() -> (
@@ -208,8 +215,82 @@ def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for
     cell.drain()
     for name in ("r1", "r2"):
         cell.computed(of=name)
-    assert not continued(cell.yielded()).held
+    assert not continued(cell.yielded()).paused
     assert not commands(cell.yielded(of="r2"), ContinueRequest), "it would wait for r1's prefill"
     cell.yielded(at=cell.target, attempt=2)
     over = continued(cell.yielded(of="r2"))
-    assert (over.held, over.token_ids) == (False, (43, 44))
+    assert (over.paused, over.token_ids) == (False, (43, 44))
+
+
+def test_the_source_may_end_the_answer_first() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    cell.computed()
+    over = cell.yielded(finish=FinishReason.STOP)
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 2
+    assert not cell.core.cell.migrations
+    assert not cell.core.cell.instances[InstanceId("i2")].requests
+
+
+def test_a_client_that_goes_away_frees_both_places() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    gone = cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert sorted(abort.attempt for abort in commands(gone, AbortRequest)) == [1, 2]
+    assert not cell.core.cell.migrations
+
+
+def test_a_target_that_gives_it_back_leaves_it_where_it_runs() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    said = RequestReturned(request_id=RequestId("r1"), attempt=2, error="EngineError", message="no")
+    cell.report(cell.target, said)
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_a_target_that_is_lost_leaves_it_where_it_runs() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_a_source_that_is_lost_sends_it_through_its_queue() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    lost = cell.tell(NodeDisconnected(link_id=cell.source, reason="cut"))
+    assert [abort.attempt for abort in commands(lost, AbortRequest)] == [2, 1]
+    order = only(commands(lost, SubmitRequest), SubmitRequest).order
+    assert (order.attempt, order.paused) == (3, False), "told apart from the copy's"
+    assert cell.runs_on == "i2"
+
+
+def test_a_target_that_is_to_go_itself_is_none_any_more() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    asked = DrainRequested(operation_id=OperationId("e"), node_id=NodeId("n2"))
+    cell.tell(asked)
+    cell.tell(MigrationDue())
+    assert (cell.state, cell.runs_on) == (None, "i1")
+
+
+def test_it_does_not_take_longer_than_it_may() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_s_max=0.5, moves_max=1))
+    cell.drain()
+    cell.now_s += 0.6
+    cell.tell(MigrationDue())
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert cell.core.cell.migrations_at_s is None, "it has moved as often as it may"
+
+
+def test_nothing_moves_to_an_engine_that_cannot_hold() -> None:
+    cell = TwoNodes(to=replace(TARGET, computes_ahead=False))
+    assert not commands(cell.drain(), SubmitRequest)
+
+
+def test_no_more_move_at_a_time_than_may() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migrations_max=1), beside=("r2",))
+    cell.drain()
+    assert len(cell.core.cell.migrations) == 1

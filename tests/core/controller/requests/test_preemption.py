@@ -27,15 +27,7 @@ from mesh.policy.llm_mesh import LlmMesh
 from mesh.policy.plans import Plan, Start
 from mesh.policy.views import CellView, RequestView
 from tests.core.admission import instance, node, submitted
-from tests.core.cells import (
-    FOOTPRINT,
-    MIB,
-    CellUnderTest,
-    commands,
-    deployment,
-    only,
-    request,
-)
+from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, only, request
 from tests.support.profiles import FINGERPRINT, PREFILL, PROFILE, profile
 
 LIMITS = CellLimits(delivery_s_max=0.02)

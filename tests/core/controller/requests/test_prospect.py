@@ -12,7 +12,7 @@ from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
 from mesh.domain.views import Fit, NodeProspect
 from mesh.policy.llm_mesh import LlmMesh
-from mesh.policy.plans import Release
+from mesh.policy.plans import Releases
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, of_kind
 
 SPEC = deployment().spec
@@ -98,7 +98,7 @@ def test_calls_that_run_already_are_counted_once() -> None:
 
 def test_what_a_policy_does_wrong_when_it_is_asked_is_in_no_journal() -> None:
     class Raising(LlmMesh):
-        def relieve(self, *_: object) -> Iterator[tuple[Release, ...]]:
+        def relieve(self, *_: object) -> Iterator[Releases]:
             raise RuntimeError("it has no answer")
 
     cell = CellUnderTest(deployment(), deployment("other"), rule=Raising())

@@ -400,12 +400,12 @@ def test_what_its_prompt_was_computed_for_by_another_is_asked_again_where_that_i
     assert [order.order.cached_tokens for order in commands(again, SubmitRequest)] == [0, 0]
 
 
-@pytest.mark.parametrize(("kv_mib", "starts"), [(20, False), (40, True)])
+@pytest.mark.parametrize(("kv_mib", "starts"), [(16, False), (24, True)])
 def test_a_load_for_a_call_has_room_for_all_of_its_answers(kv_mib: int, *, starts: bool) -> None:
-    """Each of eight needs four blocks of 1 MiB; one by itself gets 16."""
+    """Sixteen need three blocks of 1 MiB together, and each one of its own; one alone gets 16."""
     cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
     cell.join(hello(memory_bytes=(100 + kv_mib) * MIB))
-    first = replace(answers(8)[0], deployment=DeploymentName("a"))
+    first = replace(answers(16)[0], deployment=DeploymentName("a"))
     assert bool(commands(cell.invoke(first), LoadInstance)) is starts
 
 
@@ -436,3 +436,17 @@ def test_the_other_answers_come_to_the_revision_that_has_the_first() -> None:
     cell.invoke(first)
     cell.core.cell.deployments[DeploymentName("a")].advance(DeploymentState.RETIRING)
     assert commands(cell.invoke(second), SubmitRequest)
+
+
+def test_the_prompt_of_several_answers_is_counted_once_whoever_of_them_goes_first() -> None:
+    """Each needs four blocks, three of which are full ones of the prompt."""
+    cell, call = BusyCell(), [replace(one, deployment=DeploymentName("a")) for one in answers(4)]
+    for one in call:
+        cell.invoke(one)
+    held = cell.core.cell.instances[InstanceId("a")]
+    alone = held.requests[RequestId("r1")].required_blocks
+    assert held.required_blocks == alone + 3 * (alone - 3)
+    for left, one in enumerate(call, start=1):
+        cell.tell(CancelRequested(request_id=one.request_id))
+        count = 4 - left
+        assert held.required_blocks == (alone + (count - 1) * (alone - 3) if count else 0)

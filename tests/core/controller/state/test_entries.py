@@ -102,7 +102,7 @@ def changes(known: Entries) -> dict[str, Callable[[], object]]:
     other = known.a_node("n2", 2)
     return {
         "a request left": lambda: instance.remove(entry),
-        "it is unloaded": instance.leave,
+        "it is unloaded": instance.note_unloading,
         "it is gone": lambda: known.cell.remove_instance(instance),
         "its size is another": lambda: instance.note_size(8),
         "it idles": lambda: instance.note_idle(5.0),

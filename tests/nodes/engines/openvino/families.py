@@ -23,11 +23,7 @@ def families() -> dict[str, Any]:
 
 
 def write_family(
-    folder: Path,
-    config: dict[str, Any],
-    shapes: dict[str, list[int]],
-    *,
-    layers_gain: float = 1.0,
+    folder: Path, config: dict[str, Any], shapes: dict[str, list[int]], *, layers_gain: float = 1.0
 ) -> Path:
     """A Hugging Face folder with a byte tokenizer, whose weights are drawn anew; returns it.
     Layers add so much of what they would to each other as `layers_gain` says.

@@ -53,9 +53,7 @@ def test_without_a_seed_the_requests_id_gives_one(loaded: OpenVinoEngine) -> Non
     assert run(loaded, request("a", PROMPT, sampling)).tokens["a"] == first["a"]
 
 
-def test_a_bias_decides_and_a_stop_that_comes_too_early_is_left_out(
-    loaded: OpenVinoEngine,
-) -> None:
+def test_a_bias_decides_and_a_stop_that_comes_too_early_is_left_out(loaded: OpenVinoEngine) -> None:
     chosen = SamplingParams(max_tokens=6, logit_bias=(TokenBias(token_id=9, bias=100.0),))
     assert run(loaded, request("r", PROMPT, chosen)).tokens["r"] == [9] * 6
     late = replace(chosen, min_tokens=4)
@@ -172,9 +170,7 @@ def test_i8_weights_serve_with_and_without_prepared_files(tmp_path: Path) -> Non
     assert tokens[0] == tokens[1]
 
 
-def test_a_load_beyond_the_available_memory_is_refused_with_both_numbers(
-    tiny: TinyModel,
-) -> None:
+def test_a_load_beyond_the_available_memory_is_refused_with_both_numbers(tiny: TinyModel) -> None:
     engine = OpenVinoEngine(threads=1, available_bytes=lambda: 80 * 2**20)
     with pytest.raises(OutOfMemory, match=r"takes 8\d\.\d MiB, 80\.0 MiB are available"):
         load(engine, tiny.info, tiny.path, kv_blocks=2000)
@@ -271,9 +267,7 @@ def test_a_torn_file_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) 
         load(engine, model.info, model.path)
 
 
-def test_no_thread_that_computes_iterations_inherits_the_niceness_of_loads(
-    tmp_path: Path,
-) -> None:
+def test_no_thread_that_computes_iterations_inherits_the_niceness_of_loads(tmp_path: Path) -> None:
     """Not even after a time without any instance. It could not be taken back."""
     model = write_tiny(tmp_path / "m")
     engine = OpenVinoEngine(threads=2)

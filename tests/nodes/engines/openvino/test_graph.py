@@ -54,9 +54,7 @@ def computed_logits(
         EngineRequest(
             request_id=RequestId("r"),
             prompt_tokens=tuple(tokens),
-            output_tokens=(),
             sampling=SamplingParams(),
-            stop_token_ids=(),
         ),
         context_tokens_max=CONTEXT_TOKENS_MAX,
         vocabulary_tokens=VOCABULARY,

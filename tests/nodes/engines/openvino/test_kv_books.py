@@ -12,11 +12,7 @@ from mesh_nodes.engines import host_memory
 from mesh_nodes.engines.openvino import instance
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.kv_cache import KvResize
-from tests.nodes.engines.openvino.residency import (
-    mapped_bytes,
-    mappings,
-    resident_bytes,
-)
+from tests.nodes.engines.openvino.residency import mapped_bytes, mappings, resident_bytes
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.waiting import until

@@ -42,9 +42,7 @@ def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.ND
                     .integers(5, vocabulary, PROMPT_TOKENS + DECODES)
                     .tolist()
                 ),
-                output_tokens=(),
                 sampling=SamplingParams(),
-                stop_token_ids=(),
             ),
             context_tokens_max=CONTEXT_TOKENS,
             vocabulary_tokens=vocabulary,

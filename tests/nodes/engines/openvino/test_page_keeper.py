@@ -148,9 +148,7 @@ def test_what_was_read_again_is_paid_for_by_a_pause(
     assert kept.checked == ["a", "a", "b"]
 
 
-def test_a_keeper_closes_amid_a_wait_and_without_a_budget_never_begins(
-    folders: list[Path],
-) -> None:
+def test_a_keeper_closes_amid_a_wait_and_without_a_budget_never_begins(folders: list[Path]) -> None:
     waiting = Kept(2)
     waiting.resting = False
     waiting.keeper.offer(folders)

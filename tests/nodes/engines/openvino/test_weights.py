@@ -27,10 +27,7 @@ from mesh_nodes.engines.openvino.prepared import (
     read_prepared,
     write_prepared,
 )
-from mesh_nodes.engines.openvino.weights import (
-    Array,
-    graph_weights,
-)
+from mesh_nodes.engines.openvino.weights import Array, graph_weights
 from tests.nodes.engines.openvino.tiny import HIDDEN, VOCABULARY, TinyModel, write_tiny
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -147,9 +144,7 @@ def prepare(model: TinyModel) -> list[float]:
     return shares
 
 
-def test_prepare_writes_once_and_what_it_writes_is_what_a_load_would_derive(
-    tmp_path: Path,
-) -> None:
+def test_prepare_writes_once_and_what_it_writes_is_what_a_load_would_derive(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m")
     shares = prepare(model)
     assert shares == sorted(shares)

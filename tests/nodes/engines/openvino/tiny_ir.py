@@ -16,13 +16,7 @@ from openvino.op.util import Variable, VariableInfo
 from safetensors.numpy import load_file
 
 from mesh.domain.model import ModelFormat
-from tests.nodes.engines.openvino.tiny import (
-    HEAD_SIZE,
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    TinyModel,
-)
+from tests.nodes.engines.openvino.tiny import HEAD_SIZE, HEADS, KV_HEADS, LAYERS, TinyModel
 
 
 def write_tiny_ir(folder: Path, source: TinyModel) -> TinyModel:

@@ -150,9 +150,7 @@ def test_a_failure_that_nobody_expected_ends_the_process(
     wrong = EngineRequest(
         request_id=RequestId("wrong"),
         prompt_tokens=(5, "no token", 7),  # type: ignore[arg-type]
-        output_tokens=(),
         sampling=SamplingParams(),
-        stop_token_ids=(),
     )
     engine.submit(victim.instance_id, wrong)
     with pytest.raises(EngineError, match=r"victim has ended .*: vLLM failed: TypeError"):

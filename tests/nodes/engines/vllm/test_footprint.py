@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh_nodes.engines.vllm.footprint import estimate
+from mesh_nodes.engines.vllm.footprint import LOGIT_ROWS_MAX, estimate
 from tests.support.profiles import SMOL
 
 MIB = 2**20
@@ -24,6 +24,17 @@ def test_on_a_gpu_the_weights_count_once_in_16_bits() -> None:
     )
     assert large.weights_bytes - small.weights_bytes == 2 * SMOL.parameters
     assert small.kv_block_bytes == 16 * SMOL.kv_bytes_per_token(2)
+
+
+def test_on_a_gpu_rows_of_logits_count_by_the_vocabulary() -> None:
+    """As a prompt has them whose log-probabilities are asked for: in 16 bits, and twice in f32."""
+    small, large = (
+        estimate(
+            replace(SMOL, vocabulary_tokens=vocabulary), dtype="auto", block_tokens=16, on_cpu=False
+        )
+        for vocabulary in (1000, 151_000)
+    )
+    assert large.weights_bytes - small.weights_bytes == LOGIT_ROWS_MAX * 150_000 * (2 + 4 + 4)
 
 
 def test_on_a_gpu_each_layer_counts_with_what_chunks_hold_beyond_its_blocks() -> None:

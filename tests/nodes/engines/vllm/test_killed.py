@@ -129,11 +129,7 @@ def tier_of_load(engine: VllmEngine, model: StoredModel) -> LoadTier:
     ("deadly", "last"), [(signal.SIGKILL, LoadTier.HOST), (signal.SIGSEGV, LoadTier.DISK)]
 )
 def test_the_pool_is_tried_again_after_a_kill_and_never_after_a_crash(
-    engine: VllmEngine,
-    model: StoredModel,
-    made_up: MadeUp,
-    deadly: signal.Signals,
-    last: LoadTier,
+    engine: VllmEngine, model: StoredModel, made_up: MadeUp, deadly: signal.Signals, last: LoadTier
 ) -> None:
     tiers = []
     for fatal in (None, deadly, None):

@@ -13,7 +13,6 @@ def request(name: str, prompt: int, **sampling: object) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(name),
         prompt_tokens=tuple(range(prompt)),
-        output_tokens=(),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         stop_token_ids=(9,),
     )

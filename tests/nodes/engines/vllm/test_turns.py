@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.errors import EngineError, MeshError
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -31,7 +30,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadOrder
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
-from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.runtime.node_actions import Brought, Lane, NodePerformer
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
 from mesh_nodes.engines.vllm import VllmEngine, remote
@@ -143,12 +142,7 @@ class Node:
             batch_max=action.batch_max,
         )
 
-    def bring(
-        self,
-        action: LoadInstance,
-        progress: Progress,
-        then: Callable[[LoadOrder | MeshError], None],
-    ) -> None:
+    def bring(self, action: LoadInstance, progress: Progress, then: Brought) -> None:
         raise AssertionError("all models are at hand")
 
 

@@ -68,9 +68,7 @@ def test_one_that_breaks_by_itself_says_why(
     wrong = EngineRequest(
         request_id=RequestId("wrong"),
         prompt_tokens=(5, "no token", 7),  # type: ignore[arg-type]
-        output_tokens=(),
         sampling=SamplingParams(),
-        stop_token_ids=(),
     )
     engine.submit(A, wrong)
     with pytest.raises(EngineError):

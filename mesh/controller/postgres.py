@@ -1,0 +1,518 @@
+"""The registry in PostgreSQL, for several controllers of one cell, of which one leads.
+
+A cell is a schema of the database. Each write commits only while this controller's epoch leads: its
+transaction holds the row that a new leader has to change. What is read comes from a copy in a
+private temporary file, so that requests are served while the database is away. `lease` decides who
+leads; here are the connections, which are given up and made anew at every failure.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from mesh.controller.lease import LEASE_S, RENEW_S, Lease, LeaseRow, Role
+from mesh.controller.registry import (
+    SCHEMA,
+    STEPS,
+    TABLES,
+    Statements,
+    Tables,
+    Unreached,
+    check_schema,
+)
+from mesh.domain.checks import check_name
+from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable
+
+try:
+    import asyncpg
+except ImportError as error:
+    raise InvalidInput(
+        f"--state asks for PostgreSQL, and {error.name} is not installed",
+        hint="pip install 'mesh-serve[cluster]'",
+    ) from error
+
+SCHEMES = ("postgresql", "postgres")
+DEFAULT_CELL = "mesh"
+ASK_S_MAX = 0.5
+"""For an answer of the database to a look at the lease, or its renewal."""
+WRITE_S_MAX = 0.8
+"""For a write; an operator hears within a second that there was none."""
+STATEMENT_S = 0.005
+WRITE_BYTES_PER_S = 8 << 20
+"""At least so fast goes a text, of which some have 40 MiB."""
+OPEN_S_MAX = 10.0
+"""For the first connection, and for the copy of what the registry holds."""
+COPY_S_MAX = 60.0
+REFRESH_S = 2.0
+"""Between two looks of one that stands by at what the leader has written."""
+_KEYS = {
+    "texts": ("model_id",),
+    "deployments": ("name",),
+    "profiles": ("model_id", "fingerprint"),
+    "histories": ("name",),
+    "revisions": ("name", "number"),
+}
+_TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION", "STRICT": ""}
+_SETTINGS = {
+    "application_name": "mesh",
+    # A leader that hangs amid a transaction would keep the next one waiting.
+    "idle_in_transaction_session_timeout": "1000",
+    "lock_timeout": "2000",
+    # The lock of a leader whose network is cut goes within seconds.
+    "tcp_keepalives_idle": "1",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "3000",
+}
+_OWN = """
+CREATE TABLE schema_version (version BIGINT NOT NULL);
+INSERT INTO schema_version VALUES (0);
+CREATE TABLE lease (epoch BIGINT NOT NULL, holder TEXT NOT NULL, until TIMESTAMPTZ NOT NULL);
+INSERT INTO lease VALUES (0, '', '-infinity');
+"""
+"""What SQLite has by itself, or needs not."""
+_SIGN = "hashtext('mesh ' || $1), $2::int"
+_SIGN_HELD = (
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2"
+    " AND classid = hashtext('mesh ' || $1)::oid AND objid = $2::int::oid"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
+_ROW = "SELECT epoch, holder, until::text AS until, until = '-infinity' AS given_up FROM lease"
+
+logger = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=256)
+def in_postgres(sql: str) -> str:
+    """A statement of the registry, as PostgreSQL writes it."""
+    sql = re.sub(r"\b(BLOB|INTEGER|REAL|STRICT)\b", lambda found: _TYPES[found[1]], sql)
+    parts = sql.split("?")
+    return parts[0] + "".join(f"${n}{part}" for n, part in enumerate(parts[1:], start=1))
+
+
+class Place:
+    """Where a cell's registry is: `postgresql://USER@HOST:PORT/DATABASE?cell=NAME`. Raises
+    InvalidInput.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            asked = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            _ = parts.port
+        except ValueError as error:
+            raise InvalidInput(f"--state: the address cannot be read: {error}") from error
+        if parts.scheme not in SCHEMES:
+            raise InvalidInput(
+                f"--state: {parts.scheme or url!r} is no kind of database that mesh knows",
+                hint="give it as postgresql://USER@HOST:PORT/DATABASE, or leave it out for SQLite",
+            )
+        self.cell = asked.pop("cell", DEFAULT_CELL)
+        check_name(self.cell, "--state: the cell's name")
+        self.dsn = urlunsplit(parts._replace(query=urlencode(asked)))
+        _, _, host = parts.netloc.rpartition("@")
+        self.shown = f"{parts.scheme}://{host}{parts.path}?cell={self.cell}"
+        """Without who asks, and by which password."""
+
+
+class PostgresRegistry:
+    """One controller's connections. `holder` is where clients and nodes reach it."""
+
+    def __init__(self, url: str, *, holder: str) -> None:
+        self._at = Place(url)
+        self.place = self._at.shown
+        self.epoch = 0
+        self.deposed = asyncio.Event()
+        """Set once another controller leads, or this one has stepped down."""
+        self.leads = asyncio.Event()
+        self.failure: MeshError | None = None
+        """Why it can never lead."""
+        self.lease = Lease()
+        self._holder = holder
+        self._now_s = asyncio.get_running_loop().time
+        self._copy = Tables("", self.place)
+        self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
+        self._keeping: Any = None
+        """The connection that looks at the lease, or renews it."""
+        self._writing: Any = None
+        self._committing = False
+        self._busy = asyncio.Lock()
+        """Whoever uses the connection that writes holds it."""
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._away = ""
+        """Why the database cannot be reached, as it was said last."""
+
+    @property
+    def tables(self) -> Tables:
+        return self._copy
+
+    async def open(self) -> None:
+        """See that the database is ours to use, read what it holds, and begin to stand by. Raises
+        StorageError.
+        """
+        try:
+            async with asyncio.timeout(OPEN_S_MAX):
+                await self._prepare()
+            with self._copy.transaction():
+                self._copy.migrate()
+            await self._refresh()
+        except BaseException:
+            await self.end()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._kept(self._keep)),
+            asyncio.create_task(self._kept(self._wait_for_sign)),
+        ]
+
+    async def commit(self, statements: Statements) -> None:
+        """One transaction, while this controller's epoch leads. Raises StorageError, and then
+        nothing has changed: where the connection breaks as it commits, the same is written again
+        until that is known, or another one leads.
+        """
+        try:
+            self.check_writable()
+        except Unavailable as error:
+            raise Unreached(error.message, hint=error.hint) from error
+        async with self._busy:
+            in_doubt = False
+            while not await self._is_written(statements, in_doubt):
+                in_doubt = True
+                logger.warning("whether a write to %s is kept is found out", self.place)
+                await asyncio.sleep(RENEW_S)
+            try:
+                await asyncio.to_thread(self._copy.apply, statements)
+            except StorageError as error:
+                logger.error("what this controller reads is behind: %s", error.message)
+
+    async def _is_written(self, statements: Statements, in_doubt: bool) -> bool:
+        """False where that is not known. Raises StorageError where it is not, unless an earlier try
+        is in doubt.
+        """
+        try:
+            async with asyncio.timeout(_write_s_max(statements)):
+                await self._transact(statements)
+        except Exception as error:
+            deposed = self.lease.role is Role.DEPOSED
+            committing, self._committing = self._committing, False
+            self._hang_up_writing()
+            if not deposed and (in_doubt or (committing and _is_cut(error))):
+                return False
+            if isinstance(error, StorageError):
+                raise
+            raise self._explained("write", error) from error
+        return True
+
+    def leader(self) -> str:
+        row = self.lease.row
+        return "" if row is None or row.given_up else row.holder
+
+    def check_writable(self) -> None:
+        """Raises Unavailable where this controller may not write now."""
+        if not self.lease.may_write(self._now_s()):
+            why = self._away or "another controller may lead"
+            raise Unavailable(
+                f"the registry at {self.place} takes no writes of this controller now: {why}",
+                hint="requests are served meanwhile; try again when the database is back",
+            )
+
+    def show(self, epoch: int) -> None:
+        """Somebody has obeyed a leader of this epoch."""
+        if self.lease.shown(epoch):
+            self.deposed.set()
+
+    async def step_down(self) -> None:
+        """Give the lease up, so that another one takes it at once."""
+        self.lease.step_down()
+        self.deposed.set()
+        async with self._busy:
+            with suppress(Exception):
+                async with asyncio.timeout(ASK_S_MAX):
+                    connection = await self._writer()
+                    sql = "UPDATE lease SET until = '-infinity' WHERE epoch = $1"
+                    await connection.execute(sql, self.epoch)
+
+    async def end(self) -> None:
+        """Close it; a leader gives its lease up."""
+        if self.lease.role is Role.LEADING:
+            await self.step_down()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in (self._keeping, self._writing):
+            if connection is not None:
+                connection.terminate()
+        self._keeping = self._writing = None
+        self._copy.close()
+
+    async def _prepare(self) -> None:
+        """The cell's schema and the tables that SQLite needs not, where they are missing."""
+        async with self._asked("open") as connection:
+            async with connection.transaction():
+                # Two controllers that start at once make it once.
+                await connection.execute(
+                    "SELECT pg_advisory_xact_lock(hashtext($1))", f"mesh {self._at.cell}"
+                )
+                if not await connection.fetchval(
+                    "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", self._at.cell
+                ):
+                    await connection.execute(f'CREATE SCHEMA "{self._at.cell}"')
+                if await connection.fetchval("SELECT to_regclass('lease')") is None:
+                    await connection.execute(_OWN)
+                    for step in STEPS:
+                        await connection.execute(in_postgres(step))
+                    await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
+            found = await connection.fetchval("SELECT version FROM schema_version")
+            check_schema(found, self.place)
+
+    async def _refresh(self) -> None:
+        """Bring the copy up to date, as one moment of the database. Tables of an earlier mesh,
+        whose leader may still use them, are read after this one has taken the lease.
+        """
+        async with self._asked("read") as connection, asyncio.timeout(COPY_S_MAX):
+            if await connection.fetchval("SELECT version FROM schema_version") != SCHEMA:
+                return
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                await self._read_changes(connection)
+
+    async def _read_changes(self, connection: Any) -> None:
+        changes: list[tuple[str, tuple[Any, ...]]] = []
+        versions = {}
+        for table in TABLES:
+            keys, known = _KEYS[table], self._versions[table]
+            listed = await connection.fetch(
+                f"SELECT {', '.join(keys)}, xmin::text AS v, ctid::text AS at FROM {table}"
+            )
+            there = {tuple(row[k] for k in keys): row["v"] for row in listed}
+            where = " AND ".join(f"{k} = ?" for k in keys)
+            gone = [key for key in known if key not in there]
+            changes += [(f"DELETE FROM {table} WHERE {where}", key) for key in gone]
+            for row in listed:
+                key = tuple(row[k] for k in keys)
+                if known.get(key) == row["v"]:
+                    continue
+                # One by one: texts are megabytes each.
+                found = await connection.fetchrow(
+                    f"SELECT * FROM {table} WHERE ctid = $1::text::tid", row["at"]
+                )
+                columns = ", ".join(found.keys())
+                marks = ", ".join("?" * len(found))
+                sql = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})"
+                changes.append((sql, tuple(found.values())))
+            versions[table] = there
+        if changes:
+            await asyncio.to_thread(self._copy.apply, tuple(changes))
+        self._versions.update(versions)
+
+    async def _keep(self) -> None:
+        """Look at the lease, take it, renew it: a beat every RENEW_S, or when woken."""
+        refreshed_s = self._now_s()
+        while self.lease.role is not Role.DEPOSED:
+            begun_s = self._now_s()
+            try:
+                async with asyncio.timeout(ASK_S_MAX):
+                    if self._keeping is None or self._keeping.is_closed():
+                        self._keeping = await self._connect(ASK_S_MAX)
+                    takes = await self._beat(self._keeping, begun_s)
+                if takes:
+                    await self._take(self._keeping)
+                elif self.lease.role is Role.STANDING_BY and begun_s - refreshed_s >= REFRESH_S:
+                    await self._refresh()
+                    refreshed_s = self._now_s()
+                self._note_away("")
+            except MeshError:
+                raise
+            except Exception as error:
+                self._note_away(str(error) or type(error).__name__)
+                if self._keeping is not None:
+                    self._keeping.terminate()
+                self._keeping = None
+                self.lease.not_taken(self._now_s())
+            left_s = RENEW_S - (self._now_s() - begun_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(left_s, 0.01)):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _beat(self, connection: Any, now_s: float) -> bool:
+        """Whether the lease is to be taken."""
+        if self.lease.role is Role.LEADING:
+            sql = "UPDATE lease SET until = clock_timestamp() + $2::float8 * interval '1 s'"
+            done = await connection.execute(f"{sql} WHERE epoch = $1", self.epoch, LEASE_S)
+            if done == "UPDATE 1":
+                self.lease.renewed(now_s)
+            else:
+                self.show(await connection.fetchval("SELECT epoch FROM lease"))
+            return False
+        row = await self._row(connection)
+        return self.lease.role is Role.TAKING or self.lease.seen(row, now_s)
+
+    async def _row(self, connection: Any) -> LeaseRow:
+        row = await connection.fetchrow(_ROW)
+        return LeaseRow(**dict(row))
+
+    async def _take(self, connection: Any) -> None:
+        """Take the lease, unless it has changed since it was looked at. Writes of the leader so far
+        end first, within the time that a transaction may rest.
+        """
+        asked_s, seen = self._now_s(), self.lease.row
+        async with asyncio.timeout(COPY_S_MAX), connection.transaction():
+            await connection.execute("SELECT 1 FROM lease FOR UPDATE")
+            if await self._row(connection) != seen:
+                self.lease.not_taken(self._now_s())
+                return
+            await self._migrate(connection)
+            epoch = await connection.fetchval("UPDATE starts SET epoch = epoch + 1 RETURNING epoch")
+            await connection.execute(
+                "UPDATE lease SET epoch = $1, holder = $2,"
+                " until = clock_timestamp() + $3::float8 * interval '1 s'",
+                *(epoch, self._holder, LEASE_S),
+            )
+            await self._read_changes(connection)
+        self.epoch = epoch
+        self.lease.taken(epoch, asked_s)
+        self.leads.set()
+        logger.info("leads the cell at %s, epoch %d", self.place, epoch)
+
+    async def _migrate(self, connection: Any) -> None:
+        found = await connection.fetchval("SELECT version FROM schema_version")
+        check_schema(found, self.place)
+        for step in STEPS[found:]:
+            await connection.execute(in_postgres(step))
+        await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
+
+    async def _wait_for_sign(self) -> None:
+        """Hold the advisory lock of its epoch while it leads; else wait for the leader's, where
+        that holds it: its session has ended when it comes.
+        """
+        while self.lease.role is not Role.DEPOSED:
+            connection = None
+            try:
+                connection = await self._connect(ASK_S_MAX)
+                await self._hold_sign(connection)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.debug("no sign of the leader: %s", error)  # `_keep` warns
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            await asyncio.sleep(RENEW_S)
+
+    async def _hold_sign(self, connection: Any) -> None:
+        seen = self.lease.row
+        if self.lease.role is Role.LEADING:
+            await connection.execute(f"SELECT pg_advisory_lock({_SIGN})", self._at.cell, self.epoch)
+            closed = asyncio.Event()
+            connection.add_termination_listener(lambda _: closed.set())
+            await closed.wait()
+        elif seen is not None and await connection.fetchval(_SIGN_HELD, self._at.cell, seen.epoch):
+            await connection.execute("SET lock_timeout = 0")
+            await connection.execute(f"SELECT pg_advisory_lock({_SIGN})", self._at.cell, seen.epoch)
+            if self.lease.signalled(seen.epoch):
+                self._woken.set()
+
+    async def _transact(self, statements: Statements) -> None:
+        """Raises Unreached where another one leads. `_committing` says how far it came."""
+        connection = await self._writer()
+        await connection.execute("BEGIN")
+        leads = await connection.fetchval("SELECT epoch FROM starts FOR SHARE")
+        if leads != self.epoch:
+            await connection.execute("ROLLBACK")
+            self.show(leads)
+            raise Unreached(f"another controller leads the cell now: epoch {leads}")
+        for sql, row in statements:
+            await connection.execute(in_postgres(sql), *row)
+        self._committing = True
+        await connection.execute("COMMIT")
+        self._committing = False
+
+    async def _writer(self) -> Any:
+        if self._writing is None or self._writing.is_closed():
+            self._writing = await self._connect(WRITE_S_MAX)
+        return self._writing
+
+    def _hang_up_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.terminate()
+        self._writing = None
+
+    async def _connect(self, within_s: float) -> Any:
+        return await asyncpg.connect(
+            self._at.dsn,
+            timeout=within_s,
+            server_settings={**_SETTINGS, "search_path": f'"{self._at.cell}"'},
+            target_session_attrs="read-write",
+        )
+
+    @asynccontextmanager
+    async def _asked(self, verb: str) -> AsyncIterator[Any]:
+        """A connection for one purpose. Raises StorageError for what goes wrong with it."""
+        try:
+            connection = await self._connect(OPEN_S_MAX)
+            try:
+                yield connection
+            finally:
+                connection.terminate()
+        except MeshError:
+            raise
+        except Exception as error:
+            raise self._explained(verb, error) from error
+
+    async def _kept(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Work that lasts as long as the registry: what ends it is told to who waits to lead."""
+        try:
+            await work()
+        except MeshError as error:
+            self.failure = error
+        except Exception as error:
+            logger.exception("the lease at %s is kept no longer", self.place)
+            self.failure = StorageError(f"the lease at {self.place} is lost: {error}")
+        if self.failure is not None:
+            self.lease.step_down()
+            self.deposed.set()
+
+    def _note_away(self, why: str) -> None:
+        if why and not self._away:
+            logger.warning("the database at %s cannot be reached: %s", self.place, why)
+        elif self._away and not why:
+            logger.info("the database at %s is back", self.place)
+        self._away = why
+
+    def _explained(self, verb: str, error: Exception) -> StorageError:
+        why = str(error) or type(error).__name__
+        message = f"cannot {verb} the registry at {self.place}: {why}"
+        if not _is_cut(error):
+            return StorageError(message, hint=_hint(error))
+        return Unreached(message, hint="see that the database runs, and that --state names it")
+
+
+def _write_s_max(statements: Statements) -> float:
+    """For a transaction: what is long takes longer."""
+    values = [value for _, row in statements for value in row]
+    sent_bytes = sum(len(value) for value in values if isinstance(value, str | bytes))
+    return WRITE_S_MAX + len(statements) * STATEMENT_S + sent_bytes / WRITE_BYTES_PER_S
+
+
+def _is_cut(error: Exception) -> bool:
+    """Whether the session ended or never came about, or the server stops or stands by."""
+    if not isinstance(error, asyncpg.PostgresError):
+        return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError)
+    state = error.sqlstate or ""
+    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "25006", "25P03")
+
+
+def _hint(error: Exception) -> str:
+    state = getattr(error, "sqlstate", None) or ""
+    if state.startswith("28"):
+        return "give a user and password that it knows: in the address, or by PGPASSWORD"
+    if state == "53100":
+        return "free space on the disk of the database, then try again"
+    if state == "3D000":
+        return "create the database first: `createdb NAME`"
+    if state == "42501":
+        return "grant the user CREATE on the database, or make a schema of the cell's name for it"
+    return "the database's log says more"

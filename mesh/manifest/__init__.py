@@ -1,0 +1,1 @@
+"""Manifests: `model.yaml`, read and written. The command line and the page share it."""

@@ -1,0 +1,106 @@
+"""A PostgreSQL server for all of these tests, and the registries of a cell on either database."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry
+from mesh.domain.errors import StorageError
+from tests.support.postgres_server import USER, PostgresServer, binaries
+
+LEAD_S_MAX = 60.0
+_CELLS = itertools.count()
+Opened = Callable[[], AbstractAsyncContextManager[Database]]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    pytest.importorskip("asyncpg", reason="no asyncpg here: `make test-cluster` has it")
+    found = binaries()
+    if found is None:
+        pytest.skip("no PostgreSQL here: apt-get install postgresql")
+    server = PostgresServer(found)
+    server.start()
+    try:
+        asyncio.run(_create_database(server))
+        yield server
+    finally:
+        server.close()
+
+
+async def _create_database(server: PostgresServer) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(server.url(database="postgres").partition("?")[0])
+    await connection.execute(f"CREATE DATABASE {USER}")
+    await connection.close()
+
+
+@pytest.fixture
+def cell() -> str:
+    """The name of a cell that nobody has used."""
+    return f"cell-{next(_CELLS)}"
+
+
+@asynccontextmanager
+async def leading(url: str, holder: str = "127.0.0.1:7070") -> AsyncIterator[Database]:
+    """A registry in PostgreSQL, once it leads."""
+    from mesh.controller.postgres import PostgresRegistry
+
+    registry = PostgresRegistry(url, holder=holder)
+    await registry.open()
+    try:
+        async with asyncio.timeout(LEAD_S_MAX):
+            await registry.leads.wait()
+        yield registry
+    finally:
+        await registry.end()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, cell: str) -> Opened:
+    """Opens a cell's registry, as a controller that leads does; again and again the same."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("server").url(cell)
+        return lambda: leading(url)
+
+    @asynccontextmanager
+    async def in_file() -> AsyncIterator[Database]:
+        registry = SqliteRegistry(tmp_path)
+        try:
+            yield registry
+        finally:
+            await registry.end()
+
+    return in_file
+
+
+async def written(write: Callable[..., None], *what: object) -> None:
+    """Write something as the core's performer does. Raises what it is told."""
+    told: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+    write(*what, told.set_result)
+    async with asyncio.timeout(LEAD_S_MAX):
+        error = await told
+    if error is not None:
+        raise error
+
+
+async def within(event: asyncio.Event) -> None:
+    async with asyncio.timeout(LEAD_S_MAX):
+        await event.wait()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Poll until it holds."""
+    async with asyncio.timeout(LEAD_S_MAX):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def settled(writes: RegistryWrites) -> None:
+    """Everything has been written."""
+    await writes.close()

@@ -1,0 +1,301 @@
+"""What a registry in PostgreSQL does when the database, the network or another controller fails."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.lease import LEASE_S
+from mesh.controller.registry import SCHEMA, Database, RegistryWrites, stored
+from mesh.domain.errors import InvalidInput, StorageError, Unavailable
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName
+from tests.cluster.conftest import leading, settled, until, within, written
+from tests.controller.test_registry import TEXT, deployment
+from tests.support.postgres_server import PostgresServer
+
+asyncpg = pytest.importorskip("asyncpg")
+from mesh.controller.postgres import Place, PostgresRegistry  # noqa: E402
+
+REFUSED_S_MAX = 1.5
+"""An operator hears within a second; the machine of a test may be busy."""
+HISTORY = OutputHistory(mean_tokens=9.0, count=5)
+
+
+def names(database: Database) -> list[str]:
+    return [one.spec.name for one in database.tables.deployments()]
+
+
+@asynccontextmanager
+async def standby(url: str, holder: str = "127.0.0.1:7071") -> AsyncIterator[PostgresRegistry]:
+    registry = PostgresRegistry(url, holder=holder)
+    await registry.open()
+    try:
+        yield registry
+    finally:
+        await registry.end()
+
+
+async def asked(url: str, sql: str) -> object:
+    connection = await asyncpg.connect(Place(url).dsn)
+    try:
+        await connection.execute(f'SET search_path = "{Place(url).cell}"')
+        return await connection.fetchval(sql)
+    finally:
+        await connection.close()
+
+
+def test_an_address_that_cannot_be_meant_is_told() -> None:
+    for url, what in (
+        ("mysql://x/y", "'mysql' is no kind of database"),
+        ("postgresql://h:x/y", "cannot be read"),
+        ("postgresql://h/y?cell=No_Label", "the cell's name 'No_Label' is no DNS label"),
+    ):
+        with pytest.raises(InvalidInput, match=what):
+            Place(url)
+    place = Place("postgresql://me:secret@h:5433/y?cell=b&sslmode=require")
+    assert place.shown == "postgresql://h:5433/y?cell=b"
+    assert place.dsn == "postgresql://me:secret@h:5433/y?sslmode=require"
+
+
+async def test_what_keeps_it_from_opening_is_told_without_the_password(
+    server: PostgresServer, cell: str
+) -> None:
+    wrong = server.url(cell, password="quite wrong")
+    with pytest.raises(StorageError, match="password authentication failed") as told:
+        await PostgresRegistry(wrong, holder="a").open()
+    assert "PGPASSWORD" in told.value.hint
+    assert "quite" not in told.value.message
+    with pytest.raises(StorageError, match='database "nowhere" does not exist') as told:
+        await PostgresRegistry(server.url(cell, database="nowhere"), holder="a").open()
+    assert "createdb" in told.value.hint
+    closed = server.url(cell).replace(str(server.port), "1")
+    with pytest.raises(StorageError, match="cannot open the registry"):
+        await PostgresRegistry(closed, holder="a").open()
+
+
+async def test_a_later_schema_is_refused_and_an_earlier_one_loses_nothing(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as database:
+        await written(RegistryWrites(database).store, deployment(), TEXT, None)
+    await asked(url, f"UPDATE schema_version SET version = {SCHEMA + 1}")
+    with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}; this mesh knows up to"):
+        await PostgresRegistry(url, holder="a").open()
+    # As schema 7 was.
+    await asked(url, "ALTER TABLE histories DROP COLUMN classes")
+    await asked(url, "UPDATE schema_version SET version = 7")
+    async with leading(url) as database:
+        assert names(database) == ["chat"]
+        writes = RegistryWrites(database)
+        writes.store_history(DeploymentName("chat"), HISTORY)
+        await settled(writes)
+        assert database.tables.histories() == {DeploymentName("chat"): HISTORY}
+    assert await asked(url, "SELECT version FROM schema_version") == SCHEMA
+
+
+async def test_a_second_cell_of_the_name_stands_by_and_follows_what_is_written(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
+    url = server.url(cell)
+    async with leading(url, "one:7070") as leader, standby(url, "two:7070") as second:
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        await until(lambda: names(second) == ["chat"])
+        assert second.leader() == "one:7070"
+        assert not second.leads.is_set()
+        with pytest.raises(Unavailable):
+            second.check_writable()
+        async with leading(server.url(f"{cell}-other")) as other:
+            assert (other.epoch, names(other)) == (1, [])
+        await asyncio.sleep(2 * LEASE_S)
+        assert not second.leads.is_set()
+
+
+async def test_the_next_one_leads_soon_after_a_leader_dies_or_steps_down(
+    server: PostgresServer, cell: str
+) -> None:
+    """A death is seen by the end of the leader's sessions, before its lease runs out."""
+    url = server.url(cell)
+    async with standby(url, "one:7070") as first, standby(url, "two:7070") as second:
+        await until(lambda: first.leads.is_set() or second.leads.is_set())
+        leader, other = (first, second) if first.leads.is_set() else (second, first)
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        await leader.step_down()
+        await within(other.leads)
+        assert (other.epoch, names(other)) == (leader.epoch + 1, ["chat"])
+        assert leader.deposed.is_set()
+
+
+async def test_a_leader_that_was_frozen_writes_nothing_and_hears_of_it(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as leader:
+        assert isinstance(leader, PostgresRegistry)
+        # As after SIGSTOP: it renews nothing, and believes that it leads.
+        for task in leader._tasks:
+            task.cancel()
+        async with standby(url) as second:
+            await within(second.leads)
+            assert second.epoch == leader.epoch + 1
+            leader.lease.renewed(time.monotonic())
+            with pytest.raises(StorageError, match=f"leads the cell now: epoch {second.epoch}"):
+                await leader.commit(stored(deployment(), TEXT))
+            assert leader.deposed.is_set()
+            await written(RegistryWrites(second).store, deployment("b"), TEXT, None)
+    async with leading(url) as third:
+        assert names(third) == ["b"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_database_that_is_away_costs_writes_alone(
+    server: PostgresServer, cell: str, *, hangs: bool
+) -> None:
+    """They are refused at once, what nobody waits for is kept, and nobody else leads after it."""
+    url, chat = server.url(cell), DeploymentName("chat")
+    async with leading(url) as leader, standby(url) as second:
+        writes = RegistryWrites(leader)
+        await written(writes.store, deployment(), TEXT, None)
+        server.hang(stopped=True) if hangs else server.stop()
+        try:
+            for _ in range(3):
+                begun_s = time.monotonic()
+                with pytest.raises(StorageError, match="registry"):
+                    await written(writes.store, deployment("b"), TEXT, None)
+                assert time.monotonic() - begun_s < REFUSED_S_MAX
+                await asyncio.sleep(LEASE_S / 2)
+            with pytest.raises(Unavailable, match="takes no writes of this controller now"):
+                leader.check_writable()
+            writes.store_history(chat, HISTORY)
+            assert leader.tables.text(deployment().model.model_id) == TEXT
+        finally:
+            server.hang(stopped=False) if hangs else server.start()
+        await until(lambda: leader.tables.histories() == {chat: HISTORY})
+        await written(writes.store, deployment("c"), TEXT, None)
+        assert not leader.deposed.is_set()
+        assert not second.leads.is_set()
+    async with leading(url) as third:
+        assert (names(third), third.tables.histories()) == (["c", "chat"], {chat: HISTORY})
+
+
+class Cutter:
+    """Stands between a controller and its database, and cuts a connection as it commits: with the
+    COMMIT sent on, or not.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.cuts = 0
+        self.sends = True
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        answers, to = await asyncio.open_connection("127.0.0.1", self._port)
+        answering = asyncio.create_task(self._copy(answers, back))
+        try:
+            while data := await client.read(1 << 16):
+                cut = self.cuts > 0 and b"COMMIT" in data
+                if cut:
+                    self.cuts -= 1
+                    answering.cancel()
+                if not cut or self.sends:
+                    to.write(data)
+                    await to.drain()
+                if cut:
+                    await asyncio.sleep(0.05)
+                    return
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            answering.cancel()
+            back.transport.abort()
+            to.transport.abort()
+            self._tasks.discard(task)
+
+    async def _copy(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                to.write(data)
+                await to.drain()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_connection_that_is_cut_in_a_commit_leaves_no_doubt(
+    server: PostgresServer, cell: str, *, arrives: bool
+) -> None:
+    cutter = Cutter(server.port)
+    port = await cutter.start()
+    url = server.url(cell).replace(str(server.port), str(port))
+    try:
+        async with leading(url) as leader:
+            writes = RegistryWrites(leader)
+            await written(writes.store, deployment(), TEXT, None)
+            cutter.sends, cutter.cuts = arrives, 2
+            await written(writes.store, deployment("b"), TEXT, None)
+            assert cutter.cuts == 0
+            await written(writes.remove, DeploymentName("chat"))
+            assert names(leader) == ["b"]
+    finally:
+        await cutter.stop()
+    async with leading(server.url(cell)) as database:
+        assert names(database) == ["b"]
+
+
+@contextmanager
+def small_disk(owner: int, mebibytes: int) -> Iterator[Path]:
+    """Skips where none can be mounted."""
+    path = Path(f"/tmp/mesh-small-disk-{os.getpid()}")
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,uid={owner},mode=700"]
+    try:
+        if subprocess.run([*mount, "small", path], check=False, capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here")
+        try:
+            yield path
+        finally:
+            subprocess.run(["umount", "-l", path], check=True)
+    finally:
+        path.rmdir()
+
+
+async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(
+    server: PostgresServer, cell: str
+) -> None:
+    with small_disk(65534, 4) as path:
+        name = cell.replace("-", "_")
+        plain = await asyncpg.connect(Place(server.url()).dsn)
+        await plain.execute(f"CREATE TABLESPACE {name} LOCATION '{path}'")
+        url = f"{server.url(cell)}&default_tablespace={name}"
+        async with leading(url) as database:
+            writes = RegistryWrites(database)
+            await written(writes.store, deployment(), TEXT, None)
+            large = replace(TEXT, tokenizer_json=os.urandom(8 << 20))
+            with pytest.raises(StorageError, match="No space left on device"):
+                await written(writes.store, deployment("b", model="sha256-2"), large, None)
+            await written(writes.store, replace(deployment(), context_tokens_max=7), None, None)
+            assert names(database) == ["chat"]
+        async with leading(url) as database:
+            assert [one.context_tokens_max for one in database.tables.deployments()] == [7]
+        await plain.execute(f'DROP SCHEMA "{cell}" CASCADE')
+        await plain.execute(f"DROP TABLESPACE {name}")
+        await plain.close()

@@ -1,0 +1,93 @@
+"""Who leads, by steps of time: the lease without a database."""
+
+from mesh.controller.lease import LEASE_S, LOOK_S_MAX, RENEW_S, Lease, LeaseRow, Role
+
+
+def row(until: int, *, epoch: int = 3, given_up: bool = False) -> LeaseRow:
+    return LeaseRow(epoch=epoch, holder="a:1", until=str(until), given_up=given_up)
+
+
+def leader(at_s: float = 0.0, epoch: int = 3) -> Lease:
+    lease = Lease()
+    assert lease.seen(row(0, given_up=True), at_s)
+    lease.taken(epoch, at_s)
+    return lease
+
+
+def test_a_lease_that_is_renewed_is_never_taken() -> None:
+    lease = Lease()
+    for beat in range(100):
+        assert not lease.seen(row(beat), beat * RENEW_S)
+    assert lease.role is Role.STANDING_BY
+
+
+def test_one_that_nobody_renews_is_taken_when_it_has_lasted_and_not_before() -> None:
+    lease, beats = Lease(), int(LEASE_S / RENEW_S)
+    looks = [lease.seen(row(7), 5.0 + beat * RENEW_S) for beat in range(beats + 1)]
+    assert looks == [False] * beats + [True]
+    assert lease.role is Role.TAKING
+
+
+def test_one_that_was_given_up_is_taken_at_once() -> None:
+    assert Lease().seen(row(7, given_up=True), 5.0)
+
+
+def test_a_time_without_looks_says_nothing() -> None:
+    """The database was away, and the leader could not renew either."""
+    lease = Lease()
+    assert not lease.seen(row(7), 0.0)
+    back_s = 30.0
+    assert not lease.seen(row(7), back_s)
+    assert not lease.seen(row(8), back_s + RENEW_S), "the leader was faster"
+    late_s = back_s + RENEW_S + LOOK_S_MAX + 0.01
+    assert not lease.seen(row(8), late_s)
+    assert not lease.seen(row(8), late_s + LEASE_S / 2)
+    assert lease.seen(row(8), late_s + LEASE_S + 0.01)
+
+
+def test_the_end_of_the_leaders_session_is_a_sign_for_its_epoch_alone() -> None:
+    lease = Lease()
+    assert not lease.signalled(3), "it has not looked yet"
+    lease.seen(row(7), 0.0)
+    assert not lease.signalled(2)
+    assert lease.signalled(3)
+    lease.not_taken(0.1)
+    assert lease.role is Role.STANDING_BY
+    assert not lease.seen(row(9, epoch=4), 0.2)
+    assert not lease.signalled(3), "another one was faster"
+
+
+def test_after_a_try_in_vain_it_waits_again() -> None:
+    lease = Lease()
+    assert lease.seen(row(7, given_up=True), 0.0)
+    lease.not_taken(0.1)
+    assert not lease.seen(row(9, epoch=4), 0.2)
+    assert not lease.seen(row(9, epoch=4), 0.2 + LEASE_S / 2)
+
+
+def test_a_leader_that_cannot_renew_serves_on_and_writes_nothing() -> None:
+    lease = leader(at_s=10.0)
+    assert lease.may_write(10.0 + LEASE_S / 2)
+    assert not lease.may_write(10.0 + LEASE_S)
+    assert lease.role is Role.LEADING
+    lease.renewed(40.0)
+    assert lease.may_write(40.0 + LEASE_S / 2)
+
+
+def test_a_higher_epoch_deposes_it_and_nothing_else_does() -> None:
+    lease = leader(epoch=3)
+    assert not lease.shown(2)
+    assert not lease.shown(3)
+    assert lease.may_write(0.1)
+    assert lease.shown(4)
+    assert (lease.role, lease.may_write(0.1)) == (Role.DEPOSED, False)
+    assert not lease.shown(5), "it is told once"
+    assert not lease.seen(row(9, epoch=5, given_up=True), 9.0), "it leads never again"
+
+
+def test_one_that_stepped_down_leads_never_again() -> None:
+    lease = leader()
+    lease.step_down()
+    assert not lease.may_write(0.1)
+    assert not lease.seen(row(9, given_up=True), 1.0)
+    assert not lease.signalled(3)
