@@ -14,7 +14,7 @@ from mesh.compute.times import Times
 from mesh.policy.colocated import CoLocated, alone_s, batched_s, is_served_late, keeps_pace
 from mesh.policy.plans import Join, Label, Move, Plan, Refuse, Start
 from mesh.policy.polyserve import by_tier, label_of, tier
-from mesh.policy.polyserve_baselines import Choice, drawn
+from mesh.policy.polyserve_baselines import Choice, drawn, iteration_s
 from mesh.policy.rules.chunked import APART
 from mesh.policy.rules.turns import TurnRule
 from mesh.policy.views import CellView, InstanceView, RequestView
@@ -110,7 +110,7 @@ class ApartBaseline(CoLocated):
         if servers and self.choice is Choice.RANDOM:
             yield Move(requests=(request,), to=drawn(request, servers), at_once=True)
         elif servers:
-            server = min(servers, key=lambda of: (cell.decode_s(of), of.instance_id))
+            server = min(servers, key=lambda of: (*iteration_s(of, cell), of.instance_id))
             yield Move(requests=(request,), to=server, at_once=True)
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:

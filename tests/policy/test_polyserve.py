@@ -235,3 +235,16 @@ def test_prompts_alone_are_computed_by_deadline_and_nobody_decodes_beside_them()
     whole = next_turn(APART, [of], 0.0, prefill_tokens_max=8192)
     assert whole is not None
     assert whole.prefill == ((second, 3000),), "less than twice the budget is finished at once"
+
+
+def test_the_quickest_iteration_counts_prompts_and_of_equal_ones_the_smaller_batch() -> None:
+    cell = Servers("co-minimal")
+    flat = profile(
+        prefill=GROWING.prefill, decode=Grid(rows=(32,), columns=(4096,), seconds=((0.01,),))
+    )
+    for entry in cell.core.cell.instances.values():
+        entry.profile = flat
+    assert [cell.ask(0.05, prompt=n) for n in (40, 9, 20, 3)] == ["n1", "n2", "n3", "n2"]
+    for number, name in enumerate(("n1", "n2", "n3", "n2"), 1):
+        cell.tokens(cell.links[name], f"r{number}", (7,))
+    assert cell.ask_all(0.05, 3) == ["n1", "n3", "n2"]
