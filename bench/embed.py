@@ -185,9 +185,11 @@ def _readers(node: Any, kind: str) -> list[Any]:
     return [one for one in reading if one.get_type_name() == kind]
 
 
-def least_cosine(some: Vectors, others: Vectors) -> float:
-    """The least similar vectors of the same text; a text that was refused is left out."""
+def least_cosine(some: Vectors, others: Vectors) -> float | None:
+    """The least of the cosines of vectors of the same text; a text that was refused has none."""
     pairs = [(one, other) for one, other in zip(some, others, strict=True) if one and other]
+    if not pairs:
+        return None
     sides = [np.array(side, np.float64) for side in zip(*pairs, strict=True)]
     ours, theirs = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
     return float((ours * theirs).sum(axis=1).min())
@@ -267,10 +269,12 @@ def run(
                 if number > 0 and name == "mesh":
                     met += [one_s <= SLO.ttft_s for one_s in came_s]
                 if number > 0:
-                    rates[name][at_once].append(TEXTS / took_s)
+                    embedded = sum(map(bool, vectors[name]))
+                    rates[name][at_once].append(embedded / took_s)
                 if len(vectors) == len(asks):
                     ours = vectors.pop("mesh")
-                    cosines += [least_cosine(ours, theirs) for theirs in vectors.values()]
+                    found = (least_cosine(ours, theirs) for theirs in vectors.values())
+                    cosines += [cosine for cosine in found if cosine is not None]
                     vectors = {}
         beside = chats_beside(cell.address, http_address, specs[1], seconds)
     told = {name: {str(n): median(of) for n, of in by.items()} for name, by in rates.items()}

@@ -20,6 +20,7 @@ from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
 from mesh.wire.codec import from_wire, report_from_wire, welcome
+from mesh.wire.connection import EPOCH_KEY
 from mesh.wire.errors import error_named
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.malformed import Malformed
@@ -30,6 +31,8 @@ HELLO_S_MAX = 5.0
 """From the call to the node's hello."""
 COMMANDS_MAX = 10_000
 """At most so many commands wait to be sent; a node that takes them more slowly counts as gone."""
+
+EPOCH_DIGITS_MAX = 19
 
 M = TypeVar("M")
 
@@ -52,11 +55,20 @@ class _Link:
 
 class NodeLinks(NodeLinkServicer):
     """Link ids are counted up and never used twice. It keeps what nodes say that have not joined
-    yet, for as long as their calls last; the core does not know of them.
+    yet, for as long as their calls last; the core does not know of them. `epoch` is of the
+    controller's lease, 0 without one; `shown` is called with a higher one that a node has obeyed.
     """
 
-    def __init__(self, *, post: Callable[[ControllerEvent], None]) -> None:
+    def __init__(
+        self,
+        *,
+        post: Callable[[ControllerEvent], None],
+        epoch: int = 0,
+        shown: Callable[[int], None] = lambda epoch: None,
+    ) -> None:
         self._post = post
+        self._epoch = epoch
+        self._shown = shown
         self._links: dict[int, _Link] = {}
         self._starting: dict[object, NodeStarting] = {}
         """By call, what each of them said last."""
@@ -67,7 +79,7 @@ class NodeLinks(NodeLinkServicer):
     def accept(self, link_id: int, rule: NodeRule) -> None:
         link = self._links.get(link_id)
         if link is not None:
-            link.commands.put(welcome(HEARTBEAT_S, rule))
+            link.commands.put(welcome(HEARTBEAT_S, rule, self._epoch))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)
@@ -102,6 +114,13 @@ class NodeLinks(NodeLinkServicer):
         """The nodes that have not joined yet, by name."""
         return tuple(sorted(self._starting.values(), key=lambda one: one.node_id))
 
+    def is_outdone(self, context: Any) -> bool:
+        """Whether the node of this call has obeyed a later leader."""
+        obeyed = _obeyed(context) if self._epoch else 0
+        if obeyed > self._epoch:
+            self._shown(obeyed)
+        return obeyed > self._epoch
+
     async def Start(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.NodeStarting | Malformed], context: Any
     ) -> None:
@@ -121,6 +140,8 @@ class NodeLinks(NodeLinkServicer):
             raise Unavailable("the controller is stopping")
         if len(self._links) >= LINKS_MAX:
             raise Unavailable(f"{len(self._links)} nodes are linked, which is the limit")
+        if self._epoch and self.is_outdone(context):
+            raise Unavailable(f"another controller leads, later than epoch {self._epoch}")
         self._made += 1
         link = self._links[self._made] = _Link(self._made)
         try:
@@ -177,6 +198,12 @@ class NodeLinks(NodeLinkServicer):
             if link.ended.done():
                 return
             self._post(NodeReported(link_id=link.link_id, report=report))
+
+
+def _obeyed(context: Any) -> int:
+    """The highest epoch that the node of this call has obeyed; 0 for none, or for what is none."""
+    said = str(dict(context.invocation_metadata() or ()).get(EPOCH_KEY, ""))
+    return int(said) if said.isascii() and said.isdigit() and len(said) < EPOCH_DIGITS_MAX else 0
 
 
 async def _write(link: _Link, context: Any) -> None:

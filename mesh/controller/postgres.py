@@ -22,11 +22,10 @@ from mesh.controller.registry import (
     TABLES,
     Statements,
     Tables,
-    Unreached,
     check_schema,
 )
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable, Unreached
 
 try:
     import asyncpg

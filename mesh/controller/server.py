@@ -36,7 +36,7 @@ from mesh.controller.open_inference import OpenInference
 from mesh.controller.operating import Operating
 from mesh.controller.operations import Operations
 from mesh.controller.reading import Reading
-from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry
+from mesh.controller.registry import Database, RegistryWrites, SqliteRegistry, make_folder
 from mesh.controller.replaying import Replaying
 from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
@@ -95,6 +95,16 @@ class _Health(health.HealthServicer):  # type: ignore[misc]
     """Health can be asked for and not watched, for which clients take that of who serves no such
     call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_outdone: Callable[[Any], bool] = lambda context: False
+        """Whether the node of a call has obeyed a later leader."""
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802
+        if self.is_outdone(context):
+            return health_pb2.HealthCheckResponse(status="NOT_SERVING")
+        return await super().Check(request, context)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "health is not watched here: use Check")
@@ -156,7 +166,7 @@ async def serve(
             try:
                 stood_by = not database.leads.is_set()
                 if stood_by:
-                    await _stand_by(database, guard, server, http, health_, ending)
+                    await _stand_by(database, guard, access.gate, server, http, health_, ending)
                 if ending.is_set():
                     return
                 controller = Controller(config, ending, opened, access, database, health_)
@@ -214,6 +224,7 @@ async def _opened_registry(config: ControllerConfig, address: str) -> Database:
         return SqliteRegistry(config.home / "controller")
     from mesh.controller.postgres import PostgresRegistry  # with asyncpg, which few have
 
+    make_folder(config.home / "controller")  # for usage and keys
     host, port = parse_address(address)
     everywhere = host in ("0.0.0.0", "::")
     holder = format_address(socket.gethostname(), port) if everywhere else address
@@ -225,16 +236,19 @@ async def _opened_registry(config: ControllerConfig, address: str) -> Database:
 async def _stand_by(
     database: Database,
     guard: Guard,
+    gate: Gate,
     server: grpc.aio.Server,
     http: "HttpServer | None",
-    health_: health.HealthServicer,
+    health_: _Health,
     ending: asyncio.Event,
 ) -> None:
     """Answer who asks with where the leader is, until this controller leads or is to end. Raises
     what keeps it from ever leading.
     """
 
-    def instead() -> Unavailable:
+    def instead(known: bool) -> Unavailable:
+        if not known:  # where the leader is, within its network, is for those who have a key
+            return Unavailable("this controller stands by", hint="ask the one that leads")
         leader = database.leader()
         return Unavailable(
             f"this controller stands by; {leader or 'none'} leads",
@@ -247,7 +261,7 @@ async def _stand_by(
     if http is not None:
         from mesh.http.app import standing_by
 
-        http.start(standing_by(instead))
+        http.start(standing_by(instead, gate))
     logger.info("stands by; %s leads", database.leader() or "none")
     await _first_of(ending, database.leads, database.deposed)
     if database.failure is not None:
@@ -336,6 +350,18 @@ def _opened_journal(
     return [journal]
 
 
+class _Started:
+    """A gRPC server that has started, as services are added to one: it takes no handlers by their
+    methods any more, which would spare it the look at each service's.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """They are among the generic ones."""
+
+
 class Controller:
     """Everything that one controller is made of. `opened` closes its files at the very end."""
 
@@ -346,7 +372,7 @@ class Controller:
         opened: ExitStack,
         access: _Access,
         database: Database,
-        health_: health.HealthServicer,
+        health_: _Health,
     ) -> None:
         self.failure: Exception | None = None
         self._gate = access.gate
@@ -366,7 +392,10 @@ class Controller:
             _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
         )
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
-        self._links = NodeLinks(post=self._post)
+        leased = config.state is not None
+        self._links = NodeLinks(
+            post=self._post, epoch=database.epoch if leased else 0, shown=database.show
+        )
         operations = Operations(post=self._post, epoch=start.epoch)
         traces = _opened_traces(config, clock, opened)
         self._gateway = Gateway(
@@ -428,6 +457,7 @@ class Controller:
         )
         self._feed: Feed | None = None
         self._health = health_
+        health_.is_outdone = self._links.is_outdone
         performer = ControllerPerformer(
             links=self._links,
             clients=self._gateway,
@@ -460,15 +490,16 @@ class Controller:
         serving: bool,
     ) -> None:
         """Serve everything on servers that are bound; `serving`: they have started."""
-        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
+        handled: Any = _Started(server) if serving else server
+        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), handled)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-            OpenInference(self._gateway), server
+            OpenInference(self._gateway), handled
         )
-        control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
-        node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
+        control_pb2_grpc.add_ControlServicer_to_server(self._control, handled)
+        node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, handled)
         if not self._gate.wants_keys:
             names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            reflection.enable_server_reflection(names, handled)
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if not serving:

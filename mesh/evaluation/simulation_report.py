@@ -42,14 +42,16 @@ class SimulationReport:
     wall_s: float
     prefetches: PrefetchView
     """They are those of the controller that runs at the end."""
+    cold_felt: int
+    """The loads that callers waited for, from when on the scenario compares."""
     loaded_bytes: int
-    """The weights that all loads read."""
+    """The weights that all loads read since then."""
     cold_felt_ratio: float | None = None
-    """The loads that callers waited for, over those of the same run without a prefetch budget,
-    where the scenario asks for it; `None` also where there were none.
+    """`cold_felt` over that of the same run without prefetch budgets, where the scenario compares
+    them; `None` also where there were none.
     """
     bytes_ratio: float | None = None
-    """The bytes that all loads read, over the same."""
+    """The same of `loaded_bytes`."""
     faults: tuple[tuple[str, int], ...] = ()
     """How many of each kind there were."""
     checks: tuple[tuple[str, int], ...] = ()
@@ -85,12 +87,33 @@ def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, 
 
 def beside_none(report: SimulationReport, without: SimulationReport) -> SimulationReport:
     """The report, with its ratios over a run in which nothing was loaded before it was called."""
-    felt, read_bytes = without.prefetches.felt, without.loaded_bytes
+    felt, read_bytes = without.cold_felt, without.loaded_bytes
     return replace(
         report,
-        cold_felt_ratio=report.prefetches.felt / felt if felt else None,
+        cold_felt_ratio=report.cold_felt / felt if felt else None,
         bytes_ratio=report.loaded_bytes / read_bytes if read_bytes else None,
     )
+
+
+class LoadCounts:
+    """What a cell has loaded from a time on, in seconds after its first arrival could come."""
+
+    def __init__(self, cell: VirtualCell, from_s: float) -> None:
+        self._cell = cell
+        self._before = 0, 0
+        cell.clock.call_at(cell.started_s + from_s, self._begin)
+
+    def _begin(self) -> None:
+        self._before = self._all()
+
+    def _all(self) -> tuple[int, int]:
+        felt = self._cell.core.cell.prefetches.view.felt
+        return felt, sum(node.engine.loaded_bytes for node in self._cell.nodes)
+
+    def since(self) -> tuple[int, int]:
+        """The loads that callers waited for, and the bytes of all."""
+        (felt, read_bytes), before = self._all(), self._before
+        return felt - before[0], read_bytes - before[1]
 
 
 class _Lines:

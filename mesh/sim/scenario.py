@@ -154,8 +154,10 @@ class Scenario:
     leaves.
     """
     limits: CellLimits = field(default_factory=CellLimits)
-    compare_prefetch: bool = False
-    """Whether it is run once more without prefetch budgets, and its report has the ratios."""
+    prefetch_compared_from_s: float | None = None
+    """It is run once more without prefetch budgets, and its report has the ratios of what came from
+    then on: before, calls only teach. `None`: it is run once.
+    """
     faults: Faults | None = None
 
 
@@ -341,6 +343,8 @@ def _check(scenario: Scenario) -> None:
     for name, value in asdict(scenario.limits).items():
         if value is not None:
             at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
+    if (from_s := scenario.prefetch_compared_from_s) is not None:
+        at_least("prefetch_compared_from_s", from_s, above=False, finite=True)
     at_least("link_delay_s", scenario.link_delay_s, above=False, finite=True)
     at_least("seed", scenario.seed, above=False)
     at_least("beginnings", scenario.beginnings, above=False)

@@ -182,6 +182,7 @@ class Welcome(_message.Message):
     TURN_PARAMETERS_FIELD_NUMBER: _builtins.int
     TURN_DIGEST_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """The turn rule: which instance computes next. Empty: headroom."""
@@ -195,6 +196,8 @@ class Welcome(_message.Message):
     """Of the policy file that has the turn rule. Empty: every node has it."""
     swap_bytes: _builtins.int
     """What weights on the device and KV caches may take together. 0: no weights are swapped."""
+    epoch: _builtins.int
+    """Of the controller's lease: a node obeys no lower one than it has. 0: there is no lease."""
     @_builtins.property
     def turn_parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers of the turn rule, by their names."""
@@ -210,10 +213,11 @@ class Welcome(_message.Message):
         turn_parameters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         turn_digest: _builtins.str = ...,
         swap_bytes: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,8 +65,8 @@ SIZES_MAX = 64
 """Rows, and columns, of a grid: sizes of powers of two never come to as many."""
 
 
-def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
-    """The first message of an accepted link."""
+def welcome(heartbeat_s: float, rule: NodeRule, epoch: int = 0) -> pb.NodeCommand:
+    """The first message of an accepted link; `epoch` is of the controller's lease, 0 for none."""
     greeting = pb.Welcome(
         heartbeat_s=heartbeat_s,
         turns=rule.turn.name,
@@ -76,6 +76,7 @@ def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
         overestimate=rule.overestimate,
         chunk_tokens_max=rule.chunk_tokens_max,
         swap_bytes=rule.swap_bytes,
+        epoch=epoch,
     )
     return pb.NodeCommand(welcome=greeting)
 

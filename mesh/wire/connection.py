@@ -26,6 +26,9 @@ from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
 from mesh.wire.unread import refused, reports_written
 
+EPOCH_KEY = "mesh-epoch"
+"""In the metadata of a node's call: the highest epoch that it has obeyed, if any."""
+
 logger = logging.getLogger(__name__)
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
@@ -34,7 +37,11 @@ Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
 class Connection:
     """An async context: leaving it closes the call and its channel."""
 
-    def __init__(self, *, address: str, reports_max: int, welcome_s_max: float) -> None:
+    def __init__(
+        self, *, address: str, reports_max: int, welcome_s_max: float, epoch: int = 0
+    ) -> None:
+        self.epoch = epoch
+        """The highest that the node has obeyed; the controller's, once that has taken the node."""
         self.opened = False
         """The controller has taken the node."""
         self._address = address
@@ -43,7 +50,8 @@ class Connection:
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
-        self._call: Call = connect(metadata=credentials().metadata)
+        told = ((EPOCH_KEY, str(epoch)),) if epoch else ()
+        self._call: Call = connect(metadata=(*(credentials().metadata or ()), *told))
         self._commands = aiter(self._call)
         self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -123,6 +131,11 @@ class Connection:
             raise await self._ended(error) from error
         if answer is None or answer.WhichOneof("command") != "welcome":
             raise Unavailable("the controller's first word was no welcome")
+        if answer.welcome.epoch < self.epoch:
+            raise Unavailable(
+                f"its epoch is {answer.welcome.epoch}; this node has obeyed {self.epoch}"
+            )
+        self.epoch = answer.welcome.epoch
         return rule_of(answer.welcome)
 
     async def _write(self) -> None:

@@ -3,27 +3,38 @@
 It owns the connection and the reports that wait to be sent; the agent owns what is said. One
 connection at a time: hello, the controller's welcome, then reports up and commands down until
 either end is gone. Reports are dropped while there is no connection: the hello of the next one says
-what the node holds.
+what the node holds. Of several controllers it dials one after the other, until one takes it, and
+leaves that when another one says that it leads.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
+
+import grpc
 
 from mesh.domain.errors import MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
 from mesh.runtime.link_life import LinkLife, LinkLimits
-from mesh.wire.connection import Connection
+from mesh.wire.channel import dial
+from mesh.wire.connection import EPOCH_KEY, Connection
+
+ROUND_S_MAX = 0.5
+"""The longest pause between two rounds of several addresses."""
+LOOK_S = 0.25
+LOOK_S_MAX = 0.5
+"""For the answer of a controller that does not lead."""
 
 logger = logging.getLogger(__name__)
 
 
 class NodeLink:
-    """`hello` is asked anew for every connection. The callbacks run on the loop of `run`:
-    `on_open` when the controller has taken the node, with the rule that it is to run by, and
-    `on_close` once after each `on_open`.
+    """`address` may be several, with commas between. `hello` is asked anew for every connection.
+    The callbacks run on the loop of `run`: `on_open` when the controller has taken the node, with
+    the rule that it is to run by, and `on_close` once after each `on_open`.
     """
 
     def __init__(
@@ -37,7 +48,11 @@ class NodeLink:
         on_close: Callable[[str], None],
         limits: LinkLimits | None = None,
     ) -> None:
-        self._address = address
+        self._addresses = address.split(",")
+        self._at = 0
+        """Which of them is dialled, or linked."""
+        self._epoch = 0
+        """The highest that it has obeyed."""
         self._hello = hello
         self._on_open = on_open
         self._on_command = on_command
@@ -63,16 +78,29 @@ class NodeLink:
         InvalidInput when the controller cannot make sense of this one, Unauthenticated or Forbidden
         for its key: none of them heals by waiting.
         """
-        while not self._stopping.is_set():
-            error = await self._connect()
-            if self._stopping.is_set():
-                return
-            welcomed = self._life.welcomed
-            pause_s = self._life.end(type(error).__name__)
-            if pause_s is None:
-                raise error
-            self._log(welcomed, error.message)
-            await self._rest(pause_s)
+        looking = asyncio.create_task(self._look_for_leader())
+        try:
+            tried = 0
+            while not self._stopping.is_set():
+                at = self._at
+                error = await self._connect()
+                if self._stopping.is_set():
+                    return
+                welcomed = self._life.welcomed
+                pause_s = self._life.end(type(error).__name__)
+                if pause_s is None:
+                    raise error
+                self._log(welcomed, error.message)
+                tried = 1 if welcomed else tried + 1
+                if self._at == at:
+                    self._at = (at + 1) % len(self._addresses)
+                # A round of all addresses is one try.
+                if tried % len(self._addresses) == 0:
+                    alone = len(self._addresses) == 1
+                    await self._rest(pause_s if alone else min(pause_s, ROUND_S_MAX))
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
 
     async def _connect(self) -> MeshError:
         """One connection from dial to end: why it ended."""
@@ -80,12 +108,14 @@ class NodeLink:
             address=self._address,
             reports_max=self._limits.reports_max,
             welcome_s_max=self._limits.welcome_s_max,
+            epoch=self._epoch,
         )
         self._connection = connection
         reason = "the link was cancelled"
         try:
             async with connection:
                 rule = await connection.open(self._hello())
+                self._epoch = connection.epoch
                 self._life.welcome()
                 self._on_open(rule)
                 await connection.serve(self._on_command)
@@ -97,6 +127,43 @@ class NodeLink:
             if connection.opened:
                 self._on_close(reason)
         raise AssertionError("a link is served until it ends with an error")
+
+    @property
+    def _address(self) -> str:
+        return self._addresses[self._at]
+
+    async def _look_for_leader(self) -> None:
+        """Ask the other controllers whether they lead: one that hangs does not say that it does no
+        more. They are told which epoch this node obeys.
+        """
+        if len(self._addresses) == 1:
+            return
+        led = set(self._addresses)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            others = [n for n in range(len(self._addresses)) if n != self._at]
+            leads = await asyncio.gather(*(self._leads(self._addresses[n]) for n in others))
+            for n, now in zip(others, leads, strict=True):
+                address = self._addresses[n]
+                begun = now and address not in led
+                led = led | {address} if now else led - {address}
+                if begun and self._connection is not None:
+                    self._at = n
+                    self._connection.close(f"the controller at {address} leads now")
+            led = led | {self._address}
+
+    async def _leads(self, address: str) -> bool:
+        from grpc_health.v1 import health_pb2, health_pb2_grpc  # few nodes have to choose
+
+        asked = health_pb2.HealthCheckRequest(service="mesh.v1.NodeLink")
+        obeyed = ((EPOCH_KEY, str(self._epoch)),)
+        try:
+            async with dial(address) as channel:
+                check: Any = health_pb2_grpc.HealthStub(channel).Check
+                told = await check(asked, timeout=LOOK_S_MAX, metadata=obeyed)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _rest(self, pause_s: float) -> None:
         try:

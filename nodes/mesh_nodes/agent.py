@@ -195,7 +195,7 @@ class Agent:
         try:
             self._kv = KvStream(
                 node_id=self._identity.node_id,
-                host=reachable_host(self._controller),
+                host=reachable_host(self._controller.split(",")[0]),
                 engine=self._engine,
                 lanes=lanes,
                 loop=loop,

@@ -49,10 +49,10 @@ _ENGINES = {
 OPTIONS = (
     Option(
         flag="--join",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,…",
         default=DEFAULT_ADDRESS,
         environ="MESH_CONTROLLER",
-        help="The controller of the cell to join.",
+        help="The controller of the cell to join, or all of those of which one leads.",
     ),
     Option(flag="--name", help="The node's name in its cell; default: <host>-cpu0, -gpu0, …"),
     Option(
@@ -170,7 +170,7 @@ class NodeOptions:
     """What a node agent is to be. `home` may not exist yet."""
 
     join: str
-    """The controller's HOST:PORT."""
+    """The controller's HOST:PORT, or those of several with commas between."""
     name: NodeId
     device: DeviceKind
     engine: EngineName
@@ -285,12 +285,16 @@ def _engine(name: str | None, device: DeviceKind) -> EngineName:
 
 
 def _address(text: str) -> str:
-    _, port = parse_address(text)
-    if port == 0:
-        raise InvalidInput(
-            f"--join {text}: no controller listens on port 0",
-            hint="give the port that the controller says it listens on",
-        )
+    addresses = text.split(",")
+    for address in addresses:
+        _, port = parse_address(address)
+        if port == 0:
+            raise InvalidInput(
+                f"--join {address}: no controller listens on port 0",
+                hint="give the port that the controller says it listens on",
+            )
+        if addresses.count(address) > 1:
+            raise InvalidInput(f"--join {text}: {address} is there twice", hint="give each once")
     return text
 
 

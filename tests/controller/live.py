@@ -118,8 +118,12 @@ class FakeNode:
     `commands`.
     """
 
-    def __init__(self, address: str, hello: NodeHello = HELLO) -> None:
+    def __init__(
+        self, address: str, hello: NodeHello = HELLO, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self.hello = hello
+        self.epoch = 0
+        """The epoch of the controller that leads, as its lease says."""
         self.commands: list[NodeCommand] = []
         self.held = False
         self.says = ""
@@ -129,7 +133,7 @@ class FakeNode:
         self.measuring = True
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect
-        self.call: Any = connect(metadata=credentials().metadata)
+        self.call: Any = connect(metadata=(*(credentials().metadata or ()), *metadata))
         self._told = asyncio.Condition()
         self.listening: asyncio.Task[None] | None = None
 
@@ -138,6 +142,7 @@ class FakeNode:
         await self.send(self.hello)
         first = await self.call.read()
         assert first.WhichOneof("command") == "welcome"
+        self.epoch = first.welcome.epoch
         self.listening = asyncio.create_task(self._listen())
         return self
 

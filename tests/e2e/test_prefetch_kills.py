@@ -18,6 +18,8 @@ from tests.e2e.live_cell import LiveCell, Process
 
 KILLS = int(os.environ.get("MESH_KILL_SEEDS", "3"))
 LATER_S_MAX = 0.02
+CALLS = 10
+"""With so many the model is expected to be called again, until the last kill."""
 BEGUN, LOADS = "begun", "loads"
 EVENTS = (BEGUN, "staging/*/model/*", "models/*", LOADS)
 """The steps of a prefetch, one after the other; those between are files under the store's root."""
@@ -57,7 +59,8 @@ def test_a_store_is_whole_and_the_cell_serves_whatever_prefetch_is_killed(
     cell.start_controller("--parked-s", "600")
     node = start()
     cell.deploy("chat", tiny_model)
-    cell.warm("chat")
+    for _ in range(CALLS):
+        cell.warm("chat")
     for number in range(KILLS + 1):
         node.kill()
         cell.wait_for("the node to be gone", lambda: not cell.client.nodes())

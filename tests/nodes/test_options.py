@@ -44,6 +44,7 @@ def test_the_environment_gives_defaults_and_arguments_win(tmp_path: Path) -> Non
     assert _read(**environ).home == tmp_path
     options = _read("--join", "b:2", "--home", "here", **environ)
     assert options.join == "b:2"
+    assert _read("--join", "b:2,c:3").join == "b:2,c:3"
     assert options.home == Path.cwd() / "here"
 
 
@@ -135,6 +136,9 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--join", "localhost:0"], "no controller listens on port 0"),
         (["--join", "localhost:70707"], "'localhost:70707' is no address"),
         (["--join", "::1:7070"], "'::1:7070' is no address"),
+        (["--join", "a:1,"], "'' is no address"),
+        (["--join", "a:1,b:0"], "--join b:0: no controller listens on port 0"),
+        (["--join", "a:1,b:1,a:1"], "a:1 is there twice"),
         (["--name", "Not A Label"], "--name 'Not A Label'"),
         (["--name", "n" * 64], "--name has 64 characters"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),

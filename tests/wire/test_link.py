@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh.domain.errors import AlreadyExists, InvalidInput
+from mesh.domain.errors import AlreadyExists, InvalidInput, Unavailable
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import (
     Heartbeat,
@@ -339,3 +339,33 @@ async def test_a_failing_agent_ends_the_link_with_its_error() -> None:
         with pytest.raises(RuntimeError, match="choked"):
             await asyncio.wait_for(ends.running, WAIT_S_MAX)
     assert len(ends.closed) == 1
+
+
+def take_at(epoch: int) -> Any:
+    """Take the node as a leader of this epoch."""
+
+    async def script(self: Controller, reports: Any, context: Any) -> None:
+        await self.hear(reports, 1)
+        await context.write(welcome(1.0, RULE, epoch))
+        async for report in reports:
+            self.note(report)
+
+    return script
+
+
+async def stand_by(self: Controller, reports: Any, context: Any) -> None:
+    raise Unavailable("this controller stands by")
+
+
+async def test_of_several_controllers_the_one_that_leads_has_the_node_and_no_earlier_one() -> None:
+    first, second = Controller(stand_by), Controller(take_at(4), take_at(3), take_at(5))
+    async with first.serving():
+        async with second.serving():
+            ends = Ends(f"{first.address},{second.address}")
+            await ends.until(lambda: ends.opened == 1)
+            assert (first.connections, second.connections) == (1, 1)
+        await ends.until(lambda: len(ends.closed) == 1)
+        async with second.serving():
+            await ends.until(lambda: ends.opened == 2)
+            assert second.connections == 3, "it obeyed none of epoch 3, after one of 4"
+            await ends.stop()

@@ -23,6 +23,7 @@ from mesh.cli.report_file import read_report, write_report
 from mesh.cli.sim_tables import show_replay
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.evaluation.simulation_report import (
+    LoadCounts,
     SimulationReport,
     VirtualReport,
     beside_none,
@@ -206,7 +207,7 @@ def sim(
             looks=looks,
             named=scenario.stem if html else None,
         )
-        if read.compare_prefetch:
+        if read.prefetch_compared_from_s is not None:
             plain = without_prefetch(read)
             other_run = _simulate(plain, None, show, fit=fit, check=False, looks=None, named=None)
             report = beside_none(report, other_run)
@@ -279,8 +280,9 @@ def _simulate(
             told.attach(run.cell)
         if looks is not None:
             looks.attach(run.cell)
+        loads = LoadCounts(run.cell, scenario.prefetch_compared_from_s or 0.0)
         outcomes = run.run(coming, _Shown(show, duration_s).arrived)
-    counts = run.counts()
+    counts, (cold_felt, loaded_bytes) = run.counts(), loads.since()
     return SimulationReport(
         policy=cell_plan.policy,
         seed=scenario.seed,
@@ -292,7 +294,8 @@ def _simulate(
         checks=counts.checks,
         refusals=None if looks is None else looks.counts(outcomes),
         prefetches=run.cell.core.cell.prefetches.view,
-        loaded_bytes=sum(node.engine.loaded_bytes for node in run.cell.nodes),
+        cold_felt=cold_felt,
+        loaded_bytes=loaded_bytes,
         report=None if told is None else told.report(named or "", outcomes),
     )
 

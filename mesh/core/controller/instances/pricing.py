@@ -35,6 +35,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.refusals import DELAYS_HOLD_S
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.lifecycle import InstanceState
@@ -131,26 +132,30 @@ class Price:
             return _UNSEEN[Verdict.DELAYS_RUNNING]
         left, known = self._known(instance, request)
         if known is not None:
-            if known is Verdict.TPOT_EXCEEDED:
-                # Counts as one all the same: an event must not go through every full instance.
-                ctx.note_validation()
+            # Counts as one all the same: an event must not go through every full instance.
+            ctx.note_validation()
             return _UNSEEN[known]
         ctx.note_validation(self.node)
         forecast = self.forecast()
         if forecast.verdict is not Verdict.PASSES:
-            version = self.node.version
-            instance.refusals.note(version, ctx.now_s, request, left, forecast.verdict)
             care = self.node.rule.overestimate
-            if forecast.in_time_as_predicted(request.due_s, ctx.now_s, care):
+            as_predicted = forecast.in_time_as_predicted(request.due_s, ctx.now_s, care)
+            if as_predicted:
                 request.refusals.note_in_time_as_predicted()
+            at, verdict = (self.node.version, ctx.now_s), forecast.verdict
+            instance.refusals.note(*at, request, left, verdict, as_predicted=as_predicted)
         return forecast
 
-    def _known(self, instance: InstanceEntry, request: RequestEntry) -> tuple[int, Verdict | None]:
+    def _known(
+        self, instance: InstanceEntry, request: RequestEntry, *, new: bool = False
+    ) -> tuple[int, Verdict | None]:
         """How many of its tokens are left to compute there, and why it is refused if that is known
         without a validation.
         """
-        left = request.tokens - instance.cached_tokens(request)
-        return left, instance.refusals.why(self.node.version, self.ctx.now_s, request, left)
+        left, at = request.tokens - instance.cached_tokens(request), self.node.version
+        hold_s = 0.0 if self.ctx.retries else DELAYS_HOLD_S
+        of = request, left
+        return left, instance.refusals.why(at, self.ctx.now_s, *of, new=new, hold_s=hold_s)
 
     def forecast(self) -> Forecast:
         """The same, not counted."""
@@ -215,7 +220,7 @@ class Price:
             self.ctx.note_look()
             known = None
             if self.instance is not None and self.instance.is_loaded and not self.late:
-                _, known = self._known(self.instance, self.wanted_by)
+                _, known = self._known(self.instance, self.wanted_by, new=True)
             self.seen = self.forecast() if known is None else _UNSEEN[known]
         if self.validated and self.room and must_give_way(self.ctx, self.node, asked_by):
             self.seen = _UNSEEN[Verdict.DELAYS_RUNNING]

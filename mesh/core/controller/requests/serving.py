@@ -148,7 +148,10 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         owner = ctx.cell.deployments.get(request.original.deployment)
         tokens, met = len(request.output_tokens), request.is_met()
-        ctx.cell.note_served(owner, tokens, request.slo.name, met=met)
+        # One token after one is a call that loads, such as Ollama's: it tells nothing of lengths.
+        original = request.original
+        loads = len(original.prompt_tokens) == original.sampling.max_tokens == 1
+        ctx.cell.note_served(owner, tokens, request.slo.name, met=met, loads=loads)
         if owner is not None:
             _store_history(ctx, owner)
     end(ctx, request)

@@ -51,6 +51,8 @@ class EventContext:
     """Requests of best effort that it has taken off their instances: they get no place in it."""
     releases: list[Release] = field(default_factory=list)
     """Releases that the policy's `places` asked for, to be carried out before the event is over."""
+    retries: bool = False
+    """It tries anew all who wait: what was refused a moment before is asked again."""
     deferred: set[RequestId] = field(default_factory=set)
     """Requests for which the policy would rather start an instance than have them join one."""
     begun: list[RequestEntry] = field(default_factory=list)

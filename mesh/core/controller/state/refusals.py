@@ -5,7 +5,8 @@ that it may have got less to compute or more memory, or until time has passed:
 
 - An instance that has no time for a request has none for one that is no shorter and of whose call
   no fewer answers are wanted. One whose requests would be delayed is asked again after
-  DELAYS_HOLD_S: of a burst, one call is validated in that time and not each.
+  DELAYS_HOLD_S, by one that is due later than by that, and at each retry of those who wait: of a
+  burst, one call is validated in that time and not each.
 - A node that has no time for an instance for a request, or no memory, has none. If memory was
   lacking, a later version is asked again only if it has enough, for NEEDS_HOLD_S.
 
@@ -31,9 +32,7 @@ NEEDS_HOLD_S = 1.0
 that end meanwhile change what is expected of the next.
 """
 DELAYS_HOLD_S = 0.025
-"""For so long a request that would delay others stands for those like it. It is half of the time
-between two tries of those who wait, so that each of their tries is validated.
-"""
+"""For so long a request that would delay others stands for those that come after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +141,21 @@ class RequestRefusals:
             self.starts.pop(node.link_id, None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delaying:
+    """What was refused with DELAYS_RUNNING."""
+
+    version: int
+    slo_class: str
+    now_s: float
+    due_s: float
+    left: int
+    """Tokens that were not in the cache."""
+    answers: int
+    as_predicted: bool
+    """Whether it would be in time if iterations took no longer than predicted."""
+
+
 @dataclass(slots=True, eq=False)
 class InstanceRefusals:
     """What an instance has refused, under the SLOs of its deployment. Others say nothing of it."""
@@ -150,14 +164,22 @@ class InstanceRefusals:
     """The last TPOT_EXCEEDED: the version of the node, the class and tokens of the request, and the
     answers that its call wants.
     """
-    _delays: tuple[int, str, float, float, int] = (0, "", -inf, inf, 0)
-    """The last DELAYS_RUNNING: the version, the class, the time, the tokens that were left to
-    compute, and the answers.
-    """
+    _delaying: Delaying | None = None
+    """The last DELAYS_RUNNING."""
 
-    def why(self, version: int, now_s: float, request: "RequestEntry", left: int) -> Verdict | None:
+    def why(
+        self,
+        version: int,
+        now_s: float,
+        request: "RequestEntry",
+        left: int,
+        *,
+        new: bool = False,
+        hold_s: float = DELAYS_HOLD_S,
+    ) -> Verdict | None:
         """Why it refuses a request, if that is known without a validation: it has refused one that
-        was no longer and wanted no more answers. `left` of its tokens are not in the cache there.
+        was no longer and wanted no more answers. `left` of its tokens are not in the cache there;
+        `new`: it is asked as if it came now, so that one that is due before it says nothing.
         """
         if request.has_own_slo:
             return None
@@ -165,20 +187,40 @@ class InstanceRefusals:
         *exceeded, tokens, least = self._exceeded
         if exceeded == [*of] and request.tokens >= tokens and answers >= least:
             return Verdict.TPOT_EXCEEDED
-        *delays, at_s, tokens, least = self._delays
-        recent = delays == [*of] and now_s - at_s < DELAYS_HOLD_S
-        if recent and left >= tokens and answers >= least:
-            return Verdict.DELAYS_RUNNING
-        return None
+        said = self._delaying
+        if said is None or (said.version, said.slo_class) != of:
+            return None
+        since_s, later_s = now_s - said.now_s, request.due_s - said.due_s
+        holds = max(since_s, later_s) < hold_s or (not since_s and not new)
+        if not holds or left < said.left or answers < said.answers:
+            return None
+        if said.as_predicted:
+            request.refusals.note_in_time_as_predicted()
+        return Verdict.DELAYS_RUNNING
 
     def note(
-        self, version: int, now_s: float, request: "RequestEntry", left: int, verdict: Verdict
+        self,
+        version: int,
+        now_s: float,
+        request: "RequestEntry",
+        left: int,
+        verdict: Verdict,
+        *,
+        as_predicted: bool = False,
     ) -> None:
         """A validation has refused the request, with so many of its tokens left to compute."""
         if request.has_own_slo:
             return
-        answers = 1 + len(request.mates)
+        of, answers = request.slo.name, 1 + len(request.mates)
         if verdict is Verdict.TPOT_EXCEEDED:
-            self._exceeded = version, request.slo.name, request.tokens, answers
+            self._exceeded = version, of, request.tokens, answers
         elif verdict is Verdict.DELAYS_RUNNING:
-            self._delays = version, request.slo.name, now_s, left, answers
+            self._delaying = Delaying(
+                version=version,
+                slo_class=of,
+                now_s=now_s,
+                due_s=request.due_s,
+                left=left,
+                answers=answers,
+                as_predicted=as_predicted,
+            )

@@ -27,7 +27,7 @@ from mesh.domain.messages import (
     SubmitRequest,
     UnloadInstance,
 )
-from mesh.domain.reasons import FinishReason
+from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.domain.text import TextAssets
@@ -185,6 +185,22 @@ def test_nor_on_a_node_that_computes_or_where_somebody_waits_or_long_after_the_l
     cell.settle(cell.instance("b"))
     cell.now_s += LIMITS.parked_s_max
     assert not commands(cell.look(), LoadInstance), "it would have gone by itself by now"
+
+
+@pytest.mark.parametrize(("slowdown", "loads"), [(1.01, True), (2.0, False)])
+def test_a_gpu_that_loads_hardly_slow_loads_ahead_while_it_computes(
+    slowdown: float, loads: bool
+) -> None:
+    cell = PrefetchCell("a", "b")
+    cell.serve("b1", "b")
+    cell.invoke(request("b2", of="b"))
+    cell.settle(cell.instance("b"))
+    cell.called("a")
+    node = cell.core.cell.nodes[NodeId("n1")]
+    node.device, node.load_slowdown = DeviceKind.GPU, slowdown
+    entry = cell.core.cell.deployments[DeploymentName("a")]
+    entry.spec = replace(entry.spec, devices=tuple(DeviceKind))
+    assert bool(commands(cell.look(), LoadInstance)) == loads
 
 
 def test_nor_what_an_operator_has_had_unloaded_until_somebody_calls_it() -> None:

@@ -109,7 +109,7 @@ def test_no_time_holds_for_longer_requests_until_the_version_of_the_node_changes
     assert refusals.why(4, 6.0, long, long.tokens) is None
 
 
-def test_delays_hold_for_their_version_and_a_short_time_and_lateness_never() -> None:
+def test_delays_hold_a_little_longer_for_requests_that_are_due_by_then() -> None:
     known = Entries()
     entry, refusals = known.a_request(), known.instance.refusals
     refusals.note(3, 5.0, entry, entry.tokens, LATE)
@@ -119,7 +119,21 @@ def test_delays_hold_for_their_version_and_a_short_time_and_lateness_never() -> 
     assert refusals.why(3, 5.0, entry, entry.tokens - 1) is None
     assert refusals.why(4, 5.0, entry, entry.tokens) is None
     assert refusals.why(3, 5.02, entry, entry.tokens) is DELAYS
+    assert refusals.why(3, 5.02, entry, entry.tokens, hold_s=0.0) is None, "it is tried anew"
+    assert refusals.why(3, 5.0, entry, entry.tokens, hold_s=0.0) is DELAYS
     assert refusals.why(3, 5.03, entry, entry.tokens) is None
+    later = entry.as_if_now(entry.arrival_s + 0.03)
+    assert refusals.why(3, 5.02, later, later.tokens) is None, "it is due later"
+    assert refusals.why(3, 5.0, later, later.tokens) is DELAYS
+    assert refusals.why(3, 5.0, later, later.tokens, new=True) is None
+
+
+def test_who_stands_for_others_says_whether_they_may_be_in_time() -> None:
+    known = Entries()
+    first, second = known.a_request("first"), known.a_request("second")
+    known.instance.refusals.note(3, 5.0, first, first.tokens, DELAYS, as_predicted=True)
+    assert known.instance.refusals.why(3, 5.0, second, second.tokens) is DELAYS
+    assert second.refusals.in_time_as_predicted
 
 
 def test_an_event_goes_on_once_where_validations_ran_out() -> None:

@@ -1,0 +1,96 @@
+"""Two controllers with one state: what the one that stands by answers, and how it leads."""
+
+import asyncio
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.server import ControllerConfig, serve
+from mesh.domain.errors import Unavailable
+from mesh.wire.client import MeshClient
+from mesh.wire.connection import EPOCH_KEY
+from tests.cluster.conftest import LEAD_S_MAX, until
+from tests.controller.live import PATIENT, SPEC, FakeNode, LiveCell, live_cell
+from tests.support.postgres_server import PostgresServer
+
+
+def http_status(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=LEAD_S_MAX) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def free_address() -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_deployed(
+    server: PostgresServer, cell: str, tmp_path: Path
+) -> None:
+    state, at, http = server.url(cell), free_address(), free_address()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    config = ControllerConfig(
+        listen=at, http=http, home=tmp_path / "two", state=state, limits=PATIENT
+    )
+    async with live_cell(tmp_path / "one", state=state) as first:
+        await first.deployed()
+        second = asyncio.create_task(serve(config, lambda *_: ready.set(), stop))
+        with MeshClient(at) as client:
+
+            def refused() -> bool:
+                with pytest.raises(Unavailable) as told:
+                    client.status()
+                return told.value.hint == f"ask {first.address}"
+
+            async with asyncio.timeout(LEAD_S_MAX):
+                while not await asyncio.to_thread(refused):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            status, body = await asyncio.to_thread(http_status, f"http://{http}/v1/models")
+            assert status == 503
+            assert f"{first.address} leads" in body
+            assert (await asyncio.to_thread(http_status, f"http://{http}/healthz"))[0] == 200
+        assert not ready.is_set()
+        node = FakeNode(at)
+        with pytest.raises(Exception, match="this controller stands by"):
+            await node.join()
+        await node.leave()
+    async with asyncio.timeout(LEAD_S_MAX):
+        await ready.wait()
+    two = LiveCell(at, stop, second, http)
+    try:
+        await two.node()
+        assert [one.spec.name for one in await two.ask(two.client.list)] == [SPEC.name]
+        assert len(await two.answer()) > 0
+        status, body = await asyncio.to_thread(http_status, f"http://{http}/v1/models")
+        assert (status, SPEC.name in body) == (200, True)
+    finally:
+        for node in two.nodes:
+            await node.leave()
+        two.client.close()
+        stop.set()
+        await second
+
+
+async def test_a_leader_that_is_shown_a_higher_epoch_ends(
+    server: PostgresServer, cell: str, tmp_path: Path
+) -> None:
+    async def outdone() -> None:
+        async with live_cell(tmp_path, state=server.url(cell)) as one:
+            node = await one.node()
+            assert node.epoch == 1
+            later = FakeNode(one.address, metadata=((EPOCH_KEY, "7"),))
+            with pytest.raises(Exception, match="another controller leads, later than epoch 1"):
+                await later.join()
+            await later.leave()
+            await until(one.serving.done)
+
+    with pytest.raises(Unavailable, match="another controller leads the cell now"):
+        await outdone()
