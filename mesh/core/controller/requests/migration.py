@@ -219,6 +219,12 @@ def kv_arrived(ctx: EventContext, node: NodeEntry, report: KvArrived) -> None:
         migration.advance(MigrationState.COMPUTING)
         migration.copy.note_arrived(report.tokens)
         node.touch()
+        copy, target = migration.copy, migration.copy.instance
+        assert target is not None, "a copy has its place as long as it moves"
+        if migration.at_once and copy.prefill_left <= target.footprint.block_tokens:
+            # What is left of its last block it computes with its next token.
+            migration.advance(MigrationState.CAUGHT_UP)
+            tokens_came(ctx, migration)
 
 
 def computed_ahead(ctx: EventContext, report: ComputedAhead) -> None:

@@ -135,6 +135,8 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
             owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
+        if not outputs.first_index and ctx.policy.goes_on:
+            ctx.begun.append(request)
         if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
