@@ -269,7 +269,8 @@ def run(
                 if number > 0 and name == "mesh":
                     met += [one_s <= SLO.ttft_s for one_s in came_s]
                 if number > 0:
-                    rates[name][at_once].append(TEXTS / took_s)
+                    embedded = sum(map(bool, vectors[name]))
+                    rates[name][at_once].append(embedded / took_s)
                 if len(vectors) == len(asks):
                     ours = vectors.pop("mesh")
                     found = (least_cosine(ours, theirs) for theirs in vectors.values())

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from math import inf
@@ -52,6 +52,7 @@ _WATCH_S = 1.0
 _LENGTH_DIGITS_MAX = 18
 _TRANSIENT = (408, 409, 423, 425, 429, 500, 502, 503, 504)
 _REDIRECTS = (301, 302, 303, 307, 308)
+Connect = Callable[[HTTPConnection], socket.socket]
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -269,15 +270,31 @@ class _Checked(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        reach, hurry = self._reach, self._hurry
+        self.poolmanager.pool_classes_by_scheme = self._pools(
+            lambda connection, _: _connected(connection, self._reach, self._hurry)
+        )
 
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        def connected(connection: HTTPConnection, connect: Connect) -> socket.socket:
+            made = connect(connection)
+            self._hurry.of(made)
+            return made
+
+        made = super().proxy_manager_for(*args, **kwargs)
+        if not made.proxy.scheme.startswith("socks"):  # they have connections of their own
+            made.pool_classes_by_scheme = self._pools(connected)
+        return made
+
+    def _pools(
+        self, connected: Callable[[HTTPConnection, Connect], socket.socket]
+    ) -> dict[str, type[HTTPConnectionPool]]:
         class Plain(HTTPConnection):
             def _new_conn(self) -> socket.socket:
-                return _connected(self, reach, hurry)
+                return connected(self, HTTPConnection._new_conn)
 
         class Secured(HTTPSConnection):
             def _new_conn(self) -> socket.socket:
-                return _connected(self, reach, hurry)
+                return connected(self, HTTPConnection._new_conn)
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain
@@ -285,7 +302,7 @@ class _Checked(HTTPAdapter):
         class SecuredPool(HTTPSConnectionPool):
             ConnectionCls = Secured
 
-        self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecuredPool}
+        return {"http": PlainPool, "https": SecuredPool}
 
 
 def _connected(connection: HTTPConnection, reach: Reach, hurry: _Hurry) -> socket.socket:

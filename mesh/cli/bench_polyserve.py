@@ -21,6 +21,7 @@ from mesh.evaluation.polyserve import (
     Goodput,
     GoodputJob,
     Load,
+    kind_of,
     optimum,
     record,
 )
@@ -36,7 +37,7 @@ QUICK_STEP = 5
 @click.option(
     "--policies",
     metavar="NAMES",
-    help=f"Default: {POLYSERVE}, and its baselines {', '.join(BASELINES)}.",
+    help="Default: both of PolyServe, and their baselines.",
 )
 @click.option("--no-refusal", is_flag=True, help="Of the default ones, those that refuse nobody.")
 @click.option(
@@ -79,7 +80,8 @@ def polyserve(
     """
     names = _names(workloads) or tuple(WORKLOADS)
     ending = REFUSES_NOBODY if no_refusal else ""
-    chosen = _names(policies) or tuple(name + ending for name in (POLYSERVE, *BASELINES))
+    usual = [name + ending for kind, own in POLYSERVE.items() for name in (own, *BASELINES[kind])]
+    chosen = _names(policies) or tuple(usual)
     for name in chosen:
         policy_of(name)
     if unknown := [name for name in names if name not in WORKLOADS]:
@@ -89,9 +91,15 @@ def polyserve(
     loads = {
         name: Load(workload=name, servers=servers, counted_s=counted_s, seed=seed) for name in names
     }
-    optima = {name: optimum(load) for name, load in loads.items()}
+    kinds = dict.fromkeys(kind_of(policy) for policy in chosen)
+    optima = {(name, kind): optimum(load, kind) for name, load in loads.items() for kind in kinds}
     planned = [
-        GoodputJob(policy=policy, load=load, rate_per_s=optima[name].drawn_per_s, step=step)
+        GoodputJob(
+            policy=policy,
+            load=load,
+            rate_per_s=optima[name, kind_of(policy)].drawn_per_s,
+            step=step,
+        )
         for name, load in loads.items()
         for policy in chosen
     ]
@@ -106,11 +114,14 @@ def polyserve(
     if form is not Format.TABLE:
         output.structured(made, form)
         return
-    headers = ("workload", "policy", "goodput, %", "of each class, %", "met at 120 %, %", "budget")
+    headers = ("workload", "policy", "goodput, %", "of each class, %", "met at 120 %, %", "setting")
     rows = [
         (
             *(name, policy, str(one.percent), str(one.percent_each_class)),
-            *(f"{100 * one.overload_share:.0f}", "-" if one.budget is None else str(one.budget)),
+            *(
+                f"{100 * one.overload_share:.0f}",
+                "-" if one.setting is None else f"{one.setting:g}",
+            ),
         )
         for name, policies_found in found.items()
         for policy, one in policies_found.items()

@@ -30,8 +30,12 @@ from mesh_nodes import hardware
 from mesh_nodes.options import OPTIONS
 
 READY_S_MAX = 120.0
-"""From the start of the children, or from the last word of a node that is starting, until every
-node has joined. An engine's import takes seconds.
+"""From the start of the children, or from the last news of the controller or node that is waited
+for, until it serves. An engine's import takes seconds.
+"""
+ALL_READY_S_MAX = 3600.0
+"""From the start of the children until all serve, however much they get on: what a node measures
+before it joins takes minutes.
 """
 POLL_S = 0.1
 ANSWER_S_MAX = 2.0
@@ -150,12 +154,13 @@ class LocalCell:
         """Wait until the controller serves and every node has joined; False when told to stop.
 
         `on_ready` is called with a line or two for each of them; what a node does before it joins
-        is shown as progress. Raises as `check_alive` does, and
-        Unavailable when nothing gets on for READY_S_MAX.
+        is shown as progress. Raises as `check_alive` does, and Unavailable when one of them does
+        not get on for READY_S_MAX, or when not all are there after ALL_READY_S_MAX.
         """
         waiting = list(self._kept)
-        until_s = time.monotonic() + READY_S_MAX
-        told: list[object] = []
+        began_s = time.monotonic()
+        # When each was last seen to get on, as it does slowly on a busy machine, and what it said.
+        heard: dict[KeptChild, tuple[float, object]] = dict.fromkeys(waiting, (began_s, None))
         with ExitStack() as drawn:
             show: Report | None = None
             while not stopping():
@@ -168,13 +173,16 @@ class LocalCell:
                         on_ready(line)
                 if not waiting:
                     return True
-                said: list[object] = [
-                    (n.node_id, n.phase, n.share) for n in self._starting.values()
-                ]
-                if said != told:  # a node gets on, as it does slowly on a busy machine
-                    told, until_s = said, time.monotonic() + READY_S_MAX
-                if time.monotonic() > until_s:
-                    raise self._late(waiting[0])
+                now_s = time.monotonic()
+                if now_s - began_s > ALL_READY_S_MAX:
+                    raise self._late(waiting[0], ALL_READY_S_MAX)
+                for kept in waiting:
+                    node = self._starting.get(kept.node or "")
+                    said = node and (node.phase, node.share)
+                    if said != heard[kept][1]:
+                        heard[kept] = now_s, said
+                    elif now_s - heard[kept][0] > READY_S_MAX:
+                        raise self._late(kept, READY_S_MAX)
                 for name, node in sorted(self._starting.items())[:1]:
                     show = show or drawn.enter_context(progress("cell"))
                     show(f"node {name} {node.phase}", node.share)
@@ -245,10 +253,10 @@ class LocalCell:
         processes, self._kept = self.children, []
         children.stop(processes, hurry)
 
-    def _late(self, late: KeptChild) -> Unavailable:
+    def _late(self, late: KeptChild, after_s: float) -> Unavailable:
         who = f"{late.name} has not joined" if late.node else "the controller does not serve"
         return Unavailable(
-            f"{who} after {READY_S_MAX:.0f} s", hint=f"see the logs in {self._plan.home / 'logs'}"
+            f"{who} after {after_s:.0f} s", hint=f"see the logs in {self._plan.home / 'logs'}"
         )
 
 

@@ -4,6 +4,7 @@ Before it are the clients of an operator; after it, an operation's event is post
 what the core says of it is streamed back. Reads are answered from the core's snapshot of the cell.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -146,7 +147,8 @@ class Control(ControlServicer):
         found = find_deployment(DeploymentName(request.name), self._snapshot())
         if found.model is None:
             raise no_deployment(found.spec.name, self._snapshot())
-        assets = self._texts(found.model.model_id)
+        # It waits for a write under way, which a disk may take seconds for.
+        assets = await asyncio.to_thread(self._texts, found.model.model_id)
         if assets is None:
             raise StorageError(f"the registry holds no tokenizer of model {found.model.model_id}")
         return to_wire(assets, model_pb2.TextAssets)

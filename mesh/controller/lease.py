@@ -53,9 +53,14 @@ class Lease:
         self._renewed_s = 0.0
 
     def seen(self, row: LeaseRow, now_s: float) -> bool:
-        """One that stands by has looked at the row: whether it is to take the lease."""
+        """One that does not lead has looked at the row: whether it is to take the lease."""
+        if self.role is Role.TAKING and self.row is not None:
+            # Upon a sign: the leader may have renewed it between the last look and its end.
+            if row.epoch != self.row.epoch:
+                self.not_taken(now_s)
+            self.row = row
         if self.role is not Role.STANDING_BY:
-            return False
+            return self.role is Role.TAKING
         if row != self.row or now_s - self._looked_s > LOOK_S_MAX:
             self._unchanged_since_s = now_s
         self.row, self._looked_s, self.epoch = row, now_s, max(self.epoch, row.epoch)

@@ -22,11 +22,10 @@ from mesh.controller.registry import (
     TABLES,
     Statements,
     Tables,
-    Unreached,
     check_schema,
 )
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable, Unreached
 
 try:
     import asyncpg
@@ -350,7 +349,7 @@ class PostgresRegistry:
                 self.show(await connection.fetchval("SELECT epoch FROM lease"))
             return False
         row = await self._row(connection)
-        return self.lease.role is Role.TAKING or self.lease.seen(row, now_s)
+        return self.lease.seen(row, now_s)
 
     async def _row(self, connection: Any) -> LeaseRow:
         row = await connection.fetchrow(_ROW)

@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import MeshError, StorageError
+from mesh.domain.errors import MeshError, StorageError, Unreached
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
@@ -104,6 +105,8 @@ RETRY_S = 0.25
 """Between two tries to write to a database that cannot be reached."""
 CLOSE_S_MAX = 1.0
 """For what waits to be written when the controller ends."""
+TOGETHER_MAX = 100
+"""At most so many writes for which nobody waits are one transaction."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CONVERTER = make_converter()
@@ -459,10 +462,6 @@ class SqliteRegistry(Tables):
         return int(epoch)
 
 
-class Unreached(StorageError):
-    """The database cannot be reached, or this controller may not write to it now."""
-
-
 class Database(Protocol):
     """Where the registry is, opened by a controller that leads."""
 
@@ -499,7 +498,7 @@ class Database(Protocol):
     async def end(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Write:
     what: str
     """What is written; a later one of the same, for which nobody waits, takes its place."""
@@ -515,6 +514,8 @@ class RegistryWrites:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: deque[_Write] = deque()
+        self._under_way = 0
+        """So many of them, the first, are being written."""
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
 
@@ -539,21 +540,22 @@ class RegistryWrites:
         self._add(f"the output lengths of {name}", history_stored(name, history), None)
 
     async def close(self) -> None:
-        """Write what waits, within CLOSE_S_MAX."""
+        """Write what waits, within CLOSE_S_MAX. A file still takes the write under way."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_S_MAX)
+            under_way = self._under_way
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for write in self._waiting:
-            log.warning("%s is not kept: the controller ends", write.what)
+            for n, write in enumerate(self._waiting):
+                how = "may not be kept" if n < under_way else "is not kept"
+                log.warning("%s %s: the controller ends", write.what, how)
 
     def _add(self, what: str, statements: Statements, done: Done | None) -> None:
         write = _Write(what=what, statements=statements, done=done)
         if done is None:
-            earlier = [one for one in self._waiting if one.done is None and one.what == what]
-            for one in earlier[-1:]:
-                if one is not self._waiting[0]:  # it may be under way
-                    self._waiting.remove(one)
+            queued = islice(self._waiting, self._under_way, None)
+            for one in [one for one in queued if one.done is None and one.what == what]:
+                self._waiting.remove(one)
         elif sum(one.done is not None for one in self._waiting) >= WRITES_MAX:
             done(StorageError(f"{WRITES_MAX} writes wait for the registry, which is the limit"))
             return
@@ -564,13 +566,18 @@ class RegistryWrites:
             self._task = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        told = False
+        told, alone = False, 0
         while self._waiting:
             self._asked.clear()
-            write = self._waiting[0]
+            writes = self._next(1 if alone else TOGETHER_MAX)
+            self._under_way = len(writes)
+            failure: StorageError | None = None
             try:
-                await self._database.commit(write.statements)
+                await self._database.commit(
+                    tuple(statement for write in writes for statement in write.statements)
+                )
             except Unreached as error:
+                self._under_way = 0
                 if not told:
                     log.warning("%s; what is learned meanwhile waits", error.message)
                 told = True
@@ -578,16 +585,25 @@ class RegistryWrites:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self._asked.wait()
-            except StorageError as error:
-                self._waiting.popleft()
-                if write.done is None:
-                    log.warning("%s is not kept: %s", write.what, error.message)
-                else:
-                    write.done(error)
-            else:
+                continue
+            except Exception as error:
+                if len(writes) > 1:  # one of them is at fault, and the others are to be kept
+                    self._under_way, alone = 0, len(writes)
+                    continue
+                failure = _as_refused(error)
+            alone = max(alone - 1, 0)
+            self._under_way = 0
+            for write in writes:
                 self._waiting.popleft()
                 if write.done is not None:
-                    write.done(None)
+                    write.done(failure)
+                elif failure is not None:
+                    log.warning("%s is not kept: %s", write.what, failure.message)
+
+    def _next(self, most: int) -> list[_Write]:
+        """The first write, and what follows it where nobody waits for any of them."""
+        following = takewhile(lambda write: write.done is None, self._waiting)
+        return list(islice(following, most)) or [self._waiting[0]]
 
     def _refuse_all(self, error: StorageError) -> None:
         """Nobody is to wait for a database that cannot be reached."""
@@ -595,3 +611,11 @@ class RegistryWrites:
         self._waiting = deque(write for write in self._waiting if write.done is None)
         for done in asked:
             done(error)
+
+
+def _as_refused(error: Exception) -> StorageError:
+    """Anything but a StorageError is a fault of ours. It ends this write alone."""
+    if isinstance(error, StorageError):
+        return error
+    log.error("a write to the registry failed", exc_info=error)
+    return StorageError(f"the registry could not write it: {type(error).__name__}: {error}")

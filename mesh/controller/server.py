@@ -166,7 +166,7 @@ async def serve(
             try:
                 stood_by = not database.leads.is_set()
                 if stood_by:
-                    await _stand_by(database, guard, server, http, health_, ending)
+                    await _stand_by(database, guard, access.gate, server, http, health_, ending)
                 if ending.is_set():
                     return
                 controller = Controller(config, ending, opened, access, database, health_)
@@ -236,6 +236,7 @@ async def _opened_registry(config: ControllerConfig, address: str) -> Database:
 async def _stand_by(
     database: Database,
     guard: Guard,
+    gate: Gate,
     server: grpc.aio.Server,
     http: "HttpServer | None",
     health_: _Health,
@@ -245,7 +246,9 @@ async def _stand_by(
     what keeps it from ever leading.
     """
 
-    def instead() -> Unavailable:
+    def instead(known: bool) -> Unavailable:
+        if not known:  # where the leader is, within its network, is for those who have a key
+            return Unavailable("this controller stands by", hint="ask the one that leads")
         leader = database.leader()
         return Unavailable(
             f"this controller stands by; {leader or 'none'} leads",
@@ -258,7 +261,7 @@ async def _stand_by(
     if http is not None:
         from mesh.http.app import standing_by
 
-        http.start(standing_by(instead))
+        http.start(standing_by(instead, gate))
     logger.info("stands by; %s leads", database.leader() or "none")
     await _first_of(ending, database.leads, database.deposed)
     if database.failure is not None:

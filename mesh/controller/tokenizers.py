@@ -314,8 +314,8 @@ class Tokenizers:
             raise
 
     async def _made(self, model_id: ModelId) -> _Texts:
-        assets = self._assets(model_id)
         loop = asyncio.get_running_loop()
+        assets = await loop.run_in_executor(self._builder, self._assets, model_id)
         key = await loop.run_in_executor(self._builder, codec_key, assets)
         for task in self._building.values():
             if task.done() and not task.cancelled() and task.exception() is None:

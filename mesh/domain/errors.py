@@ -11,6 +11,7 @@
     │   └── DeadlineExceeded  the time limit that it gave has passed
     ├── Unavailable           a controller, node or network that cannot be reached now
     ├── StorageError          the state folder or model store cannot be read or written
+    │   └── Unreached         the registry's database cannot be reached, or not be written to now
     ├── ModelError            a model that cannot be imported or loaded
     │   ├── UnknownSource     a source scheme that mesh does not know
     │   ├── TornModel         a truncated or corrupt file
@@ -86,6 +87,10 @@ class Unavailable(MeshError):
 
 class StorageError(MeshError):
     """The state folder or the model store cannot be read or written."""
+
+
+class Unreached(StorageError):
+    """The database cannot be reached, or this controller may not write to it now."""
 
 
 class ModelError(MeshError):

@@ -6,6 +6,7 @@ tenths of the requests, or of each TPOT class, have every token in time. Before:
 polyserve`. After: `runs`, `record`.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -17,6 +18,8 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import SLO_TOKENS_PER_S_MAX, Slo
+from mesh.policy.colocated import alone_s, batched_s
+from mesh.policy.rules.chunked import CHUNKED
 from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.costs import GivenCosts
 from mesh.sim.groups import GIB, DeploymentGroup, NodeGroup
@@ -45,14 +48,25 @@ WORKLOADS: Mapping[str, str] = {
     "splitwise": "azure-conversation",
 }
 """The paper's data sets (Table 1), and the lengths that have their percentiles."""
-POLYSERVE = "polyserve-co"
-BASELINES = ("co-random", "co-minimal", "co-chunk")
+TOGETHER, APART = "co", "pd"
+"""Prompts and decodes on the same servers, or on servers of their own."""
+POLYSERVE = {TOGETHER: "polyserve-co", APART: "polyserve-pd"}
+BASELINES = {
+    TOGETHER: ("co-random", "co-minimal", "co-chunk"),
+    APART: ("pd-random", "pd-minimal"),
+}
 REFUSES_NOBODY = "-no-refusal"
 """How the name of a policy ends that refuses nobody for an SLO."""
-BUDGETS = (512, 1024, 2048)
-"""Tokens of an iteration under a baseline; the best one counts."""
-BUDGET_PERCENT = 50
-"""The share of the optimal rate at which it is chosen."""
+FIXED = "co-chunk"
+"""The baseline with a fixed budget of tokens."""
+BUDGETS = (256, 512, 1024, 2048)
+"""Tokens of an iteration under FIXED; the best one counts."""
+PREFILL_SHARES = (0.15, 0.3, 0.5, 0.7)
+"""The servers for prompts under a baseline that has them apart; the best one counts."""
+CHOSEN_PERCENT = 50
+"""The share of the optimal rate at which both are chosen."""
+KV_LINK_BYTES_PER_S = 50e9
+"""At which KV blocks go from server to server: 400 Gbit/s."""
 ATTAINED = 0.9
 PERCENT_LEAST, PERCENT_MOST = 5, 130
 """The shares of the optimal rate between which goodput is looked for."""
@@ -60,6 +74,7 @@ OVERLOAD_PERCENT = 120
 DRAWN = 4000
 """Requests that are drawn for the mean of the optimal cost."""
 CHUNK_TOKENS_MAX = 8192
+PROMPT_TOKENS = CHUNKED.alone_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +93,31 @@ class Load:
         lengths = published(WORKLOADS[self.workload], CONTEXT_TOKENS_MAX)
         return lengths.output.mean() * TPOT_S_MAX
 
-    def scenario(self, policy: str, rate_per_s: float, budget: int = CHUNK_TOKENS_MAX) -> Scenario:
+    def scenario(self, policy: str, rate_per_s: float, setting: float | None = None) -> Scenario:
         """The cell and its arrivals, so many a second before those are left out that no SLO fits.
-        `budget` bounds the tokens of an iteration, or of its prompts.
+        `setting` is of a baseline: tokens of an iteration, or the share of servers for prompts.
         """
+        apart = kind_of(policy) == APART
+        prefill = round(self.servers * setting) if apart and setting is not None else 0
+        budget = CHUNK_TOKENS_MAX if apart or setting is None else round(setting)
         return Scenario(
             policy=policy,
             seed=self.seed,
             ideal=True,
             slo_mix=SLO_MIX,
             slo_ttfts_s=TTFTS_S,
-            nodes=(
+            nodes=tuple(
                 NodeGroup(
-                    name="server",
-                    count=self.servers,
+                    name=name,
+                    count=count,
                     device=DeviceKind.GPU,
                     hardware=HARDWARE,
                     memory_gib=MEMORY_BYTES / GIB,
+                    kv_link_bytes_per_s=KV_LINK_BYTES_PER_S if apart else 0.0,
                     costs=GivenCosts({"load_s": 0.0, "load_bytes_per_s": float("inf")}),
-                ),
+                )
+                for name, count in (("prefill", prefill), ("server", self.servers - prefill))
+                if count
             ),
             deployments=(
                 DeploymentGroup(
@@ -120,7 +141,10 @@ class Load:
                 context_tokens_max=CONTEXT_TOKENS_MAX,
             ),
             limits=CellLimits(
-                batch_max=BATCH_MAX, prefill_tokens_max=budget, queue_requests_max=100_000
+                batch_max=BATCH_MAX,
+                prefill_tokens_max=budget,
+                queue_requests_max=100_000,
+                migrations_max=BATCH_MAX,
             ),
         )
 
@@ -150,7 +174,8 @@ class Goodput:
     """The share that the class with the least has met of it."""
     attained: Attained
     """At `percent`."""
-    budget: int | None
+    setting: float | None
+    """The one with which a baseline does best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +192,22 @@ class Optimum:
         return self.rate_per_s / self.offered_share
 
 
-def optimum(load: Load) -> Optimum:
-    """Servers over the mean cost of a request, co-located (§3.5)."""
-    scenario = load.scenario(POLYSERVE, DRAWN / (load.warm_s + load.counted_s))
+def kind_of(policy: str) -> str:
+    """APART or TOGETHER."""
+    return APART if APART in policy.split("-") else TOGETHER
+
+
+def optimum(load: Load, kind: str = TOGETHER) -> Optimum:
+    """Servers over the mean cost of a request (§3.5)."""
+    rate_per_s = DRAWN / (load.warm_s + load.counted_s)
+    scenario = load.scenario(POLYSERVE[kind], rate_per_s)
     trace = trace_of(scenario)
     assert trace is not None, "it is generated"
     drawn = list(arrivals(scenario, trace))
     profile = known_model(MODEL).costs[HARDWARE].profile
     capacity = (MEMORY_BYTES - profile.weights_bytes) // profile.kv_bytes_per_token
-    costs = [cost_s(Times(profile), capacity, each) for each in drawn]
+    cost = cost_s if kind == TOGETHER else cost_apart_s
+    costs = [cost(Times(profile), capacity, each) for each in drawn]
     return Optimum(
         rate_per_s=load.servers / fmean(costs), offered_share=len(drawn) / len(trace.arrivals)
     )
@@ -200,6 +232,21 @@ def cost_s(times: Times, capacity_tokens: int, request: Arrival) -> float:
     return (prompt + answer) / low * _iteration_s(times, prompt, answer, low)
 
 
+def cost_apart_s(times: Times, capacity_tokens: int, request: Arrival) -> float:
+    """The same where prompts and decodes have servers of their own; iterations of prompts have
+    PROMPT_TOKENS.
+    """
+    assert request.slo is not None, "it has been drawn"
+    prompt, answer = request.input_tokens, request.output_tokens
+    context = prompt + answer // 2
+    sizes = range(1, max(min(BATCH_MAX, capacity_tokens // context), 1) + 1)
+    fits = bisect_left(sizes, request.slo.tpot_s, key=lambda of: times.decode_s(of, context))
+    decode_s = times.decode_s(max(fits, 1), context) / max(fits, 1)
+    attention_s = max(alone_s(prompt, times) - batched_s(prompt, times), 0.0)
+    token_s = times.prefill_s(PROMPT_TOKENS, 0) / PROMPT_TOKENS
+    return prompt * token_s + attention_s + answer * decode_s
+
+
 def _iteration_s(times: Times, prompt: int, answer: int, batch: int) -> float:
     """Seconds of an iteration of so many tokens, in the ratio that the request has."""
     decodes = max(round(batch * answer / (prompt + answer)), 1)
@@ -215,13 +262,13 @@ class Search:
     rate_per_s: float
     """The optimal one, of requests before those are left out that no SLO fits."""
     step: int = 1
-    budget: int | None = None
+    setting: float | None = None
     known: dict[int, Attained] = field(default_factory=dict)
 
     def at(self, percent: int) -> Attained:
         if percent not in self.known:
             rate_per_s = self.rate_per_s * percent / 100
-            self.known[percent] = attained(self.policy, self.load, rate_per_s, self.budget)
+            self.known[percent] = attained(self.policy, self.load, rate_per_s, self.setting)
         return self.known[percent]
 
     def largest(self, met: Callable[[Attained], float], most: int = PERCENT_MOST) -> int:
@@ -245,13 +292,13 @@ class Search:
             overload_share=overload.overall * OVERLOAD_PERCENT / 100,
             overload_least=overload.least,
             attained=self.at(max(percent, self.step)),
-            budget=self.budget,
+            setting=self.setting,
         )
 
 
-def attained(policy: str, load: Load, rate_per_s: float, budget: int | None = None) -> Attained:
+def attained(policy: str, load: Load, rate_per_s: float, setting: float | None = None) -> Attained:
     """One simulation."""
-    scenario = load.scenario(policy, rate_per_s, budget or CHUNK_TOKENS_MAX)
+    scenario = load.scenario(policy, rate_per_s, setting)
     met: dict[str, list[bool]] = {}
 
     def ended(outcome: Outcome) -> None:
@@ -285,23 +332,25 @@ class GoodputJob:
         return self.rate_per_s
 
     def compute(self) -> Goodput:
-        """A baseline has the budget with which most is met at BUDGET_PERCENT."""
-        searches = [self._search(budget) for budget in self._budgets()]
+        """A baseline has the setting with which most is met at CHOSEN_PERCENT."""
+        searches = [self._search(setting) for setting in self._settings()]
         if len(searches) > 1:
-            searches.sort(key=lambda of: -of.at(BUDGET_PERCENT).overall)
+            searches.sort(key=lambda of: -of.at(CHOSEN_PERCENT).overall)
         return searches[0].goodput()
 
-    def _budgets(self) -> Sequence[int | None]:
-        baseline = self.policy.removesuffix(REFUSES_NOBODY) in BASELINES
-        return BUDGETS if baseline else (None,)
+    def _settings(self) -> Sequence[float | None]:
+        name = self.policy.removesuffix(REFUSES_NOBODY)
+        if name in BASELINES[APART]:
+            return PREFILL_SHARES
+        return BUDGETS if name == FIXED else (None,)
 
-    def _search(self, budget: int | None) -> Search:
+    def _search(self, setting: float | None) -> Search:
         return Search(
             policy=self.policy,
             load=self.load,
             rate_per_s=self.rate_per_s,
             step=self.step,
-            budget=budget,
+            setting=setting,
         )
 
 
@@ -309,22 +358,33 @@ Found = Mapping[str, Mapping[str, Goodput]]
 """By workload and policy."""
 
 
-def record(optima: Mapping[str, Optimum], found: Found) -> dict[str, object]:
-    """As one plain value, for `-o json`. Gains are over the best baseline of a workload, in the
-    mean over workloads that have both.
+def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str, object]:
+    """As one plain value, for `-o json`; `optima` by workload and kind. Gains are over the best
+    baseline of a workload, in the mean over workloads that have both.
     """
-    gains = [_gains(of) for of in found.values()]
-    own = [of[name] for of in found.values() for name in of if name.startswith(POLYSERVE)]
-    return {
-        "gain_co": _mean(gain for gain, _ in gains),
-        "gain_each_class_co": _mean(each for _, each in gains),
-        "optimal_share_co": _mean(of.percent / 100 for of in own),
-        "optimal_share_each_class_co": _mean(of.percent_each_class / 100 for of in own),
-        "overload_share": _mean(of.overload_share for of in own),
+    figures: dict[str, object] = {}
+    for kind in (TOGETHER, APART):
+        of_kind = [
+            {name: of for name, of in one.items() if kind_of(name) == kind}
+            for one in found.values()
+        ]
+        gains = [_gains(of) for of in of_kind]
+        own = [of for one in of_kind for name, of in one.items() if _is_polyserve(name)]
+        figures |= {
+            f"gain_{kind}": _mean(gain for gain, _ in gains),
+            f"gain_each_class_{kind}": _mean(each for _, each in gains),
+            f"optimal_share_{kind}": _mean(of.percent / 100 for of in own),
+            f"optimal_share_each_class_{kind}": _mean(of.percent_each_class / 100 for of in own),
+            f"overload_share_{kind}": _mean(of.overload_share for of in own),
+        }
+    return figures | {
         "workloads": {
             name: {
-                "optimal_per_s": round(optima[name].rate_per_s, 3),
-                "offered_share": round(optima[name].offered_share, 4),
+                "optimal_per_s": {
+                    kind: round(of.rate_per_s, 3)
+                    for (workload, kind), of in optima.items()
+                    if workload == name
+                },
                 "policies": {policy: _of(one) for policy, one in policies.items()},
             }
             for name, policies in found.items()
@@ -332,9 +392,13 @@ def record(optima: Mapping[str, Optimum], found: Found) -> dict[str, object]:
     }
 
 
+def _is_polyserve(policy: str) -> bool:
+    return policy.startswith(tuple(POLYSERVE.values()))
+
+
 def _gains(of: Mapping[str, Goodput]) -> tuple[float | None, float | None]:
-    own = [one for name, one in of.items() if name.startswith(POLYSERVE)]
-    others = [one for name, one in of.items() if not name.startswith(POLYSERVE)]
+    own = [one for name, one in of.items() if _is_polyserve(name)]
+    others = [one for name, one in of.items() if not _is_polyserve(name)]
     if not own or not others:
         return None, None
     best = max(one.percent for one in others)
@@ -355,5 +419,5 @@ def _of(one: Goodput) -> dict[str, object]:
         "overload_share": round(one.overload_share, 4),
         "overload_least": round(one.overload_least, 4),
         "attained": {name: round(of, 4) for name, of in one.attained.by_class.items()},
-        "budget": one.budget,
+        "setting": one.setting,
     }

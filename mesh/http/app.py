@@ -38,7 +38,7 @@ from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
 from mesh.http.responses import CountInput, Responses
-from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions
+from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions, shown_in
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
 from mesh.http.viewing import CellEvents, CellState
@@ -213,15 +213,17 @@ def read_completion(raw: bytes) -> tuple[CompletionBody, NewWriter]:
     )
 
 
-def standing_by(why: Callable[[], MeshError]) -> ASGIApp:
-    """Answers everything with an error, but that it lives."""
+def standing_by(why: Callable[[bool], MeshError], gate: Gate) -> ASGIApp:
+    """Answers everything with an error, but that it lives. `why` is told whether the gate knows
+    the caller.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if request.url.path == "/healthz":
             response = Response(b'{"status":"standing by"}', media_type="application/json")
         else:
-            response = _keyless(request, why())
+            response = _keyless(request, why(gate.knows(shown_in(request))))
             response.headers["retry-after"] = "1"
         await response(scope, receive, send)
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,11 +78,11 @@ class Bodies:
         self._counts: Counter[str] = Counter()
 
     @contextmanager
-    def reading(self) -> Iterator["BodyInHand"]:
-        """One more body, in hand until the block is left. Raises Refused where there are too
-        many.
+    def reading(self, of: str | None = None) -> Iterator["BodyInHand"]:
+        """One more body, in hand until the block is left, in the share of the caller's tenant or
+        of whom `of` names. Raises Refused where there are too many.
         """
-        tenant = caller().tenant
+        tenant = caller().tenant if of is None else of
         self._check("bodies", self._counts, 1, self._count_max, tenant)
         self._counts[tenant] += 1
         body = BodyInHand(self, tenant)
@@ -98,7 +98,7 @@ class Bodies:
         self._bytes[tenant] += more
 
     def _check(self, what: str, of: Counter[str], more: int, most: int, tenant: str) -> None:
-        own_max = int(most * TENANT_SHARE_MAX) if tenant else most
+        own_max = max(1, int(most * TENANT_SHARE_MAX)) if tenant else most
         for have, limit in ((of.total(), most), (of[tenant], own_max)):
             if more > 0 and have + more > limit:
                 raise Refused(
@@ -195,20 +195,23 @@ class Exchange:
             await self._fail(fault, *status_and_code(fault))
 
     @asynccontextmanager
-    async def body(self) -> AsyncIterator[bytes]:
-        """In hand until the block is left. Raises InvalidInput where it is too long or not said to
-        be JSON, DeadlineExceeded, or Refused where too many are being read.
+    async def body(
+        self, within_s: float | None = None, of: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """In hand until the block is left, in the share of `of` (`Bodies.reading`). Raises
+        InvalidInput where it is too long or not said to be JSON, DeadlineExceeded where it takes
+        more than `within_s` or BODY_S_MAX seconds, or Refused where too many are being read.
         """
-        with self._bodies.reading() as in_hand:
-            yield await self._read(in_hand)
+        with self._bodies.reading(of) as in_hand:
+            yield await self._read(in_hand, BODY_S_MAX if within_s is None else within_s)
 
-    async def _read(self, in_hand: BodyInHand) -> bytes:
+    async def _read(self, in_hand: BodyInHand, within_s: float) -> bytes:
         try:
-            async with asyncio.timeout(BODY_S_MAX):
+            async with asyncio.timeout(within_s):
                 body = await self._whole_body(in_hand)
         except TimeoutError:
             self._status = 408, "request_timeout"
-            raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
+            raise DeadlineExceeded(f"the body has not come within {within_s:g} s") from None
         kind = self.header(b"content-type") or b""
         if kind.split(b";")[0].strip().lower() != b"application/json":
             # Pages of other sites could send it without being asked whether they may.
@@ -359,6 +362,9 @@ class Exchange:
 
 class Apart(ABC):
     """A call that is not answered by the events of its request."""
+
+    of_any_task: ClassVar[bool] = False
+    """Whether a deployment of any task may be named."""
 
     @abstractmethod
     async def answer(

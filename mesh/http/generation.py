@@ -41,6 +41,14 @@ from mesh.text.answer_reader import NOTHING_ELSE, Reading
 from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[AnswerTo], Writer]
+
+
+class OfAnyTask(partial[Writer]):
+    """Makes the writer of a call that a deployment of any task answers."""
+
+    of_any_task = True
+
+
 Read = Callable[[bytes], tuple[Body, NewWriter | Apart]]
 """Reads the bytes of a call, and says who writes its answers, or that it is made apart."""
 
@@ -66,6 +74,8 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
+            if isinstance(writer, OfAnyTask | Apart) and writer.of_any_task:
+                asked = tuple(replace(one, task=deployment.spec.task) for one in asked)
             bytes_of, reading = None, NOTHING_ELSE
             told = (asked[0].logprobs, asked[0].prompt_logprobs)
             if told != (None, None) or (self._tells_stops and asked[0].stop):

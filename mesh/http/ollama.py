@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
@@ -37,7 +36,7 @@ from mesh.http.bodies import (
     read,
 )
 from mesh.http.exchange import Apart, Exchange
-from mesh.http.generation import NewWriter
+from mesh.http.generation import NewWriter, OfAnyTask
 from mesh.http.logprobs import TokenLogprob
 from mesh.http.members import copied
 from mesh.http.refusals import Failure, encoded
@@ -189,7 +188,7 @@ def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWr
     told = {"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason}
     if reason == "unload":
         return asked, Unload(encoded(told))
-    return asked, partial(LoadWriter, told=encoded(told))
+    return asked, OfAnyTask(LoadWriter, told=encoded(told))
 
 
 def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
@@ -322,6 +321,8 @@ class LoadWriter(OllamaWriter):
 @dataclass(frozen=True, slots=True)
 class Unload(Apart):
     """The answer of a call that nothing is computed for."""
+
+    of_any_task: ClassVar[bool] = True
 
     told: bytes
 

@@ -31,7 +31,11 @@ SESSION_S_MAX = 12 * 3600.0
 SESSIONS_MAX = 1_000
 """Beyond that the oldest ends."""
 SIGN_INS_MAX, SIGN_IN_BYTES_MAX = 64, 64 << 10
-"""Bodies of those who sign in that are being read, and their bytes: anybody may send them."""
+"""Bodies of those who sign in that are being read, and their bytes: anybody may send them, and an
+address has a tenant's share of them.
+"""
+SIGN_IN_S_MAX = 2.0
+"""For such a body, which is one packet."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ROLES = frozenset({Role.ADMIN, Role.TENANT})
 _TOKEN_BYTES = 32
@@ -75,7 +79,7 @@ class Sessions:
         """What the request shows: its own key, or its session's. Raises Forbidden for a change by a
         session without its token, or from another origin.
         """
-        own = _shown(request)
+        own = shown_in(request)
         session = None if own is not None else self.of(request)
         if session is None:
             return own
@@ -91,7 +95,7 @@ class Sessions:
         return session.authorization
 
 
-def _shown(request: Request) -> str | None:
+def shown_in(request: Request) -> str | None:
     """The header, or a key by the header that Anthropic's clients have for it."""
     given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
     return f"Bearer {key}" if given is None and key is not None else given
@@ -117,7 +121,8 @@ class Session:
         async with exchange.answering():
             if request.method == "POST":
                 check_origin(request)
-                async with exchange.body() as raw:
+                peer = request.client.host if request.client else ""
+                async with exchange.body(within_s=SIGN_IN_S_MAX, of=peer) as raw:
                     authorization = f"Bearer {read(_SignIn, raw).key}"
                 caller = self._gate.check(authorization, ROLES)
                 token, csrf = self._sessions.begin(authorization)

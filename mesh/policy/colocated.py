@@ -106,3 +106,15 @@ def alone_s(tokens: int, times: Times) -> float:
     most = CHUNKED.alone_tokens
     starts = range(0, tokens, most)
     return sum(times.prefill_s(min(tokens - past, most), past) for past in starts)
+
+
+def batched_s(tokens: int, times: Times) -> float:
+    """The same for so many tokens of short prompts."""
+    whole, rest = divmod(tokens, CHUNKED.alone_tokens)
+    rest_s = times.prefill_s(rest, 0) if rest else 0.0
+    return whole * times.prefill_s(CHUNKED.alone_tokens, 0) + rest_s
+
+
+def is_served_late(request: RequestView, policy: CoLocated, cell: CellView) -> bool:
+    """Whether it is late already, and is served all the same."""
+    return (request.accepted or not policy.refuses_late) and request.due_s < cell.now_s

@@ -46,6 +46,8 @@ class DefaultAnswers:
     promises: bool = True
     refuses_late: bool = True
     """Whether a request goes once its first token would be late wherever it went."""
+    goes_on: bool = False
+    """Whether it is asked where a request goes on with its first token."""
     upkeep_s: float = 1.0
     """The seconds between two calls of `upkeep`."""
     prefetches: bool = True
@@ -79,6 +81,9 @@ class DefaultAnswers:
         return Release(instance=instance, how=How.UNLOAD if instance.is_parked else How.PARK)
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        return iter(())
+
+    def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
         return iter(())
 
     def prefetch(self, cell: AheadView) -> Iterator[Plan]:

@@ -62,7 +62,7 @@ class Guarded:
         self.rule = policy.rule
         self.node_rule = replace(policy.node_rule.within(limits), turn=name_of(policy.rule))
         self.instances_per_node = max(policy.instances_per_node, 1)
-        self.promises = policy.promises
+        self.promises, self.goes_on = policy.promises, policy.goes_on
         self.upkeep_s = max(policy.upkeep_s, WAIT_S_LEAST)
         self._faults: list[NotePolicyFault] = []
         self._sizes: dict[tuple[int, int, int], KvSize] = {}
@@ -148,6 +148,9 @@ class Guarded:
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return self._bounded("upkeep", lambda: self._policy.upkeep(cell), cell)
+
+    def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
+        return self._bounded("first_token", lambda: self._policy.first_token(request, cell), cell)
 
     def prefetch(self, cell: AheadView) -> Iterator[Plan]:
         return self._bounded("prefetch", lambda: self._policy.prefetch(cell), cell)

@@ -131,6 +131,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it is asked where requests go on with their first token: `first_token`."""
+        ...
+
+    @property
     def upkeep_s(self) -> float:
         """The seconds between two calls of `upkeep`, at most the cell's `lease_check_s`."""
         ...
@@ -184,6 +189,12 @@ class Policy(Protocol):
 
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         """Every `upkeep_s`: what would make the cell better (moves, releases, starts, labels)."""
+        ...
+
+    def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
+        """Plans as in `upkeep`, once a request that goes on has its first token: its move to where
+        it decodes. Asked where `goes_on`.
+        """
         ...
 
     def prefetch(self, cell: AheadView) -> Iterator[Plan]:

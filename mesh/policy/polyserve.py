@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from mesh.policy.colocated import CoLocated, first_token_s, keeps_pace
+from mesh.policy.colocated import CoLocated, first_token_s, is_served_late, keeps_pace
 from mesh.policy.interface import Rank
 from mesh.policy.plans import Join, Label, Plan, Start
 from mesh.policy.rules.chunked import CHUNKED
@@ -53,7 +53,7 @@ class PolyServe(CoLocated):
         limit_s = tier_s * self.pace_share
         if not keeps_pace(request, server, cell, limit_s):
             return False
-        late = (request.accepted or not self.refuses_late) and request.due_s < cell.now_s
+        late = is_served_late(request, self, cell)
         return late or first_token_s(request, server, cell, limit_s) <= request.due_s
 
     # §4.3, §4.4: a server without requests goes back into the pool; one without requests of its own

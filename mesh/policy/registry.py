@@ -7,6 +7,7 @@ from mesh.policy.interface import Policy
 from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
 from mesh.policy.mesh import MESH, MESH_ABLATIONS
 from mesh.policy.polyserve import POLYSERVE_ABLATIONS, POLYSERVE_CO
+from mesh.policy.polyserve_apart import PD_POLICIES
 from mesh.policy.polyserve_baselines import CO_BASELINES
 from mesh.policy.prism import PRISM
 from mesh.policy.sllm import SLLM, SLLM_CPU, SLLM_CPU_SHARE
@@ -25,6 +26,7 @@ _ALL: tuple[Policy, ...] = (
     POLYSERVE_CO,
     *POLYSERVE_ABLATIONS,
     *CO_BASELINES,
+    *PD_POLICIES,
 )
 _POLICIES = {made.name: made for made in _ALL}
 DEFAULT_POLICY = LLM_MESH.name

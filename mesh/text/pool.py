@@ -175,7 +175,8 @@ class _Child:
     async def build(self, key: bytes, assets: Assets) -> None:
         """A codec, unless it has that one. Raises as `ask` does."""
         if key not in self.codecs:
-            made_of, forgotten = assets(), []
+            # The registry waits for its write under way, which a disk may take seconds for.
+            made_of, forgotten = await asyncio.to_thread(assets), []
             size = len(made_of.tokenizer_json)
             while self.codecs and (
                 len(self.codecs) >= CODECS_MAX

@@ -155,6 +155,14 @@ class Gate:
         if found is not None:
             _CALLER.set(found)
 
+    def knows(self, authorization: str | None) -> bool:
+        """Whether a caller of any role shows this, or no key is wanted."""
+        try:
+            self.check(authorization, Role)
+        except Unauthenticated:
+            return False
+        return True
+
     def check(self, authorization: str | None, roles: Iterable[Role]) -> Caller | None:
         """The caller; `None` where no key is wanted. Raises Unauthenticated or Forbidden."""
         if self._find is None:

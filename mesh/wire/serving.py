@@ -39,8 +39,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate or Gate()
-        self.instead: Callable[[], MeshError] | None = None
-        """What every call of ours is answered with, where this controller does not lead."""
+        self.instead: Callable[[bool], MeshError] | None = None
+        """What every call of ours is answered with, where this controller does not lead; it is told
+        whether the gate knows the caller.
+        """
 
     async def intercept_service(
         self,
@@ -48,7 +50,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         details: grpc.HandlerCallDetails,
     ) -> Any:
         if self.instead is not None and details.method.startswith(_OURS):
-            return _unread(self.instead(), None)
+            known = self._gate.knows(_shown_in(details.invocation_metadata))
+            return _unread(self.instead(known), None)
         handler = await continuation(details)
         gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
         if handler is None:

@@ -17,7 +17,7 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.children import Child
 from mesh.cli.restarts import RestartLimits
 from mesh.controller import state_check
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import StorageError, Unavailable
 from mesh.wire.client import UNARY_S_MAX
 
 
@@ -85,6 +85,43 @@ def test_what_a_node_measures_before_it_joins_is_shown_and_it_does_not_count_as_
         cell.stop(lambda: True)
     assert "cell: node cpu0 measures precisions" in said
     assert [line.split()[0] for line in ready] == ["controller"]
+
+
+def test_a_node_that_gets_on_gives_no_time_to_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gets_on = """
+if "cpu0" in sys.argv:
+    for n in range(6000):
+        announcer.say("measures precisions", n / 6000)
+        time.sleep(0.1)
+"""
+    hangs = ANNOUNCES.replace('NodeId("cpu0")', "NodeId(sys.argv[sys.argv.index('--name') + 1])")
+    before, _, after = hangs.partition("announcer.say")
+    (tmp_path / "announces.py").write_text(f"{before.rstrip()}\n{gets_on}announcer.say{after}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    start = children.start
+
+    def begin(name: str, module: str, given: list[str], log: Path, *, again: bool) -> Child:
+        instead = "announces" if module == "mesh_nodes" else module
+        return start(name, instead, given, log, again=again)
+
+    monkeypatch.setattr(children, "start", begin)
+    nodes = plan_nodes(["cpu", "cpu"])
+    cell = LocalCell(CellPlan(listen="127.0.0.1:0", home=tmp_path, nodes=nodes))
+    until_s = time.monotonic() + 60
+
+    def stopping() -> bool:
+        if len(cell._starting) == 2:
+            monkeypatch.setattr("mesh.cli.cell.READY_S_MAX", 3.0)
+        return time.monotonic() > until_s
+
+    try:
+        cell.start()
+        with pytest.raises(Unavailable, match="cpu1 has not joined after 3 s"):
+            cell.wait_ready(stopping, lambda line: None)
+    finally:
+        cell.stop(lambda: True)
 
 
 def test_a_controller_that_hangs_holds_a_look_up_for_a_moment(hanging: LocalCell) -> None:

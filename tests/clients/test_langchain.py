@@ -1,5 +1,4 @@
-"""LangChain's own integration tests of a chat model, by its clients for OpenAI's protocol and for
-Anthropic's, on a real cell.
+"""LangChain's own integration tests of a chat model, by its client for OpenAI's, on a real cell.
 
 The demo model is given a chat template with tools, which it was not trained on: what it says makes
 little sense, but calls that are required and structured answers keep to their grammars. Cases that
@@ -19,7 +18,6 @@ from tests.clients.conftest import CALL_S_MAX, demo_cell
 pytestmark = pytest.mark.timeout(300)
 WITH = "make test-clients has it"
 langchain_openai = pytest.importorskip("langchain_openai", reason=WITH)
-langchain_anthropic = pytest.importorskip("langchain_anthropic", reason=WITH)
 LangChains: Any = pytest.importorskip(
     "langchain_tests.integration_tests", reason=WITH
 ).ChatModelIntegrationTests
@@ -86,37 +84,4 @@ class TestMesh(LangChains):  # type: ignore[misc]
 
     @property
     def supports_json_mode(self) -> bool:
-        return True
-
-
-class TestMessages(TestMesh):
-    """By Anthropic's protocol, which has neither seeds nor a mode of JSON without a schema."""
-
-    @property
-    def chat_model_class(self) -> Any:
-        return langchain_anthropic.ChatAnthropic
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "model": DEPLOYMENTS[0],
-            "base_url": self.url,
-            "api_key": "none",
-            "temperature": 0.0,
-            "max_tokens": TOKENS_MAX,
-            "stream_usage": True,
-            "timeout": CALL_S_MAX,
-            "max_retries": 0,
-        }
-
-    @property
-    def structured_output_kwargs(self) -> dict[str, Any]:
-        return {"method": "json_schema"}
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return False
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
         return True

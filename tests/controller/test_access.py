@@ -28,18 +28,20 @@ from mesh.domain.errors import (
     NotFound,
     Refused,
     Unauthenticated,
+    Unavailable,
 )
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, TextPrompt
 from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
-from mesh.http.app import application
+from mesh.http.app import application, standing_by
 from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
 from mesh.v1.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from mesh.wire.access import ROUTES, RPCS
-from mesh.wire.channel import dial, dial_blocking
+from mesh.wire.access import ROUTES, RPCS, Gate
+from mesh.wire.channel import bind, dial, dial_blocking
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
+from mesh.wire.serving import Guard
 from tests.controller.live import EMBEDS, HELLO, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.live import SPEC as LIVE_SPEC
 
@@ -120,6 +122,38 @@ async def keyed(home: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
 async def cell(tmp_path: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
     async with keyed(tmp_path) as made:
         yield made
+
+
+async def test_a_standby_names_its_leader_to_those_alone_who_have_a_key(tmp_path: Path) -> None:
+    def instead(known: bool) -> Unavailable:
+        return Unavailable("leader:7070 leads" if known else "stands by")
+
+    keys = made_keys(tmp_path)
+    gate = Gate(keys.book.caller)
+    guard = Guard(gate)
+    guard.instead = instead
+    server = grpc.aio.server(interceptors=[guard])
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    for key, said in ((keys.a, "leader:7070"), (keys.revoked, "stands by"), ("", "stands by")):
+        with showing(key):
+            client = MeshClient(address)
+        with client, pytest.raises(Unavailable, match=said):
+            await asyncio.to_thread(client.list)
+        sent: list[Any] = []
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/models"}
+        scope |= {"query_string": b"", "headers": headers, "scheme": "http"}
+        scope |= {"server": ("127.0.0.1", 1)}
+        await standing_by(instead, gate)(scope, cast(Any, None), send)
+        assert sent[0]["status"] == 503
+        assert said.encode() in sent[1]["body"]
+    await server.stop(None)
+    keys.book.close()
 
 
 def code_of(channel: grpc.Channel, method: str, key: str) -> grpc.StatusCode:

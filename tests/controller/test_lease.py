@@ -51,10 +51,15 @@ def test_the_end_of_the_leaders_session_is_a_sign_for_its_epoch_alone() -> None:
     lease.seen(row(7), 0.0)
     assert not lease.signalled(2)
     assert lease.signalled(3)
+    assert lease.seen(row(8), 0.1), "it was renewed just before"
+    assert lease.row == row(8)
     lease.not_taken(0.1)
     assert lease.role is Role.STANDING_BY
     assert not lease.seen(row(9, epoch=4), 0.2)
     assert not lease.signalled(3), "another one was faster"
+    assert lease.signalled(4)
+    assert not lease.seen(row(9, epoch=5), 0.3), "another one was faster still"
+    assert lease.role is Role.STANDING_BY
 
 
 def test_after_a_try_in_vain_it_waits_again() -> None:

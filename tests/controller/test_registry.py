@@ -1,5 +1,6 @@
 """The registry keeps what it acknowledged, through kill -9, and says what ails its file."""
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -15,9 +16,12 @@ import pytest
 from cattrs.preconf.json import make_converter
 
 from mesh.controller.registry import (
+    CLOSE_S_MAX,
     FILE_NAME,
     SCHEMA,
+    RegistryWrites,
     SqliteRegistry,
+    Statements,
     history_stored,
     profile_stored,
     removed,
@@ -373,3 +377,42 @@ def test_a_folder_that_is_not_writable_is_named() -> None:
             SqliteRegistry(folder)
         assert "writable" in caught.value.hint
         folder.chmod(0o755)
+
+
+async def test_a_write_that_cannot_be_made_holds_up_none_after_it(tmp_path: Path) -> None:
+    registry = SqliteRegistry(tmp_path)
+    writes, chat = RegistryWrites(registry), DeploymentName("chat")
+    told: list[StorageError | None] = []
+    writes.store(deployment(), TEXT, None, told.append)
+    writes.store_history(chat, OutputHistory(mean_tokens=1.0, count=1 << 70))
+    writes.store_profile(PROFILE)
+    writes.store(deployment("b"), TEXT, None, told.append)
+    writes.store(deployment("c", model="\ud800"), TEXT, None, told.append)
+    writes.remove(DeploymentName("b"), told.append)
+    async with asyncio.timeout(30):
+        await writes.close()
+    assert [None if error is None else type(error) for error in told] == [
+        *(None, None, StorageError, None)
+    ]
+    assert "UnicodeEncodeError" in str(told[2])
+    assert (registry.profiles(), registry.histories()) == ((PROFILE,), {})
+    await registry.end()
+
+
+class _OnASlowDisk(SqliteRegistry):
+    async def commit(self, statements: Statements) -> None:
+        await asyncio.sleep(CLOSE_S_MAX / 5)
+        await super().commit(statements)
+
+
+async def test_a_slow_disk_keeps_all_that_waits_when_the_controller_ends(tmp_path: Path) -> None:
+    registry = _OnASlowDisk(tmp_path)
+    names = [f"chat-{n}" for n in range(20)]
+    for name in names:
+        registry.apply(stored(deployment(name), TEXT))
+    writes, history = RegistryWrites(registry), OutputHistory(mean_tokens=1.0, count=1)
+    for name in names:
+        writes.store_history(DeploymentName(name), history)
+    await writes.close()
+    assert list(registry.histories()) == sorted(names)
+    await registry.end()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -97,6 +98,18 @@ async def test_a_model_without_texts_is_asked_for_again() -> None:
                 await shelf.tokenizers.tokens(ONE, HI)
         shelf.known[ONE] = tiny_assets()
         assert await shelf.tokenizers.tokens(ONE, HI)
+
+
+async def test_the_loop_goes_on_while_the_registry_waits_for_its_disk() -> None:
+    """A template that is not recognised has a child process read the registry, too."""
+    written = threading.Event()
+    asked = templated("{% set n = 1 %}{{ messages[0].content }}")
+    tokenizers = Tokenizers(find=lambda _: asked if written.wait(5.0) else None, pool=TextPool())
+    for _ in range(2):
+        written.clear()
+        asyncio.get_running_loop().call_later(0.05, written.set)
+        assert await tokenizers.tokens(ONE, chat("hi"))
+    await tokenizers.close()
 
 
 async def test_a_prompt_without_tokens_is_invalid() -> None:

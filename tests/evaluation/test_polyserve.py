@@ -75,7 +75,7 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
             overload_share=0.9,
             overload_least=0.5,
             attained=Attained(overall=0.9, by_class={"a": 0.9}),
-            budget=None,
+            setting=None,
         )
 
     found: Mapping[str, Mapping[str, Goodput]] = {
@@ -86,10 +86,10 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
         },
         "b": {"polyserve-co": goodput(60, 60)},
     }
-    optima = dict.fromkeys("ab", Optimum(rate_per_s=10.0, offered_share=0.5))
+    optima = dict.fromkeys((("a", "co"), ("b", "co")), Optimum(rate_per_s=10.0, offered_share=0.5))
     made = record(optima, found)
     assert (made["gain_co"], made["gain_each_class_co"]) == (1.25, 2.0)
-    assert (made["optimal_share_co"], made["overload_share"]) == (0.7, 0.9)
+    assert (made["optimal_share_co"], made["overload_share_co"]) == (0.7, 0.9)
 
 
 def test_a_light_load_is_met_where_each_tier_has_a_server() -> None:

@@ -38,6 +38,13 @@ async def test_an_answer_in_pieces_is_one_whole_answer(http: Edge) -> None:
     assert ranked.json()["results"][0]["relevance_score"] == pytest.approx(1.0)
 
 
+async def test_ollamas_call_without_a_prompt_loads_what_embeds(http: Edge) -> None:
+    await deployed(http)
+    for reason, keep in (("load", {}), ("unload", {"keep_alive": 0})):
+        answer = await http.post("/api/generate", {"model": "embeds", **keep})
+        assert (answer.status_code, answer.json()["done_reason"]) == (200, reason)
+
+
 async def test_more_numbers_than_an_answer_may_hold_are_refused(
     http: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,9 +192,10 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path: Path) -> None:
         assert sum(sent) < length, "of six bodies, what the kernel holds of each"
 
 
+@pytest.mark.parametrize("proxied", [False, True])
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_who_sends_a_byte_now_and_then_is_hung_up_on(
-    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    head: bytes, proxied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_download, "PIECE_S_MAX", 0.2)
     monkeypatch.setattr(http_download, "_WATCH_S", 0.02)
@@ -206,11 +207,12 @@ def test_who_sends_a_byte_now_and_then_is_hung_up_on(
             yield b"x"
             time.sleep(0.01)
 
-    with (
-        sending(drops) as (address, _),
-        pytest.raises(Unavailable, match=r"in 1 tries: too little came within 0\.2 s"),
-    ):
-        fetched(f"{address}/m.gguf", tmp_path, HERE)
+    with sending(drops) as (address, _):
+        if proxied:
+            monkeypatch.setenv("http_proxy", address)
+        url = f"{'http://8.8.8.8' if proxied else address}/m.gguf"
+        with pytest.raises(Unavailable, match=r"in 1 tries: too little came within 0\.2 s"):
+            fetched(url, tmp_path, HERE)
 
 
 def test_a_length_of_thousands_of_digits_says_nothing(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_with_its_first_token_a_request_goes_to_the_node_of_the_fewest_batches()
     copy = only(commands(cell.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest)
     assert (copy.instance_id, copy.order.paused) == (load.instance_id, True)
     assert copy.order.kv is not None
-    # It goes on as soon as its blocks are there, whatever its source has drawn meanwhile.
+    # It goes on as soon as what did not come is computed, whatever its source has drawn meanwhile.
     link, moved = cell.links[there.node.node_id], (RequestId("r1"), copy.order.attempt)
-    came = KvArrived(request_id=moved[0], attempt=moved[1], tokens=96, moved_bytes=1, elapsed_s=0.1)
+    came = KvArrived(request_id=moved[0], attempt=moved[1], tokens=32, moved_bytes=1, elapsed_s=0.1)
     assert not commands(cell.report(link, came), ContinueRequest)
     ahead = ComputedAhead(request_id=moved[0], attempt=moved[1])
     actions = cell.report(link, ahead)

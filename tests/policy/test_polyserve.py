@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.actions import ControllerAction
 from mesh.domain.events import InvokeRequested, LeaseCheckDue
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import SubmitRequest
+from mesh.domain.messages import AbortRequest, ContinueRequest, KvArrived, SubmitRequest
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.slo import Slo
 from mesh.policy.colocated import peak_tokens
-from mesh.policy.rules.chunked import BUDGET, CHUNKED
+from mesh.policy.rules.chunked import APART, BUDGET, CHUNKED
+from mesh.policy.rules.run_queues import NOBODY
 from mesh.policy.rules.turns import next_turn
-from tests.core.admission import instance, node
+from tests.core.admission import instance, node, submitted
 from tests.core.cells import CellUnderTest, commands, only, request
 from tests.policy.test_mesh import anywhere
 from tests.request.schedules import queue, times
@@ -169,3 +171,80 @@ def test_a_fixed_budget_counts_decodes() -> None:
     grant = next_turn(BUDGET, [of], 0.0, prefill_tokens_max=256)
     assert grant is not None
     assert grant.prefill == 196
+
+
+class Divided(CellUnderTest):
+    """Three servers that move KV blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            anywhere("a"),
+            limits=CellLimits(delivery_s_max=0.0, kv_watermark_share=0.0),
+            profiles=(GROWING,),
+            rule="polyserve-pd",
+        )
+        self.links = {}
+        for name in ("n1", "n2", "n3"):
+            gpu = replace(node(name, instance(name, "a")), device=DeviceKind.GPU)
+            self.links[name] = self.join(replace(gpu, kv_address=name, kv_format="f"))[0]
+
+    def ask(self, name: str, *, prompt: int = 100, ttft_s: float = 1.0) -> list[ControllerAction]:
+        asked = request(name, of="a", prompt=(1,) * prompt, max_tokens=100)
+        slo = Slo(name="c", ttft_s=ttft_s, ttft_tokens_per_s=1e9, tpot_s=0.05)
+        return self.tell(InvokeRequested(request=asked, slo=slo))
+
+    def labels(self) -> list[str]:
+        return [self.core.cell.instances[InstanceId(name)].label for name in self.links]
+
+
+def test_a_request_goes_to_its_tier_with_its_first_token_and_on_once_its_blocks_are_there() -> None:
+    cell = Divided()
+    assert submitted(cell.ask("r1")) == [("r1", "n1")]
+    copy = only(commands(cell.tokens(cell.links["n1"], "r1", (7,)), SubmitRequest), SubmitRequest)
+    assert (copy.instance_id, copy.order.paused) == ("n2", True)
+    assert copy.order.kv is not None
+    assert cell.labels() == ["prefill", "tier 50 ms", ""]
+    moved = RequestId("r1"), copy.order.attempt
+    came = KvArrived(request_id=moved[0], attempt=moved[1], tokens=96, moved_bytes=1, elapsed_s=0.1)
+    actions = cell.report(cell.links["n2"], came)
+    assert not only(commands(actions, ContinueRequest), ContinueRequest).paused
+    assert only(commands(actions, AbortRequest), AbortRequest).attempt == 1
+    cell.tell(LeaseCheckDue())
+    assert cell.labels() == ["", "tier 50 ms", ""]
+
+
+def test_a_prompt_joins_where_nobodys_first_token_is_late_by_the_order_of_deadlines() -> None:
+    cell = Divided()
+    assert submitted(cell.ask("r1", prompt=200, ttft_s=0.05)) == [("r1", "n1")]
+    assert submitted(cell.ask("r2", prompt=200, ttft_s=0.3)) == [("r2", "n1")]
+    # Before the first it would make that late, behind it it would be late itself.
+    assert submitted(cell.ask("r3", prompt=300, ttft_s=0.04)) == [("r3", "n2")]
+
+
+def test_prompts_alone_are_computed_by_deadline_and_nobody_decodes_beside_them() -> None:
+    of = queue("a", 1.0, times=times(), prompts=[(3000, 9.0), (1500, 2.0), (3000, 5.0)])
+    second, third, first = (
+        of.prompts[2].request_id,
+        of.prompts[0].request_id,
+        of.prompts[1].request_id,
+    )
+    grant = next_turn(APART, [of], 0.0, prefill_tokens_max=8192)
+    assert grant is not None
+    assert (grant.prefill, grant.decode) == (((first, 1500), (second, 548)), (NOBODY,))
+    of.prompts = [prompt for prompt in of.prompts if prompt.request_id in (second, third)]
+    whole = next_turn(APART, [of], 0.0, prefill_tokens_max=8192)
+    assert whole is not None
+    assert whole.prefill == ((second, 3000),), "less than twice the budget is finished at once"
+
+
+def test_the_quickest_iteration_counts_prompts_and_of_equal_ones_the_smaller_batch() -> None:
+    cell = Servers("co-minimal")
+    flat = profile(
+        prefill=GROWING.prefill, decode=Grid(rows=(32,), columns=(4096,), seconds=((0.01,),))
+    )
+    for entry in cell.core.cell.instances.values():
+        entry.profile = flat
+    assert [cell.ask(0.05, prompt=n) for n in (40, 9, 20, 3)] == ["n1", "n2", "n3", "n2"]
+    for number, name in enumerate(("n1", "n2", "n3", "n2"), 1):
+        cell.tokens(cell.links[name], f"r{number}", (7,))
+    assert cell.ask_all(0.05, 3) == ["n1", "n3", "n2"]

@@ -42,6 +42,8 @@ def test_arrivals_follow_from_the_seed_and_keep_to_their_bounds(tmp_path: Path) 
     ("was", "now", "named"),
     [
         ("seed = 3", "sead = 3", "sead"),
+        ("seed = 3", "slo_ttfts_s = [0.3]", "there is none"),
+        ("seed = 3", 'slo_mix = "0.1:1"\nslo_ttfts_s = [0.0]', "slo_ttfts_s is 0"),
         ("memory_gib = 64", "", "memory_gib"),
         ("memory_gib = 64", "memory_gib = -1", "above 0"),
         ('device = "cpu"', 'device = "tpu"', "tpu"),

@@ -16,7 +16,7 @@ from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, replicas, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.prospect import prospect
-from mesh.core.controller.requests.upkeep import keep_up, release
+from mesh.core.controller.requests.upkeep import go_on, keep_up, release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -229,6 +229,8 @@ def _settle(ctx: EventContext) -> None:
     """The end of every event: fill the room that appeared. What stays idle, others may want."""
     if ctx.cell.rolling:
         rollouts.advance(ctx)
+    if ctx.begun:
+        go_on(ctx)
     while ctx.unsettled():
         queueing.fill(ctx)
         queueing.fill_released(ctx)

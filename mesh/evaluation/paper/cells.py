@@ -54,6 +54,8 @@ COSTS = {
 """Weights stay in the hosts' memory: a CPU computes with them where they lie, a GPU copies them.
 All else costs what `CellCosts` says.
 """
+KV_LINK_BYTES_PER_S = 12.5e9
+"""KV blocks go from node to node at 100 Gb/s, as the testbed of SLINFER is connected."""
 LINK_DELAY_S = 0.001
 LIMITS = CellLimits(
     batch_max=256,
@@ -62,6 +64,7 @@ LIMITS = CellLimits(
     turn_s_max=0.05,
     delivery_s_max=0.01,
     parked_s_max=0.0,
+    migrations_max=16,
 )
 """A prompt is computed at once if nobody is late for it; a GPU decodes two to four times in a turn;
 what is idle goes after its keep-alive.
@@ -248,6 +251,7 @@ def _nodes(
         device=device,
         memory_gib=MEMORY_GIB[device],
         processes=PROCESSES[cell.model][device],
+        kv_link_bytes_per_s=KV_LINK_BYTES_PER_S,
         costs=given,
     )
     for node in node_plans(group, LIMITS, costs):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mesh.policy.rules.run_queues import RunQueue
+from mesh.domain.ids import RequestId
+from mesh.policy.rules.run_queues import NOBODY, RunQueue
 from mesh.policy.rules.turns import Grant, TurnBounds, one_iteration
 
 
@@ -24,6 +25,8 @@ class Chunked:
     """Where decodes alone take longer than that, so that prompts come to their end all the same."""
     alone_tokens: int = 2048
     """An iteration without decodes has so many: nobody waits for a token (§3.4)."""
+    apart: int = 0
+    """1: where first tokens are due, there is a server for prompts alone."""
     name: ClassVar[str] = "chunked"
     period: ClassVar[int | None] = 0
 
@@ -31,7 +34,27 @@ class Chunked:
         """The run queue whose next token is due first computes."""
         queue = min(queues, key=lambda queue: (queue.first_due_s, queue.instance_id))
         passed = [other for other in queues if other is not queue]
+        if self.apart and any(prompt.first for prompt in queue.prompts):
+            return self._prompts_alone(queue, bounds.prefill_tokens_max, passed)
         return one_iteration(queue, self._chunk_tokens(queue, bounds.prefill_tokens_max), passed)
+
+    def _prompts_alone(self, queue: RunQueue, tokens_max: int, passed: Sequence[RunQueue]) -> Grant:
+        """The nearest deadline first (§4.2). A prompt with less than twice the budget left is
+        finished at once if it is the first (§4.7); nobody decodes.
+        """
+        left, named = min(self.alone_tokens, tokens_max), list[tuple[RequestId, int]]()
+        for prompt in sorted(queue.prompts, key=lambda of: (of.due_s, of.request_id)):
+            tokens = min(prompt.left, left)
+            if not named and left < prompt.left < 2 * left <= tokens_max:
+                tokens = prompt.left
+            named.append((prompt.request_id, tokens))
+            left -= tokens
+            if left <= 0:
+                break
+        seconds = queue.times.prefill_s(sum(tokens for _, tokens in named), queue.prompts[0].past)
+        return Grant(
+            queue=queue, prefill=tuple(named), seconds=seconds, passed=passed, decode=(NOBODY,)
+        )
 
     def _chunk_tokens(self, queue: RunQueue, tokens_max: int) -> int:
         waiting = queue.prompt_tokens
@@ -49,3 +72,4 @@ class Chunked:
 
 CHUNKED = Chunked()
 BUDGET = Chunked(fixed=1)
+APART = Chunked(apart=1)

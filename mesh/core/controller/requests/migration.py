@@ -102,6 +102,7 @@ def migrate_and_drain(
     """Have an instance go once all that runs on it has moved, to any other or to the one that is
     given; False if one of them finds no room or time there now, beside those before it, and nothing
     moves. One whose room another of them has taken away after all (`_begin_at`) is looked at again.
+    Where weights are swapped, they go on there at once: the source may not compute for a while.
     """
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
@@ -113,7 +114,7 @@ def migrate_and_drain(
             return False
         moves.append(move)
     for move in moves:
-        _begin_at(ctx, move)
+        _begin_at(ctx, move, at_once=instance.node.swaps)
     drain(ctx, instance)
     move_soon(ctx)
     return True
@@ -218,6 +219,12 @@ def kv_arrived(ctx: EventContext, node: NodeEntry, report: KvArrived) -> None:
         migration.advance(MigrationState.COMPUTING)
         migration.copy.note_arrived(report.tokens)
         node.touch()
+        copy, target = migration.copy, migration.copy.instance
+        assert target is not None, "a copy has its place as long as it moves"
+        if migration.at_once and copy.prefill_left <= target.footprint.block_tokens:
+            # What is left of its last block it computes with its next token.
+            migration.advance(MigrationState.CAUGHT_UP)
+            tokens_came(ctx, migration)
 
 
 def computed_ahead(ctx: EventContext, report: ComputedAhead) -> None:

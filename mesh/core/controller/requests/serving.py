@@ -135,6 +135,8 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
             owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
+        if not outputs.first_index and ctx.policy.goes_on:
+            ctx.begun.append(request)
         if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
@@ -146,7 +148,10 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         owner = ctx.cell.deployments.get(request.original.deployment)
         tokens, met = len(request.output_tokens), request.is_met()
-        ctx.cell.note_served(owner, tokens, request.slo.name, met=met)
+        # One token after one is a call that loads, such as Ollama's: it tells nothing of lengths.
+        original = request.original
+        loads = len(original.prompt_tokens) == original.sampling.max_tokens == 1
+        ctx.cell.note_served(owner, tokens, request.slo.name, met=met, loads=loads)
         if owner is not None:
             _store_history(ctx, owner)
     end(ctx, request)

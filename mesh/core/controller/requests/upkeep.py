@@ -4,6 +4,8 @@ A plan may be about what has gone meanwhile, or about what no engine here can do
 happens, and the journal has it. Before: the policy. After: `search`, `preemption`, `migration`.
 """
 
+from collections.abc import Iterator
+
 from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.instances.kv_transfer import can_carry
 from mesh.core.controller.instances.lifecycle import start, unload
@@ -14,7 +16,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import PolicyFaultKind
-from mesh.policy.plans import Carry, How, Move, Release, Start
+from mesh.policy.plans import Carry, How, Move, Plan, Release, Start
 from mesh.policy.views import RequestView
 
 UPKEEP_MAX = 16
@@ -23,10 +25,27 @@ UPKEEP_MAX = 16
 
 def keep_up(ctx: EventContext) -> None:
     """Carry out what the policy has in mind for the cell as a whole."""
-    options = OpenOptions(
+    options = _options(ctx)
+    _carry_out_all(ctx, ctx.policy.upkeep(options))
+
+
+def go_on(ctx: EventContext) -> None:
+    """Have requests with their first token go where the policy has them decode."""
+    begun, ctx.begun = ctx.begun, []
+    options = _options(ctx)
+    for request in begun:
+        if request.state is RequestState.RUNNING:
+            _carry_out_all(ctx, ctx.policy.first_token(request, options))
+
+
+def _options(ctx: EventContext) -> OpenOptions:
+    return OpenOptions(
         ctx=ctx, may_move=lambda instance: preemption.may_be_preempted(ctx, instance)
     )
-    for plan, _ in zip(ctx.policy.upkeep(options), range(UPKEEP_MAX), strict=False):
+
+
+def _carry_out_all(ctx: EventContext, plans: Iterator[Plan]) -> None:
+    for plan, _ in zip(plans, range(UPKEEP_MAX), strict=False):
         match plan:
             case Move():
                 _move(ctx, plan)

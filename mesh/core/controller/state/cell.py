@@ -222,11 +222,12 @@ class Cell:
         slo_class: str = "",
         *,
         met: bool = False,
+        loads: bool = False,
     ) -> None:
         """A request has ended well; its deployment may have been deleted."""
         self.served += 1
         if owner is not None:
-            owner.note_served(output_tokens, slo_class, met=met)
+            owner.note_served(output_tokens, slo_class, met=met, loads=loads)
 
     def note_refused(
         self, owner: DeploymentEntry | None, reason: RefusalReason, slo_class: str = ""

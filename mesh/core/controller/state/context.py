@@ -55,6 +55,8 @@ class EventContext:
     """It tries anew all who wait: what was refused a moment before is asked again."""
     deferred: set[RequestId] = field(default_factory=set)
     """Requests for which the policy would rather start an instance than have them join one."""
+    begun: list[RequestEntry] = field(default_factory=list)
+    """Requests that have got their first token, and that the policy is asked about."""
     _released_once: set[InstanceId] = field(default_factory=set)
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""

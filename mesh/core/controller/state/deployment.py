@@ -245,11 +245,16 @@ class DeploymentEntry:
             return len(self.queue)
         return sum([request.slo.name == slo_class for request in self.queue])
 
-    def note_served(self, output_tokens: int, slo_class: str = "", *, met: bool = False) -> None:
-        """A request has ended well, with an answer of so many tokens."""
+    def note_served(
+        self, output_tokens: int, slo_class: str = "", *, met: bool = False, loads: bool = False
+    ) -> None:
+        """A request has ended well, with an answer of so many tokens. `loads`: it was asked for to
+        have the model loaded, and its answer is none.
+        """
         self.served += 1
         counts = self._counts_of(slo_class)
-        self.history = self.history.after(output_tokens, slo_class if counts else "")
+        if not loads:
+            self.history = self.history.after(output_tokens, slo_class if counts else "")
         if counts:
             counts.add(served=1, met=int(met))
         self.forgive_loads()

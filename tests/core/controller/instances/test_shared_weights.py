@@ -177,7 +177,7 @@ def test_a_load_shows_what_it_shares() -> None:
 def loaded_ahead(
     *parked: str, mib: int, budget_mib: int = 200, disk_s: float = 1.0
 ) -> tuple[CellUnderTest, list[ControllerAction]]:
-    """What a node that rests does for `a`, which was called nine times; `x` has another model."""
+    """What a node that rests does for `a`, which was called eight times; `x` has another model."""
     wanted = sharing("a"), sharing("c"), replace(sharing("x"), model=OTHER_MODEL)
     cell = CellUnderTest(*wanted)
     models = {of.spec.name: of.model.model_id for of in wanted}
@@ -191,7 +191,7 @@ def loaded_ahead(
         load_rates=((LoadTier.DISK, LoadRate(fixed_s=disk_s, bytes_per_s=inf)),),
     )
     cell.join(said)
-    for name in ("a",) * 9 + ("x",) * 2 + ("c",):
+    for name in ("a",) * 8 + ("x",) * 2 + ("c",):
         cell.core.cell.deployments[DeploymentName(name)].note_call(cell.now_s)
     for instance in tuple(cell.core.cell.instances.values()):
         named, since_s = instance.instance_id, instance.idle_since_s

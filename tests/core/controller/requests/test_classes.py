@@ -81,6 +81,10 @@ def test_lengths_and_ends_are_counted_by_class() -> None:
     cell.tokens(cell.link, "r2", [7], finish=FinishReason.STOP)
     assert entry.history.mean_of("quick") < entry.history.mean_of("patient")
     assert (entry.by_class["quick"].served, entry.served) == (1, 2)
+    known = entry.history.classes
+    cell.tell(InvokeRequested(request=request("r3", of="a", prompt=(0,), max_tokens=1), slo=QUICK))
+    cell.tokens(cell.link, "r3", [7], finish=FinishReason.LENGTH)
+    assert (entry.history.classes, entry.served) == (known, 3), "a call that only loads"
 
 
 def test_best_effort_takes_no_time_from_a_class_and_waits_behind_all_of_them() -> None:
