@@ -63,13 +63,11 @@ BUDGETS = (256, 512, 1024, 2048)
 """Tokens of an iteration under FIXED; the best one counts."""
 PREFILL_SHARES = (0.15, 0.3, 0.5, 0.7)
 """The servers for prompts under a baseline that has them apart; the best one counts."""
-CHOSEN_PERCENT = 50
-"""The share of the optimal rate at which both are chosen."""
 KV_LINK_BYTES_PER_S = 50e9
 """At which KV blocks go from server to server: 400 Gbit/s."""
 ATTAINED = 0.9
 PERCENT_LEAST, PERCENT_MOST = 5, 130
-"""The shares of the optimal rate between which goodput is looked for."""
+"""The shares of the optimal rate between which goodput is looked for; what keeps less has 0."""
 OVERLOAD_PERCENT = 120
 DRAWN = 4000
 """Requests that are drawn for the mean of the optimal cost."""
@@ -173,9 +171,9 @@ class Goodput:
     overload_least: float
     """The share that the class with the least has met of it."""
     attained: Attained
-    """At `percent`."""
+    """At `percent`, or at PERCENT_LEAST where that is 0."""
     setting: float | None
-    """The one with which a baseline does best."""
+    """The one with which a baseline comes to `percent`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,29 +269,43 @@ class Search:
             self.known[percent] = attained(self.policy, self.load, rate_per_s, self.setting)
         return self.known[percent]
 
-    def largest(self, met: Callable[[Attained], float], most: int = PERCENT_MOST) -> int:
-        """The largest share of the optimal rate at which so much is met; 0 where none is."""
-        low, high = 0, -(-most // self.step)
+    def largest(
+        self, met: Callable[[Attained], float], over: int = 0, most: int = PERCENT_MOST
+    ) -> int:
+        """The largest share of the optimal rate at which so much is met; `over` where none larger
+        than that is.
+        """
+        least = max(over // self.step, -(-PERCENT_LEAST // self.step) - 1)
+        low, high = least, -(-most // self.step)
+        middle = low + 1 if over else (low + high + 1) // 2
         while low < high:
-            middle = (low + high + 1) // 2
             if met(self.at(middle * self.step)) >= ATTAINED:
                 low = middle
+            elif middle == least + 1:
+                break
             else:
                 high = middle - 1
-        return low * self.step
+            middle = (low + high + 1) // 2
+        return low * self.step if low > least else over
 
-    def goodput(self) -> Goodput:
-        percent = self.largest(lambda at: at.overall)
-        each = self.largest(lambda at: at.least, percent)
-        overload = self.at(OVERLOAD_PERCENT)
-        return Goodput(
-            percent=percent,
-            percent_each_class=each,
-            overload_share=overload.overall * OVERLOAD_PERCENT / 100,
-            overload_least=overload.least,
-            attained=self.at(max(percent, self.step)),
-            setting=self.setting,
-        )
+
+def goodput(searches: Sequence[Search]) -> Goodput:
+    """The goodput of a policy; of one with several settings, each measure by its own best."""
+    best, percent, each = searches[0], 0, 0
+    for search in searches:
+        found = search.largest(lambda at: at.overall, percent)
+        if found > percent:
+            best, percent = search, found
+        each = search.largest(lambda at: at.least, each, percent)
+    overload = best.at(OVERLOAD_PERCENT)
+    return Goodput(
+        percent=percent,
+        percent_each_class=each,
+        overload_share=overload.overall * OVERLOAD_PERCENT / 100,
+        overload_least=overload.least,
+        attained=best.at(percent or PERCENT_LEAST),
+        setting=best.setting,
+    )
 
 
 def attained(policy: str, load: Load, rate_per_s: float, setting: float | None = None) -> Attained:
@@ -332,11 +344,7 @@ class GoodputJob:
         return self.rate_per_s
 
     def compute(self) -> Goodput:
-        """A baseline has the setting with which most is met at CHOSEN_PERCENT."""
-        searches = [self._search(setting) for setting in self._settings()]
-        if len(searches) > 1:
-            searches.sort(key=lambda of: -of.at(CHOSEN_PERCENT).overall)
-        return searches[0].goodput()
+        return goodput([self._search(setting) for setting in self._settings()])
 
     def _settings(self) -> Sequence[float | None]:
         name = self.policy.removesuffix(REFUSES_NOBODY)

@@ -40,6 +40,8 @@ class Join:
 
     request: RequestView
     instance: InstanceView
+    label: str | None = None
+    """See `Label`: the instance gets it if it takes the request; `None` leaves the one it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

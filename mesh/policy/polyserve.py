@@ -38,9 +38,7 @@ class PolyServe(CoLocated):
         if request is not None:
             for server, tier_s in by_tier(request.slo.tpot_s, cell.candidates(), self.promotes):
                 if self._keeps(request, server, cell, tier_s):
-                    if server.label != tier(tier_s):
-                        yield Label(instance=server, label=tier(tier_s))
-                    yield Join(request=request, instance=server)
+                    yield Join(request=request, instance=server, label=tier(tier_s))
         for node in cell.starts():
             yield Start(request=request, node=node)
 
@@ -81,8 +79,11 @@ def by_tier(
     with such requests, those of the pool.
     """
     known = [(server, tier_s_of(server)) for server in servers]
-    tiers = [of for of in known if of[1] == tpot_s or (promotes and of[1] < tpot_s)]
-    yield from sorted(tiers, key=lambda of: -of[1])
+    # A label has six digits of a TPOT: a tier is its own by the label, and never by the number.
+    yield from [(server, tpot_s) for server, _ in known if server.label == tier(tpot_s)]
+    if promotes:
+        tighter = [of for of in known if of[1] < tpot_s and of[0].label != tier(tpot_s)]
+        yield from sorted(tighter, key=lambda of: -of[1])
     for label in (pending(tpot_s), ""):
         yield from [(server, tpot_s) for server, _ in known if server.label == label]
 

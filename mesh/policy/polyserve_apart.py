@@ -41,9 +41,7 @@ class PolyServeApart(CoLocated):
             prefill.sort(key=lambda server: -_prompt_tokens(server, cell))
             for server in (*prefill, *(server for server in servers if not server.label)):
                 if late or is_in_time(request, server, cell):
-                    if not server.label:
-                        yield Label(instance=server, label=PREFILL)
-                    yield Join(request=request, instance=server)
+                    yield Join(request=request, instance=server, label=PREFILL)
         for node in cell.starts():
             yield Start(request=request, node=node)
 
@@ -61,10 +59,9 @@ class PolyServeApart(CoLocated):
 
     def first_token(self, request: RequestView, cell: CellView) -> Iterator[Plan]:
         for server, tier_s in self._tiers(request, cell):
-            if server.label != tier(tier_s):
-                yield Label(instance=server, label=tier(tier_s))
             yield Move(requests=(request,), to=server, at_once=True)
             if request.moves_now:
+                yield Label(instance=server, label=tier(tier_s))
                 return
 
     # §4.3: empty servers go back into the pool. Who found no place with its first token is tried

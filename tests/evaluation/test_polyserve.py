@@ -16,6 +16,7 @@ from mesh.evaluation.polyserve import (
     Search,
     attained,
     cost_s,
+    goodput,
     optimum,
     record,
 )
@@ -62,13 +63,34 @@ def test_goodput_is_the_largest_share_at_which_nine_tenths_are_met() -> None:
 
     known = {percent: at(percent) for percent in range(131)}
     search = Search(policy="-", load=SMALL, rate_per_s=1.0, known=known)
-    found = search.goodput()
+    found = goodput([search])
     assert (found.percent, found.percent_each_class) == (80, 40)
     assert found.overload_share == pytest.approx(1.2 * 0.7)
 
 
+def test_each_measure_has_its_own_best_setting() -> None:
+    def search(overall: int, each: int, setting: float) -> Search:
+        known = {
+            percent: Attained(
+                overall=float(percent <= overall), by_class={"a": float(percent <= each)}
+            )
+            for percent in range(131)
+        }
+        return Search(policy="-", load=SMALL, rate_per_s=1.0, known=known, setting=setting)
+
+    found = goodput([search(60, 50, 256), search(60, 60, 512), search(80, 20, 1024)])
+    assert (found.percent, found.percent_each_class, found.setting) == (80, 60, 1024)
+
+
+def test_goodput_is_looked_for_down_to_five_per_cent() -> None:
+    none = Attained(overall=0.5, by_class={"a": 0.5})
+    known = dict.fromkeys(range(5, 131), none)
+    found = goodput([Search(policy="-", load=SMALL, rate_per_s=0.01, known=known)])
+    assert (found.percent, found.percent_each_class, found.attained) == (0, 0, none)
+
+
 def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
-    def goodput(percent: int, each: int) -> Goodput:
+    def came_to(percent: int, each: int) -> Goodput:
         return Goodput(
             percent=percent,
             percent_each_class=each,
@@ -80,11 +102,11 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
 
     found: Mapping[str, Mapping[str, Goodput]] = {
         "a": {
-            "polyserve-co": goodput(80, 60),
-            "co-random": goodput(50, 20),
-            "co-minimal": goodput(64, 30),
+            "polyserve-co": came_to(80, 60),
+            "co-random": came_to(50, 20),
+            "co-minimal": came_to(64, 30),
         },
-        "b": {"polyserve-co": goodput(60, 60)},
+        "b": {"polyserve-co": came_to(60, 60)},
     }
     optima = dict.fromkeys((("a", "co"), ("b", "co")), Optimum(rate_per_s=10.0, offered_share=0.5))
     made = record(optima, found)

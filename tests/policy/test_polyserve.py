@@ -248,3 +248,10 @@ def test_the_quickest_iteration_counts_prompts_and_of_equal_ones_the_smaller_bat
     for number, name in enumerate(("n1", "n2", "n3", "n2"), 1):
         cell.tokens(cell.links[name], f"r{number}", (7,))
     assert cell.ask_all(0.05, 3) == ["n1", "n3", "n2"]
+
+
+def test_a_tier_of_a_pace_with_more_than_six_digits_takes_its_next_request() -> None:
+    cell = Servers()
+    assert cell.ask_all(1 / 24, 2) == ["n1", "n1"]
+    assert cell.ask_all(1 / 23.99999, 1) == ["n1"]
+    assert cell.labels() == ["tier 41.6667 ms", "", ""]

@@ -141,9 +141,9 @@ class Search(OpenOptions):
     collector runs.
     """
     last: InstanceEntry | None = field(default=None, init=False)
-    """The instance that the policy was offered last; `position`: its own among the candidates.
-    """
+    """The instance that the policy was offered last."""
     position: int = field(default=0, init=False)
+    """The position of that instance among the candidates."""
     starts_asked: bool = field(default=False, init=False)
     """Whether the policy has asked for nodes to start on."""
     start_nodes: StartNodes | None = None

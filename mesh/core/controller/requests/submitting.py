@@ -16,11 +16,14 @@ from mesh.domain.actions import SendCommand, TellAccepted
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import OfferKv, SubmitRequest
 from mesh.domain.request import KvSource, RequestOrder
+from mesh.policy.plans import Join
 
 
 def take(ctx: EventContext, price: Price) -> None:
     """Submit a request that waits to the instance of a price, or promise it a load."""
     instance, request, room = price.instance, price.request, price.room
+    if instance is not None and isinstance(price.plan, Join) and price.plan.label is not None:
+        instance.note_label(price.plan.label)
     if instance is None or instance.state is InstanceState.LOADING:
         promise(ctx, price)
         return
