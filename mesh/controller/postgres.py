@@ -25,7 +25,14 @@ from mesh.controller.registry import (
     check_schema,
 )
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable, Unreached
+from mesh.domain.errors import (
+    InvalidInput,
+    LaterSchema,
+    MeshError,
+    StorageError,
+    Unavailable,
+    Unreached,
+)
 
 try:
     import asyncpg
@@ -279,6 +286,12 @@ class PostgresRegistry:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 await self._read_changes(connection)
 
+    async def _try_refresh(self) -> None:
+        try:
+            await self._refresh()
+        except StorageError as error:
+            logger.warning("what the leader has written is read later: %s", error.message)
+
     async def _read_changes(self, connection: Any) -> None:
         changes: list[tuple[str, tuple[Any, ...]]] = []
         versions = {}
@@ -321,10 +334,10 @@ class PostgresRegistry:
                 if takes:
                     await self._take(self._keeping)
                 elif self.lease.role is Role.STANDING_BY and begun_s - refreshed_s >= REFRESH_S:
-                    await self._refresh()
+                    await self._try_refresh()
                     refreshed_s = self._now_s()
                 self._note_away("")
-            except MeshError:
+            except LaterSchema:
                 raise
             except Exception as error:
                 self._note_away(str(error) or type(error).__name__)
@@ -394,7 +407,7 @@ class PostgresRegistry:
             try:
                 connection = await self._connect(ASK_S_MAX)
                 await self._hold_sign(connection)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except Exception as error:
                 logger.debug("no sign of the leader: %s", error)  # `_keep` warns
             finally:
                 if connection is not None:
@@ -499,7 +512,8 @@ def _write_s_max(statements: Statements) -> float:
 def _is_cut(error: Exception) -> bool:
     """Whether the session ended or never came about, or the server stops or stands by."""
     if not isinstance(error, asyncpg.PostgresError):
-        return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError)
+        lost = OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
+        return isinstance(error, lost)
     state = error.sqlstate or ""
     return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "25006", "25P03")
 

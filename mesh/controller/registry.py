@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import MeshError, StorageError, Unreached
+from mesh.domain.errors import LaterSchema, MeshError, StorageError, Unreached
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
@@ -227,9 +227,9 @@ def _dropped(table: str, name: DeploymentName, but: str = "") -> tuple[str, tupl
 
 
 def check_schema(found: int, where: str) -> None:
-    """Raises StorageError for the tables of a later mesh."""
+    """Raises LaterSchema for the tables of a later mesh."""
     if found > SCHEMA:
-        raise StorageError(
+        raise LaterSchema(
             f"the registry {where} has schema {found}; this mesh knows up to {SCHEMA}",
             hint="run the newer mesh that wrote it, or choose another place for the state",
         )

@@ -186,15 +186,63 @@ async def test_a_database_that_is_away_costs_writes_alone(
         assert (names(third), third.tables.histories()) == (["c", "chat"], {chat: HISTORY})
 
 
+async def test_a_database_that_is_read_only_for_a_while_costs_writes_alone(
+    server: PostgresServer, cell: str
+) -> None:
+    """As of several hosts none takes writes until one of them is promoted."""
+    url, chat = server.url(cell), DeploymentName("chat")
+
+    async def read_only(state: str) -> None:
+        await asked(url, f"ALTER SYSTEM SET default_transaction_read_only = {state}")
+        await asked(url, "SELECT pg_reload_conf()")
+        others = "pid <> pg_backend_pid() AND application_name = 'mesh'"
+        await asked(url, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
+    async with leading(url) as leader:
+        writes = RegistryWrites(leader)
+        await written(writes.store, deployment(), TEXT, None)
+        await read_only("on")
+        try:
+            writes.store_history(chat, HISTORY)
+            await asyncio.sleep(2 * LEASE_S)
+            assert leader.tables.histories() == {}
+            assert not leader.deposed.is_set()
+        finally:
+            await read_only("off")
+        await until(lambda: leader.tables.histories() == {chat: HISTORY})
+        assert not leader.deposed.is_set()
+
+
+async def test_one_that_stands_by_goes_on_where_no_new_connection_can_be_made(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
+    cutter, url = Cutter(server.port), server.url(cell)
+    port = await cutter.start()
+    through = url.replace(str(server.port), str(port))
+    async with leading(url) as leader, standby(through) as second:
+        await until(lambda: second.lease.row is not None)
+        cutter.refuses = True
+        await asyncio.sleep(LEASE_S)
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        assert second.failure is None
+        cutter.refuses = False
+        await until(lambda: names(second) == ["chat"])
+        await leader.end()
+        await within(second.leads)
+    await cutter.stop()
+
+
 class Cutter:
     """Stands between a controller and its database, and cuts a connection as it commits: with the
-    COMMIT sent on, or not.
+    COMMIT sent on, or not. It may refuse new connections.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.cuts = 0
         self.sends = True
+        self.refuses = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
@@ -209,6 +257,9 @@ class Cutter:
     async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self.refuses:
+            back.transport.abort()
+            return
         self._tasks.add(task)
         answers, to = await asyncio.open_connection("127.0.0.1", self._port)
         answering = asyncio.create_task(self._copy(answers, back))
