@@ -95,7 +95,7 @@ class LaterSchema(StorageError):
 
 
 class Unreached(StorageError):
-    """The database cannot be reached, or this controller may not write to it now."""
+    """The database cannot be reached, or takes no writes of this controller now."""
 
 
 class ModelError(MeshError):
