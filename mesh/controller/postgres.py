@@ -474,11 +474,11 @@ class PostgresRegistry:
         connection = await self._writer()
         await connection.execute("BEGIN")
         await connection.execute("SELECT 1 FROM starts FOR SHARE")
-        row = await self._row(connection)
-        if (row.epoch, row.holder) != (self.epoch, self._holder):
+        lease = await self._row(connection)
+        if (lease.epoch, lease.holder) != (self.epoch, self._holder):
             await connection.execute("ROLLBACK")
-            self._lose(row)
-            raise Unreached(f"another controller leads the cell now: epoch {row.epoch}")
+            self._lose(lease)
+            raise Unreached(f"another controller leads the cell now: epoch {lease.epoch}")
         for sql, row in statements:
             await connection.execute(in_postgres(sql), *row)
         self._committing = True

@@ -352,6 +352,11 @@ class Tables:
             found = self._connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
             return tuple(column[0] for column in found.description), found.fetchall()
 
+    def count(self, table: str) -> int:
+        with self._explained("read"):
+            (count,) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            return int(count)
+
     def migrate(self) -> None:
         """Make the tables, or those of an earlier mesh into this one's. Raises StorageError for
         a later one's.

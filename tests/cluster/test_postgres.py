@@ -126,10 +126,9 @@ async def test_a_second_cell_of_the_name_stands_by_and_follows_what_is_written(
         assert not second.leads.is_set()
 
 
-async def test_the_next_one_leads_soon_after_a_leader_dies_or_steps_down(
+async def test_the_next_one_leads_after_a_leader_steps_down(
     server: PostgresServer, cell: str
 ) -> None:
-    """A death is seen by the end of the leader's sessions, before its lease runs out."""
     url = server.url(cell)
     async with standby(url, "one:7070") as first, standby(url, "two:7070") as second:
         await until(lambda: first.leads.is_set() or second.leads.is_set())
