@@ -288,7 +288,7 @@ class Tables:
                 DeploymentName(name): OutputHistory(
                     mean_tokens=mean_tokens,
                     count=requests,
-                    gaps=self._valid(CallGaps, gaps, f"times between calls of {name!r}").bounded(),
+                    gaps=self._valid(CallGaps, gaps, f"times between calls of {name!r}").valid(),
                     classes=self._valid(_Classes, classes, f"histories of classes of {name!r}"),
                 )
                 for name, mean_tokens, requests, gaps, classes in rows

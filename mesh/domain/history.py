@@ -8,7 +8,7 @@ with the time: a timer's calls all fall into one or two of them.
 """
 
 from dataclasses import dataclass, field, replace
-from math import log2
+from math import exp, log2
 
 WINDOW = 256
 PRIOR_TOKENS = 128.0
@@ -22,53 +22,70 @@ BINS_PER_OCTAVE = 4
 BINS_MAX = 80
 """The last bin ends after 2.5 days; what is longer falls into it, too."""
 GAPS_KEPT_SHARE = 0.98
-"""Each gap lowers the weight of those before it that are no longer to this share. Longer ones keep
-theirs: of what comes after a longer pause it says nothing, and the calls of a burst would else make
-a deployment forget how long its pauses are.
+"""Each gap lowers the counts of the bins that it reaches to this share. Those of longer bins keep
+theirs: it says nothing of them, and the calls of a burst would else make a deployment forget how
+long its pauses are.
 """
+GAPS_FORGOTTEN_S = 7 * 24 * 3600.0
+"""The time in which all counts fall to 37 %: bins that no gap reaches any more are forgotten."""
 CHANCE_MOST = 1.0 - 1e-6
 """No call is certain."""
 PRIOR_GAPS = 1.0
-"""The weight, in gaps, of what is expected by the rate of calls alone."""
+"""How many gaps the expectation by the rate of calls alone counts for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallGaps:
-    """The times between the calls of one deployment. It is a value: `after` gives the next one."""
+    """The times between the calls of one deployment, as hazards: of the gaps that reached a bin,
+    how many ended in it. It is a value: `after` gives the next one.
+    """
 
-    weights: tuple[float, ...] = ()
-    """By bin, BINS_MAX at most."""
+    ended: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
+    """Counts of gaps by bin, BINS_MAX at most: each fades with the gaps that reach its bin."""
 
     def after(self, gap_s: float) -> "CallGaps":
         """One more call has come, so long after the one before it."""
         octaves = log2(gap_s / GAP_LEAST_S) if gap_s > GAP_LEAST_S else -1.0
-        falls = min(int(octaves * BINS_PER_OCTAVE) + 1, BINS_MAX - 1) if octaves >= 0.0 else 0
-        shorter, longer = self.weights[: falls + 1], self.weights[falls + 1 :]
-        weights = [*(weight * GAPS_KEPT_SHARE for weight in shorter), *longer]
-        weights += [0.0] * (falls + 1 - len(weights))
-        weights[falls] += 1.0
-        return CallGaps(weights=tuple(weights))
+        ends_in = min(int(octaves * BINS_PER_OCTAVE) + 1, BINS_MAX - 1) if octaves >= 0.0 else 0
+        by_time = exp(-gap_s / GAPS_FORGOTTEN_S)
+        bins = max(len(self.ended), ends_in + 1)
+        ended, reached = ([*of, *[0.0] * (bins - len(of))] for of in (self.ended, self.reached))
+        for number in range(bins):
+            is_reached = number <= ends_in
+            kept_share = by_time * GAPS_KEPT_SHARE if is_reached else by_time
+            ended[number] = ended[number] * kept_share + (number == ends_in)
+            reached[number] = reached[number] * kept_share + is_reached
+        return CallGaps(ended=tuple(ended), reached=tuple(reached))
 
-    def bounded(self) -> "CallGaps":
-        """Without weights beyond the last bin, as another version may have stored them."""
-        return CallGaps(weights=self.weights[:BINS_MAX])
+    def valid(self) -> "CallGaps":
+        """Without bins beyond the last one; empty where another version has stored other counts."""
+        if len(self.ended) != len(self.reached):
+            return CallGaps()
+        return CallGaps(ended=self.ended[:BINS_MAX], reached=self.reached[:BINS_MAX])
 
-    def chance(self, idle_s: float, within_s: float, by_rate: float) -> float:
-        """The probability of a call `within_s` from now where none has come for `idle_s`, and
-        `by_rate` is that probability by the rate of calls alone.
+    def chance(self, idle_s: float, within_s: float, calls_per_s: float) -> float:
+        """The probability of a call `within_s` from now where none has come for `idle_s`: 1 less
+        the product, over the bins until then, of the probability that none comes in it. Calls at
+        the rate alone count for PRIOR_GAPS, fewer in each further bin.
         """
-        until_s = idle_s + within_s
-        comes, left, begin_s = PRIOR_GAPS * by_rate, PRIOR_GAPS, 0.0
-        for number, weight in enumerate(self.weights):
-            end_s = _BIN_ENDS_S[number]
-            if weight and end_s > idle_s:
+        at_s, until_s = idle_s, idle_s + within_s
+        begin_s, prior, none_comes = 0.0, PRIOR_GAPS, 1.0
+        for end_s, ended, reached in zip(_BIN_ENDS_S, self.ended, self.reached, strict=False):
+            if end_s > at_s:
                 # Within a bin all times are as likely.
-                first_s = max(begin_s, idle_s)
-                stays = weight * (end_s - first_s) / (end_s - begin_s)
-                left += stays
-                comes += stays * min(max(until_s - first_s, 0.0) / (end_s - first_s), 1.0)
+                left = ended * (end_s - at_s) / (end_s - begin_s)
+                upto_s = min(end_s, until_s)
+                comes = left * (upto_s - at_s) / (end_s - at_s)
+                prior_left = prior * exp(-calls_per_s * (upto_s - at_s))
+                stays = reached - (ended - left) + prior
+                none_comes *= 1.0 - (comes + prior - prior_left) / stays if stays else 1.0
+                at_s, prior = upto_s, prior_left
+                if at_s >= until_s:
+                    break
             begin_s = end_s
-        return min(comes / left, CHANCE_MOST)
+        none_comes *= exp(-calls_per_s * (until_s - at_s))
+        return min(1.0 - none_comes, CHANCE_MOST)
 
 
 _BIN_ENDS_S = [GAP_LEAST_S * 2 ** (number / BINS_PER_OCTAVE) for number in range(BINS_MAX)]

@@ -181,11 +181,12 @@ def _given_ahead(chance: float, node: NodeView, cell: AheadView) -> tuple[Instan
         others = 0.0 if owner is None else owner.call_chance(cell.now_s)
         return chance - others >= LIKELIER and (instance.prefetched or instance.is_parked)
 
-    missing_bytes = cell.lacks_bytes(node)
+    lacks_bytes = cell.lacks_bytes(node)
     over_bytes = (
         freed_bytes([i for i in cell.instances(node) if i.prefetched]) - node.prefetch_bytes
     )
-    over_bytes += missing_bytes + node.free_bytes
+    over_bytes += lacks_bytes + node.free_bytes
+    missing_bytes = lacks_bytes + cell.growth_bytes(node)
     lesser = [instance for instance in cell.idle(node) if gives_way(instance)]
     within = enough([instance for instance in lesser if instance.prefetched], over_bytes)
     if over_bytes > 0 and not within:

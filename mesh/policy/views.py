@@ -359,6 +359,10 @@ class AheadView(CellView, Protocol):
         """
         ...
 
+    def growth_bytes(self, node: NodeView) -> int:
+        """What has to stay free there for those who run: a load cannot be given up for them."""
+        ...
+
     def tier(self, node: NodeView) -> LoadTier:
         """From where the node would load it."""
         ...

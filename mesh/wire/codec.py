@@ -54,6 +54,7 @@ from mesh.domain.request import (
 from mesh.domain.slo import PACE, Slo
 from mesh.domain.views import RevisionView
 from mesh.policy.rules.registry import rule_named
+from mesh.policy.rules.swapping import SwapRule
 from mesh.v1 import inference_pb2, model_pb2, profile_pb2
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.malformed import identifier, member, require, shown, within
@@ -88,8 +89,11 @@ def rule_of(message: pb.Welcome) -> NodeRule:
         parameters=tuple(message.turn_parameters.items()),
         digest=message.turn_digest,
     )
-    if not turn.digest:
-        rule_named(turn)
+    if not turn.digest and not isinstance(rule_named(turn), SwapRule) and message.swap_bytes:
+        raise InvalidInput(
+            f"the turn rule {turn.name!r} of this node swaps no weights, as its controller wants",
+            hint="run controller and nodes of one version",
+        )
     return NodeRule(
         turn=turn,
         turn_s_max=message.turn_s_max,

@@ -29,7 +29,7 @@ from mesh.controller.registry import (
 )
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
-from mesh.domain.history import BINS_MAX, OutputHistory
+from mesh.domain.history import BINS_MAX, CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.revision import Revision, RevisionState
 from mesh.domain.text import SamplingDefaults, TextAssets
@@ -154,7 +154,7 @@ def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
         assert registry.histories() == {a: early}
 
 
-@pytest.mark.parametrize("gaps", ["{", '{"weights": "x"}', '{"weights": [1, null]}'])
+@pytest.mark.parametrize("gaps", ["{", '{"ended": "x"}', '{"ended": [1, null]}'])
 def test_a_damaged_histogram_is_told_as_such(tmp_path: Path, gaps: str) -> None:
     name = DeploymentName("chat")
     with opened(tmp_path) as registry:
@@ -163,9 +163,13 @@ def test_a_damaged_histogram_is_told_as_such(tmp_path: Path, gaps: str) -> None:
         registry._connection.execute("UPDATE histories SET gaps = ?", (gaps,))
         with pytest.raises(StorageError, match="times between calls"):
             registry.histories()
-        longer = '{"weights": [' + ", ".join(["1.0"] * (BINS_MAX + 9)) + "]}"
+        counts = str([1.0] * (BINS_MAX + 9))
+        longer = f'{{"ended": {counts}, "reached": {counts}}}'
         registry._connection.execute("UPDATE histories SET gaps = ?", (longer,))
-        assert registry.histories()[name].gaps.weights == (1.0,) * BINS_MAX
+        assert registry.histories()[name].gaps.ended == (1.0,) * BINS_MAX
+        earlier = f'{{"weights": {counts}}}'
+        registry._connection.execute("UPDATE histories SET gaps = ?", (earlier,))
+        assert registry.histories()[name].gaps == CallGaps()
 
 
 OF_SCHEMA_1 = """

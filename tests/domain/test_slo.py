@@ -1,7 +1,9 @@
 """Deadlines, headroom, outcomes and the mean output length."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle
+from math import exp, log
 
 import pytest
 from hypothesis import given
@@ -138,32 +140,58 @@ def after(*answers: int) -> OutputHistory:
     return history
 
 
-def test_calls_are_expected_by_the_times_between_them_and_else_by_their_rate() -> None:
+def gaps_after(gaps_s: Iterable[float]) -> CallGaps:
     gaps = CallGaps()
-    assert gaps.chance(10.0, 60.0, by_rate=0.25) == 0.25
-    for gap_s in [30.0] * 50 + [1e9, 0.0]:
+    for gap_s in gaps_s:
         gaps = gaps.after(gap_s)
-    assert gaps.chance(10.0, 60.0, by_rate=0.01) > 0.8
-    assert gaps.chance(100.0, 60.0, by_rate=0.01) < 0.05, "it has missed its time"
-    assert len(gaps.weights) == BINS_MAX
+    return gaps
+
+
+def test_calls_are_expected_by_the_times_between_them_and_else_by_their_rate() -> None:
+    by_rate = CallGaps().chance(10.0, 60.0, calls_per_s=0.01)
+    assert by_rate == pytest.approx(1.0 - exp(-0.6))
+    gaps = gaps_after([30.0] * 50 + [3e5, 0.0])
+    assert gaps.chance(10.0, 60.0, calls_per_s=1e-4) > 0.8
+    assert gaps.chance(100.0, 60.0, calls_per_s=1e-4) < 0.05, "it has missed its time"
+    assert len(gaps.ended) == len(gaps.reached) == BINS_MAX
 
 
 def test_a_burst_does_not_make_a_deployment_forget_how_long_its_pauses_are() -> None:
-    gaps = CallGaps()
-    for _ in range(3):
-        for gap_s in [3600.0] + [0.5] * 200:
-            gaps = gaps.after(gap_s)
-    assert gaps.chance(3500.0, 600.0, by_rate=0.0) > 0.5
-    assert gaps.chance(10.0, 60.0, by_rate=0.0) < 0.05, "a pause has begun"
+    gaps = gaps_after(([3600.0] + [0.5] * 200) * 3)
+    assert gaps.chance(3500.0, 600.0, calls_per_s=0.0) > 0.5
+    assert gaps.chance(10.0, 60.0, calls_per_s=0.0) < 0.05, "a pause has begun"
+
+
+def test_the_pauses_between_bursts_do_not_hide_that_the_next_call_of_a_burst_comes_soon() -> None:
+    """A thousand calls a second apart, then an hour without: 0.999 of all come within a minute."""
+    gaps = gaps_after(([3600.0] + [1.0] * 1000) * 5)
+    assert gaps.chance(0.0, 60.0, calls_per_s=1.0) > 0.99
+
+
+@pytest.mark.parametrize(("mean_s", "least", "most"), [(30.0, 0.80, 0.92), (600.0, 0.04, 0.16)])
+def test_calls_at_random_are_as_likely_as_their_rate_says(
+    mean_s: float, least: float, most: float
+) -> None:
+    """Within a minute 0.865 and 0.095, however long none has come."""
+    shares = ((number * 0.6180339887498949) % 1.0 for number in range(1, 2001))
+    gaps = gaps_after(-mean_s * log(1.0 - share) for share in shares)
+    for idle_s in (0.0, mean_s / 3, mean_s):
+        assert least < gaps.chance(idle_s, 60.0, calls_per_s=1.0 / mean_s) < most
+
+
+def test_what_is_long_ago_fades_with_the_time_too() -> None:
+    """Nights without a call, and then ten weeks of calls within an hour of each other."""
+    nights = [36_000.0] * 20
+    assert gaps_after(nights).chance(35_000.0, 7200.0, calls_per_s=0.0) > 0.8
+    later = gaps_after(nights + [3000.0] * 2000)
+    assert later.chance(35_000.0, 7200.0, calls_per_s=0.0) < 0.1
 
 
 @given(st.lists(st.floats(0.0, 1e6), max_size=20), st.floats(0.0, 1e6), st.floats(0.1, 1e4))
 def test_a_chance_is_a_probability_that_grows_with_the_time(
     gaps_s: list[float], idle_s: float, within_s: float
 ) -> None:
-    gaps = CallGaps()
-    for gap_s in gaps_s:
-        gaps = gaps.after(gap_s)
+    gaps = gaps_after(gaps_s)
     chance = gaps.chance(idle_s, within_s, 0.5)
     assert 0.0 <= chance < 1.0
     assert chance <= gaps.chance(idle_s, 2 * within_s, 0.5) + 1e-9

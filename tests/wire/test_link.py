@@ -111,6 +111,12 @@ async def take_by_lot(self: Controller, reports: Any, context: Any) -> None:
     await context.write(pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=1.0, turns="lot")))
 
 
+async def take_to_swap(self: Controller, reports: Any, context: Any) -> None:
+    await self.hear(reports, 1)
+    rule = pb.Welcome(heartbeat_s=1.0, turns=CELL_RULE.turn.name, swap_bytes=1)
+    await context.write(pb.NodeCommand(welcome=rule))
+
+
 async def say_nothing(self: Controller, reports: Any, context: Any) -> None:
     await asyncio.sleep(WAIT_S_MAX)
 
@@ -286,7 +292,12 @@ async def test_a_controller_that_comes_back_is_found_again() -> None:
 
 @pytest.mark.parametrize(
     ("script", "kind"),
-    [(refuse_name, AlreadyExists), (refuse_hello, InvalidInput), (take_by_lot, InvalidInput)],
+    [
+        (refuse_name, AlreadyExists),
+        (refuse_hello, InvalidInput),
+        (take_by_lot, InvalidInput),
+        (take_to_swap, InvalidInput),
+    ],
 )
 async def test_what_does_not_heal_ends_the_link(script: Script, kind: type[Exception]) -> None:
     controller = Controller(script)

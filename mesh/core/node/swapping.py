@@ -34,7 +34,7 @@ def decide(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> None:
 
 def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool:
     """Begin the next swap, if the rule wants one and none is under way; returns whether it has."""
-    rule = cast(SwapRule, node.turns)  # Its controller has it swap by the rule that it names.
+    rule = cast(SwapRule, node.turns)  # Checked when the link opens, where any are swapped.
     if not node.rule.swap_bytes:
         return False
     instances.begin_waiting(ctx, node)

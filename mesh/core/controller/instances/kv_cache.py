@@ -294,6 +294,18 @@ def grow(ctx: EventContext, instance: InstanceEntry, needed_s: float) -> bool:
     return True
 
 
+def growth_bytes(ctx: EventContext, node: NodeEntry) -> int:
+    """The bytes that the caches of a node lack of what is wanted for the requests on them."""
+    wanted = [
+        (i, _size(ctx, i, _others_blocks(i)).wanted_blocks)
+        for i in node.instances.values()
+        if i.requests
+    ]
+    return sum(
+        max(blocks - i.promised_blocks, 0) * i.footprint.kv_block_bytes for i, blocks in wanted
+    )
+
+
 def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
     if instance.state is not InstanceState.READY or instance.profiling:

@@ -33,7 +33,8 @@ def start(ctx: EventContext, price: Price) -> InstanceEntry:
     """Load an instance at this price."""
     assert price.room is not None
     planned, needed_s = price.slot.load, price.needed_s()
-    instance = load(ctx, price.entry, price.node, price.room, planned, needed_s)
+    asked = price.request is not None
+    instance = load(ctx, price.entry, price.node, price.room, planned, needed_s, asked=asked)
     instance.note_label(price.plan.label if isinstance(price.plan, Start) else "")
     return instance
 
@@ -46,17 +47,19 @@ def load(
     planned: PlannedLoad,
     needed_s: float,
     *,
+    asked: bool,
     prefetched: bool = False,
 ) -> InstanceEntry:
-    """Load an instance where there is room for it, by `needed_s`. One that is `prefetched` is
-    loaded before anybody calls.
+    """Load an instance where there is room for it, by `needed_s`: for a request where somebody has
+    `asked`, else for a minimum, an operator or a policy. One that is `prefetched` is loaded before
+    anybody calls.
     """
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
     nearer = node.prefetches.take(deployment.model.model_id)
     if not prefetched:
-        ctx.cell.prefetches.note_load(nearer=nearer, felt=True)
+        ctx.cell.prefetches.note_load(nearer=nearer, needed=asked, felt=asked)
         _cancel_import_ahead(ctx, node)
     unload_idle(ctx, node, room.unloads)
     profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)

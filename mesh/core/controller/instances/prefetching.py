@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS, Room, growth_bytes
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.node_schedule import plan_load
 from mesh.core.controller.instances.open_options import OpenOptions, checked_releases
@@ -82,10 +82,16 @@ class _Ahead(OpenOptions):
     def needed_bytes(self, node: NodeEntry) -> int:
         return _size_bytes(node, self._deployment())
 
+    def growth_bytes(self, node: NodeView) -> int:
+        return growth_bytes(self.ctx, self._node(node))
+
 
 def _loads_apart(node: NodeEntry) -> bool:
-    """Whether a load hardly slows what the node computes: a copy beside the work of a GPU."""
-    return node.device is DeviceKind.GPU and node.load_slowdown <= SLOWDOWN_MAX
+    """Whether a load hardly slows what the node computes, as measured: a copy beside the work of a
+    GPU.
+    """
+    slowdown = node.load_slowdown if node.slowdown_known else inf
+    return node.device is DeviceKind.GPU and slowdown <= SLOWDOWN_MAX
 
 
 def prefetch(ctx: EventContext) -> None:
@@ -164,14 +170,14 @@ def _load(
     plan: Prefetch,
 ) -> None:
     """Load the model for nobody, if whoever calls another meanwhile would not wait for long, and
-    there is room within the node's budget.
+    there is room within the node's budget, beside what those who run there may still need.
     """
     gone = checked_releases(ctx, node, [Release(instance=instance) for instance in plan.instead_of])
     if len(gone) < len(plan.instead_of):
         return
     victims = tuple([instance.instance_id for instance in gone])
     size_bytes = _size_bytes(node, deployment) - node.spared_bytes(deployment)
-    missing_bytes = size_bytes - node.free_bytes
+    missing_bytes = size_bytes + growth_bytes(ctx, node) - node.free_bytes
     freed = node.station.freed_bytes(victims, node.shared_weights_of(deployment))
     prefetched = [instance for instance in node.instances.values() if instance.prefetched]
     ahead_bytes = freed_bytes(prefetched) - freed_bytes([i for i in gone if i.prefetched])
@@ -183,7 +189,7 @@ def _load(
     ctx.cell.prefetches.note_begun()
     # Needed by nobody: all other loads go before it.
     room = Room(kv_blocks=PARKED_BLOCKS, unloads=victims)
-    load(ctx, entry, node, room, planned, inf, prefetched=True)
+    load(ctx, entry, node, room, planned, inf, asked=False, prefetched=True)
 
 
 def import_ended(ctx: EventContext, node: NodeEntry, report: ImportDone | ImportFailed) -> None:

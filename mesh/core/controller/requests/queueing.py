@@ -54,7 +54,7 @@ def retry(ctx: EventContext) -> None:
     """Some time has passed for those who wait: try them, over several events if need be."""
     cell = ctx.cell
     cell.set_retry(None)
-    ctx.retries = True
+    ctx.note_retries()
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:

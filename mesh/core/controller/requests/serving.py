@@ -136,7 +136,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
         if not outputs.first_index and ctx.policy.goes_on:
-            ctx.begun.append(request)
+            ctx.note_begun(request)
         if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))

@@ -45,7 +45,7 @@ def submit(
     _accept(ctx, request, grace_s, cached=instance.cached_tokens(request))
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
-        request.waits_for.expect_no_more(request)
+        request.waits_for.expect_no_more(request, instance)
     claim(ctx, entry, instance, request, room)
     entry.rank(instance)
     _send(ctx, request, instance)

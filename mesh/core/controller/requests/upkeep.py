@@ -31,9 +31,8 @@ def keep_up(ctx: EventContext) -> None:
 
 def go_on(ctx: EventContext) -> None:
     """Have requests with their first token go where the policy has them decode."""
-    begun, ctx.begun = ctx.begun, []
     options = _options(ctx)
-    for request in begun:
+    for request in ctx.take_begun():
         if request.state is RequestState.RUNNING:
             _carry_out_all(ctx, ctx.policy.first_token(request, options))
 

@@ -154,6 +154,19 @@ class EventContext:
         """A request of best effort has left its instance."""
         self.evicted.add(request.original.request_id)
 
+    def note_retries(self) -> None:
+        """All who wait are tried anew."""
+        self.retries = True
+
+    def note_begun(self, request: RequestEntry) -> None:
+        """A request has got its first token, of a policy that wants to be asked then."""
+        self.begun.append(request)
+
+    def take_begun(self) -> list[RequestEntry]:
+        """They are asked about no more then."""
+        begun, self.begun = self.begun, []
+        return begun
+
     def note_look(self) -> None:
         """One look less is left to the event."""
         self.looks_left = max(self.looks_left - 1, 0)

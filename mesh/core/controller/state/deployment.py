@@ -121,8 +121,8 @@ class DeploymentEntry:
         """
         if self.called_s == -inf:
             return 0.0
-        by_rate = 1.0 - exp(-self.calls_per_s(now_s) * FORECAST_S) if rated else 0.0
-        return self.history.gaps.chance(now_s - self.called_s, FORECAST_S, by_rate)
+        calls_per_s = self.calls_per_s(now_s) if rated else 0.0
+        return self.history.gaps.chance(now_s - self.called_s, FORECAST_S, calls_per_s)
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""

@@ -266,7 +266,7 @@ class InstanceEntry:
         self.mixed_slos = self.mixed_slos and bool(self.requests)
         self.tokens -= request.tokens
         self.required_blocks -= request.required_blocks
-        if request.original.is_one_of_several and not request.shared_blocks:
+        if request.original.is_one_of_several:
             self._pass_on_blocks(request)
         request.left()
         self.node.request_left()
@@ -277,11 +277,12 @@ class InstanceEntry:
                 other.follow(others[0] if place else None)
 
     def _pass_on_blocks(self, gone: RequestEntry) -> None:
-        """One of those that share the blocks of its prompt is counted with them now."""
-        sharing = (r for r in self.requests.values() if r.shared_blocks)
-        heir = next((r for r in sharing if r.original.call == gone.original.call), None)
-        if heir is not None:
+        """The first of those that share the blocks of its prompt is counted with them now."""
+        sharing = [r for r in self.requests.values() if r.shared_blocks and r.leader is gone]
+        for heir in sharing[:1]:
             self.note_demand(heir, heir.held_blocks)
+            for other in sharing[1:]:
+                other.follow(heir)
 
     def note_ahead(
         self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float
@@ -304,15 +305,28 @@ class InstanceEntry:
         self._note_slo(request)
         self.prefetched = False
 
-    def expect_no_more(self, request: RequestEntry) -> None:
-        """A request has its place, or waits for another one."""
+    def expect_no_more(self, request: RequestEntry, place: "InstanceEntry | None" = None) -> None:
+        """A request has its place, or waits for another one, or is over. Unless its place is here,
+        the first of those that follow it there takes over its prompt.
+        """
         self.expected.pop(request.original.request_id, None)
         request.wait_for(None)
         self.node.touch()
+        if place is self or not request.original.is_one_of_several:
+            return
+        following = [r for r in self.expected.values() if r.leader is request]
+        for heir in following[:1]:
+            size = self.footprint.block_tokens
+            heir.wait_for(self, heir.required_blocks + heir.led_tokens(size) // size)
+            heir.follow(None)
+            for other in following[1:]:
+                other.follow(heir)
 
     def expect_nobody(self) -> None:
         """It takes no requests any more."""
-        for request in list(self.expected.values()):
+        waited = tuple(self.expected.values())
+        self.expected.clear()
+        for request in waited:
             self.expect_no_more(request)
 
     def note_tokens(self, request: RequestEntry, token_ids: Sequence[int], now_s: float) -> None:

@@ -67,6 +67,8 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    slowdown_known: bool = False
+    """A heartbeat has told it; a node that knows none says 1."""
     models: dict[ModelId, list[HeldModel]] | None = field(default=None, init=False)
     """The models that it has at hand, as it said last, with what has become of that since; None: it
     has not said.
@@ -368,6 +370,7 @@ class NodeEntry:
         """What it says of its process and its engine."""
         self.rss_bytes, self.engine_bytes = heartbeat.rss_bytes, heartbeat.engine_bytes
         self.load_slowdown = max(heartbeat.load_slowdown, 1.0)
+        self.slowdown_known = heartbeat.load_slowdown != 1.0
         if heartbeat.models is not None:
             self.models = _by_id(heartbeat.models)
         if heartbeat.base_bytes > self.base_bytes:

@@ -79,9 +79,11 @@ class PrefetchCounts:
     def note_wasted(self, count: int = 1) -> None:
         self.view = replace(self.view, wasted=self.view.wasted + count)
 
-    def note_load(self, *, nearer: bool, felt: bool) -> None:
-        """Somebody needs a load, or would without the prefetch; `felt`: and waits for it."""
+    def note_load(self, *, nearer: bool, felt: bool, needed: bool = True) -> None:
+        """A load that a caller needs, or would without the prefetch, unless it is not `needed` by
+        any; `felt`: the caller waits for it. `nearer`: it finds a prefetch.
+        """
         view = self.view
         self.view = replace(
-            view, loads=view.loads + 1, used=view.used + nearer, felt=view.felt + felt
+            view, loads=view.loads + needed, used=view.used + nearer, felt=view.felt + felt
         )

@@ -8,9 +8,16 @@ import pytest
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction, NotePolicyFault
-from mesh.domain.deployment import Deployment
+from mesh.domain.deployment import Deployment, Scaling
 from mesh.domain.events import KeepAliveExpired, LeaseCheckDue, UnloadRequested
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
+from mesh.domain.ids import (
+    DeploymentName,
+    InstanceId,
+    ModelId,
+    NodeId,
+    OperationId,
+    RequestId,
+)
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -187,9 +194,13 @@ def test_nor_on_a_node_that_computes_or_where_somebody_waits_or_long_after_the_l
     assert not commands(cell.look(), LoadInstance), "it would have gone by itself by now"
 
 
-@pytest.mark.parametrize(("slowdown", "loads"), [(1.01, True), (2.0, False)])
+@pytest.mark.parametrize(
+    ("slowdown", "grows", "loads"),
+    [(1.01, False, True), (2.0, False, False), (None, False, False), (1.01, True, False)],
+    ids=["hardly slows", "slows", "nothing is known", "takes what the request grows into"],
+)
 def test_a_gpu_that_loads_hardly_slow_loads_ahead_while_it_computes(
-    slowdown: float, loads: bool
+    slowdown: float | None, *, grows: bool, loads: bool
 ) -> None:
     cell = PrefetchCell("a", "b")
     cell.serve("b1", "b")
@@ -197,10 +208,27 @@ def test_a_gpu_that_loads_hardly_slow_loads_ahead_while_it_computes(
     cell.settle(cell.instance("b"))
     cell.called("a")
     node = cell.core.cell.nodes[NodeId("n1")]
-    node.device, node.load_slowdown = DeviceKind.GPU, slowdown
+    node.device = DeviceKind.GPU
+    if slowdown is not None:
+        node.note_heartbeat(Heartbeat(rss_bytes=1, load_slowdown=slowdown))
+    if grows:
+        runs, free_blocks = cell.instance("b"), (node.free_bytes - PARKED_BYTES) // MIB
+        blocks = runs.promised_blocks + free_blocks + 1
+        runs.note_demand(runs.requests[RequestId("b2")], blocks)
     entry = cell.core.cell.deployments[DeploymentName("a")]
     entry.spec = replace(entry.spec, devices=tuple(DeviceKind))
     assert bool(commands(cell.look(), LoadInstance)) == loads
+
+
+def test_a_load_for_a_minimum_is_needed_and_felt_by_no_caller() -> None:
+    cell = PrefetchCell("a", "b")
+    entry = cell.core.cell.deployments[DeploymentName("a")]
+    entry.spec = replace(entry.spec, scaling=Scaling(replicas_min=1))
+    _, told = cell.join(hello("n2"))
+    load = only(commands(told, LoadInstance), LoadInstance)
+    assert (load.deployment, cell.counts) == ("a", PrefetchView())
+    cell.invoke(request("b1", of="b"))
+    assert cell.counts == PrefetchView(loads=1, felt=1)
 
 
 def test_nor_what_an_operator_has_had_unloaded_until_somebody_calls_it() -> None:

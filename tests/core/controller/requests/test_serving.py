@@ -24,6 +24,7 @@ from mesh.domain.messages import (
     LoadFailed,
     LoadInstance,
     LoadProgress,
+    PrefixMissed,
     RequestReturned,
     ResizeKv,
     SubmitRequest,
@@ -426,6 +427,39 @@ def test_the_next_answer_has_the_whole_prompt_to_compute_where_the_first_is_gone
     cell.tell(CancelRequested(request_id=RequestId("r1")))
     second, third = (cell.core.cell.requests[RequestId(name)] for name in ("r2", "r3"))
     assert (second.prefill_left, third.prefill_left, third.leader) == (100, 4, second)
+
+
+def test_an_answer_that_missed_the_prompt_passes_it_on_to_nobody() -> None:
+    """It comes back, and is counted with the whole prompt beside the first one."""
+    cell = BusyCell()
+    for one in answers(3):
+        cell.invoke(replace(one, deployment=DeploymentName("a")))
+    shared = cell.core.cell.instances[InstanceId("a")]
+    before = shared.required_blocks
+    missed = PrefixMissed(request_id=RequestId("r3"), attempt=1, cached_tokens=0)
+    assert commands(cell.report(cell.link, missed), SubmitRequest)
+    assert shared.required_blocks == before + 3
+    cell.tell(CancelRequested(request_id=RequestId("r3")))
+    alone = shared.requests[RequestId("r1")].required_blocks
+    assert shared.required_blocks == alone + (alone - 3)
+
+
+def test_where_the_first_of_those_that_wait_for_a_load_is_gone_the_next_one_has_its_prompt() -> (
+    None
+):
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    link, _ = cell.join(hello())
+    told = [cell.invoke(replace(one, deployment=DeploymentName("a"))) for one in answers(3)]
+    load = only(commands(told[0], LoadInstance), LoadInstance)
+    (loads,) = cell.core.cell.instances.values()
+    alone = loads.expected[RequestId("r1")].required_blocks
+    cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert loads.expected_blocks == alone + (alone - 3)
+    orders = [
+        submit.order for submit in commands(cell.loaded(link, load.instance_id), SubmitRequest)
+    ]
+    assert [order.cached_tokens for order in orders] == [0, 96]
+    assert loads.required_blocks == alone + (alone - 3)
 
 
 @pytest.mark.breaks_invariants
