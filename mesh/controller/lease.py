@@ -33,6 +33,8 @@ class LeaseRow:
 
     epoch: int
     holder: str
+    """Its address and a random id of its start: an epoch comes again where a database is restored.
+    """
     until: str
     """By the database's clock; opaque, but for whether it has changed."""
     given_up: bool = False
@@ -56,7 +58,7 @@ class Lease:
         """One that does not lead has looked at the row: whether it is to take the lease."""
         if self.role is Role.TAKING and self.row is not None:
             # Upon a sign: the leader may have renewed it between the last look and its end.
-            if row.epoch != self.row.epoch:
+            if (row.epoch, row.holder) != (self.row.epoch, self.row.holder):
                 self.not_taken(now_s)
             self.row = row
         if self.role is not Role.STANDING_BY:

@@ -1,7 +1,8 @@
 """The registry in PostgreSQL, for several controllers of one cell, of which one leads.
 
-A cell is a schema of the database. Each write commits only while this controller's epoch leads: its
-transaction holds the row that a new leader has to change. What is read comes from a copy in a
+A cell is a schema of the database. Each write commits only while this controller has the lease, by
+its epoch and a random id of its start: its transaction holds the row that a new leader has to
+change. What is read comes from a copy in a
 private temporary file, so that requests are served while the database is away. `lease` decides who
 leads; here are the connections, which are given up and made anew at every failure.
 """
@@ -9,6 +10,7 @@ leads; here are the connections, which are given up and made anew at every failu
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -25,7 +27,14 @@ from mesh.controller.registry import (
     check_schema,
 )
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable, Unreached
+from mesh.domain.errors import (
+    InvalidInput,
+    LaterSchema,
+    MeshError,
+    StorageError,
+    Unavailable,
+    Unreached,
+)
 
 try:
     import asyncpg
@@ -47,6 +56,10 @@ WRITE_BYTES_PER_S = 8 << 20
 OPEN_S_MAX = 10.0
 """For the first connection, and for the copy of what the registry holds."""
 COPY_S_MAX = 60.0
+TAKE_REST_S_MAX = 10
+"""The longest that one that takes the lease asks the database nothing meanwhile."""
+DOUBT_S_MAX = 60.0
+"""For the question whether a write is kept whose connection broke as it committed."""
 REFRESH_S = 2.0
 """Between two looks of one that stands by at what the leader has written."""
 _KEYS = {
@@ -132,7 +145,7 @@ class PostgresRegistry:
         self.failure: MeshError | None = None
         """Why it can never lead."""
         self.lease = Lease()
-        self._holder = holder
+        self._holder = f"{holder} {secrets.token_hex(8)}"
         self._now_s = asyncio.get_running_loop().time
         self._copy = Tables("", self.place)
         self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
@@ -170,17 +183,17 @@ class PostgresRegistry:
         ]
 
     async def commit(self, statements: Statements) -> None:
-        """One transaction, while this controller's epoch leads. Raises StorageError, and then
-        nothing has changed: where the connection breaks as it commits, the same is written again
-        until that is known, or another one leads.
+        """One transaction, while this controller leads. Raises StorageError, and then nothing has
+        changed: where the connection breaks as it commits, the same is written again until that is
+        known. Where it cannot be found out within DOUBT_S_MAX the error says so.
         """
         try:
             self.check_writable()
         except Unavailable as error:
             raise Unreached(error.message, hint=error.hint) from error
         async with self._busy:
-            in_doubt = False
-            while not await self._is_written(statements, in_doubt):
+            in_doubt, until_s = False, self._now_s() + DOUBT_S_MAX
+            while not await self._is_written(statements, in_doubt, until_s):
                 in_doubt = True
                 logger.warning("whether a write to %s is kept is found out", self.place)
                 await asyncio.sleep(RENEW_S)
@@ -189,19 +202,26 @@ class PostgresRegistry:
             except StorageError as error:
                 logger.error("what this controller reads is behind: %s", error.message)
 
-    async def _is_written(self, statements: Statements, in_doubt: bool) -> bool:
-        """False where that is not known. Raises StorageError where it is not, unless an earlier try
-        is in doubt.
-        """
+    async def _is_written(self, statements: Statements, in_doubt: bool, until_s: float) -> bool:
+        """False where that is not known, and may be found out until then."""
         try:
             async with asyncio.timeout(_write_s_max(statements)):
                 await self._transact(statements)
-        except Exception as error:
-            deposed = self.lease.role is Role.DEPOSED
+        except BaseException as error:
             committing, self._committing = self._committing, False
-            self._hang_up_writing()
-            if not deposed and (in_doubt or (committing and _is_cut(error))):
-                return False
+            self._hang_up_writing()  # with what it has begun
+            if not isinstance(error, Exception):
+                raise
+            cut = _is_cut(error)
+            if in_doubt or (committing and cut):
+                if cut and self.lease.role is Role.LEADING and self._now_s() < until_s:
+                    return False
+                why = getattr(error, "message", "") or str(error) or type(error).__name__
+                raise StorageError(
+                    f"it is not known whether the registry at {self.place} keeps this: the"
+                    f" connection broke as it was written, and then: {why}",
+                    hint="see by `mesh get` what the controller has once it has started again",
+                ) from error
             if isinstance(error, StorageError):
                 raise
             raise self._explained("write", error) from error
@@ -209,7 +229,7 @@ class PostgresRegistry:
 
     def leader(self) -> str:
         row = self.lease.row
-        return "" if row is None or row.given_up else row.holder
+        return "" if row is None or row.given_up else row.holder.partition(" ")[0]
 
     def check_writable(self) -> None:
         """Raises Unavailable where this controller may not write now."""
@@ -233,8 +253,8 @@ class PostgresRegistry:
             with suppress(Exception):
                 async with asyncio.timeout(ASK_S_MAX):
                     connection = await self._writer()
-                    sql = "UPDATE lease SET until = '-infinity' WHERE epoch = $1"
-                    await connection.execute(sql, self.epoch)
+                    sql = "UPDATE lease SET until = '-infinity' WHERE epoch = $1 AND holder = $2"
+                    await connection.execute(sql, self.epoch, self._holder)
 
     async def end(self) -> None:
         """Close it; a leader gives its lease up."""
@@ -279,6 +299,12 @@ class PostgresRegistry:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 await self._read_changes(connection)
 
+    async def _try_refresh(self) -> None:
+        try:
+            await self._refresh()
+        except StorageError as error:
+            logger.warning("what the leader has written is read later: %s", error.message)
+
     async def _read_changes(self, connection: Any) -> None:
         changes: list[tuple[str, tuple[Any, ...]]] = []
         versions = {}
@@ -321,10 +347,10 @@ class PostgresRegistry:
                 if takes:
                     await self._take(self._keeping)
                 elif self.lease.role is Role.STANDING_BY and begun_s - refreshed_s >= REFRESH_S:
-                    await self._refresh()
+                    await self._try_refresh()
                     refreshed_s = self._now_s()
                 self._note_away("")
-            except MeshError:
+            except LaterSchema:
                 raise
             except Exception as error:
                 self._note_away(str(error) or type(error).__name__)
@@ -342,14 +368,20 @@ class PostgresRegistry:
         """Whether the lease is to be taken."""
         if self.lease.role is Role.LEADING:
             sql = "UPDATE lease SET until = clock_timestamp() + $2::float8 * interval '1 s'"
-            done = await connection.execute(f"{sql} WHERE epoch = $1", self.epoch, LEASE_S)
-            if done == "UPDATE 1":
+            sql += " WHERE epoch = $1 AND holder = $3"
+            if await connection.execute(sql, self.epoch, LEASE_S, self._holder) == "UPDATE 1":
                 self.lease.renewed(now_s)
             else:
-                self.show(await connection.fetchval("SELECT epoch FROM lease"))
+                self._lose(await self._row(connection))
             return False
         row = await self._row(connection)
         return self.lease.seen(row, now_s)
+
+    def _lose(self, row: LeaseRow) -> None:
+        """Somebody else has the lease, of whatever epoch."""
+        logger.warning("epoch %d has the lease at %s, not %d", row.epoch, self.place, self.epoch)
+        self.lease.step_down()
+        self.deposed.set()
 
     async def _row(self, connection: Any) -> LeaseRow:
         row = await connection.fetchrow(_ROW)
@@ -361,12 +393,19 @@ class PostgresRegistry:
         """
         asked_s, seen = self._now_s(), self.lease.row
         async with asyncio.timeout(COPY_S_MAX), connection.transaction():
+            # Tables of an earlier mesh are all read here, and written to the copy.
+            rest = f"SET LOCAL idle_in_transaction_session_timeout = '{TAKE_REST_S_MAX} s'"
+            await connection.execute(rest)
             await connection.execute("SELECT 1 FROM lease FOR UPDATE")
             if await self._row(connection) != seen:
                 self.lease.not_taken(self._now_s())
                 return
             await self._migrate(connection)
-            epoch = await connection.fetchval("UPDATE starts SET epoch = epoch + 1 RETURNING epoch")
+            # A database that was restored knows of none that this one has seen since.
+            epoch = await connection.fetchval(
+                "UPDATE starts SET epoch = greatest(epoch, $1) + 1 RETURNING epoch",
+                self.lease.epoch,
+            )
             await connection.execute(
                 "UPDATE lease SET epoch = $1, holder = $2,"
                 " until = clock_timestamp() + $3::float8 * interval '1 s'",
@@ -394,7 +433,7 @@ class PostgresRegistry:
             try:
                 connection = await self._connect(ASK_S_MAX)
                 await self._hold_sign(connection)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except Exception as error:
                 logger.debug("no sign of the leader: %s", error)  # `_keep` warns
             finally:
                 if connection is not None:
@@ -410,19 +449,36 @@ class PostgresRegistry:
             await closed.wait()
         elif seen is not None and await connection.fetchval(_SIGN_HELD, self._at.cell, seen.epoch):
             await connection.execute("SET lock_timeout = 0")
-            await connection.execute(f"SELECT pg_advisory_lock({_SIGN})", self._at.cell, seen.epoch)
+            sql = f"SELECT pg_advisory_lock({_SIGN})"
+            comes = asyncio.create_task(connection.execute(sql, self._at.cell, seen.epoch))
+            try:
+                while self._stands_by_under(seen.epoch) and not comes.done():
+                    await asyncio.wait([comes], timeout=RENEW_S)
+            finally:
+                if not comes.done():
+                    comes.cancel()
+                    await asyncio.gather(comes, return_exceptions=True)
+            if comes.cancelled():  # the session of a leader that was frozen may last
+                return
+            comes.result()
             if self.lease.signalled(seen.epoch):
                 self._woken.set()
+
+    def _stands_by_under(self, epoch: int) -> bool:
+        row = self.lease.row
+        stands_by = self.lease.role in (Role.STANDING_BY, Role.TAKING)
+        return stands_by and row is not None and row.epoch == epoch
 
     async def _transact(self, statements: Statements) -> None:
         """Raises Unreached where another one leads. `_committing` says how far it came."""
         connection = await self._writer()
         await connection.execute("BEGIN")
-        leads = await connection.fetchval("SELECT epoch FROM starts FOR SHARE")
-        if leads != self.epoch:
+        await connection.execute("SELECT 1 FROM starts FOR SHARE")
+        lease = await self._row(connection)
+        if (lease.epoch, lease.holder) != (self.epoch, self._holder):
             await connection.execute("ROLLBACK")
-            self.show(leads)
-            raise Unreached(f"another controller leads the cell now: epoch {leads}")
+            self._lose(lease)
+            raise Unreached(f"another controller leads the cell now: epoch {lease.epoch}")
         for sql, row in statements:
             await connection.execute(in_postgres(sql), *row)
         self._committing = True
@@ -484,9 +540,9 @@ class PostgresRegistry:
     def _explained(self, verb: str, error: Exception) -> StorageError:
         why = str(error) or type(error).__name__
         message = f"cannot {verb} the registry at {self.place}: {why}"
-        if not _is_cut(error):
-            return StorageError(message, hint=_hint(error))
-        return Unreached(message, hint="see that the database runs, and that --state names it")
+        if _is_cut(error):
+            return Unreached(message, hint="see that the database runs, and that --state names it")
+        return (StorageError if _lasts(error) else Unreached)(message, hint=_hint(error))
 
 
 def _write_s_max(statements: Statements) -> float:
@@ -499,9 +555,16 @@ def _write_s_max(statements: Statements) -> float:
 def _is_cut(error: Exception) -> bool:
     """Whether the session ended or never came about, or the server stops or stands by."""
     if not isinstance(error, asyncpg.PostgresError):
-        return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError)
+        lost = OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
+        return isinstance(error, lost) and not isinstance(error, ValueError)
     state = error.sqlstate or ""
     return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "25006", "25P03")
+
+
+def _lasts(error: Exception) -> bool:
+    """Whether the same statement would fail again: it is at fault, and not the database."""
+    state = getattr(error, "sqlstate", None) or ""
+    return not state or (state[:2] in ("0A", "21", "22", "23", "42") and state != "42501")
 
 
 def _hint(error: Exception) -> str:

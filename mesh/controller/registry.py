@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import MeshError, StorageError, Unreached
+from mesh.domain.errors import LaterSchema, MeshError, StorageError, Unavailable, Unreached
 from mesh.domain.history import CallGaps, OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
@@ -227,9 +227,9 @@ def _dropped(table: str, name: DeploymentName, but: str = "") -> tuple[str, tupl
 
 
 def check_schema(found: int, where: str) -> None:
-    """Raises StorageError for the tables of a later mesh."""
+    """Raises LaterSchema for the tables of a later mesh."""
     if found > SCHEMA:
-        raise StorageError(
+        raise LaterSchema(
             f"the registry {where} has schema {found}; this mesh knows up to {SCHEMA}",
             hint="run the newer mesh that wrote it, or choose another place for the state",
         )
@@ -351,6 +351,11 @@ class Tables:
         with self._explained("read"):
             found = self._connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
             return tuple(column[0] for column in found.description), found.fetchall()
+
+    def count(self, table: str) -> int:
+        with self._explained("read"):
+            (count,) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            return int(count)
 
     def migrate(self) -> None:
         """Make the tables, or those of an earlier mesh into this one's. Raises StorageError for
@@ -484,7 +489,9 @@ class Database(Protocol):
         ...
 
     async def commit(self, statements: Statements) -> None:
-        """One transaction. Raises StorageError, and then nothing has changed."""
+        """One transaction. Raises StorageError, and then nothing has changed, or it says that this
+        is not known.
+        """
         ...
 
     def show(self, epoch: int) -> None:
@@ -573,9 +580,7 @@ class RegistryWrites:
             self._under_way = len(writes)
             failure: StorageError | None = None
             try:
-                await self._database.commit(
-                    tuple(statement for write in writes for statement in write.statements)
-                )
+                await self._commit(writes)
             except Unreached as error:
                 self._under_way = 0
                 if not told:
@@ -600,17 +605,34 @@ class RegistryWrites:
                 elif failure is not None:
                     log.warning("%s is not kept: %s", write.what, failure.message)
 
+    async def _commit(self, writes: list[_Write]) -> None:
+        """While it lasts, what waits behind is refused once the database is away."""
+        statements = tuple(statement for write in writes for statement in write.statements)
+        task = asyncio.create_task(self._database.commit(statements))
+        try:
+            while not (await asyncio.wait([task], timeout=RETRY_S))[0]:
+                try:
+                    self._database.check_writable()
+                except Unavailable as error:
+                    self._refuse_all(Unreached(error.message, hint=error.hint))
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     def _next(self, most: int) -> list[_Write]:
         """The first write, and what follows it where nobody waits for any of them."""
         following = takewhile(lambda write: write.done is None, self._waiting)
         return list(islice(following, most)) or [self._waiting[0]]
 
     def _refuse_all(self, error: StorageError) -> None:
-        """Nobody is to wait for a database that cannot be reached."""
-        asked = [write.done for write in self._waiting if write.done is not None]
-        self._waiting = deque(write for write in self._waiting if write.done is None)
-        for done in asked:
-            done(error)
+        """Nobody is to wait for a database that cannot be reached, but for what is under way."""
+        queued = list(self._waiting)
+        first, behind = queued[: self._under_way], queued[self._under_way :]
+        self._waiting = deque(first + [write for write in behind if write.done is None])
+        for write in behind:
+            if write.done is not None:
+                write.done(error)
 
 
 def _as_refused(error: Exception) -> StorageError:

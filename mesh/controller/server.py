@@ -43,6 +43,7 @@ from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
 from mesh.controller.viewed import Viewed
 from mesh.controller.watch import CellLog
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
@@ -164,12 +165,18 @@ async def serve(
             http = _bound_http(config, opened)
             database = await _opened_registry(config, address)
             try:
+                usage = _opened_usage(config, opened)
                 stood_by = not database.leads.is_set()
                 if stood_by:
                     await _stand_by(database, guard, access.gate, server, http, health_, ending)
                 if ending.is_set():
                     return
-                controller = Controller(config, ending, opened, access, database, health_)
+                # The lease is renewed meanwhile.
+                start = await asyncio.to_thread(_start_on, database, config)
+                core = await asyncio.to_thread(controller_core, start)
+                controller = Controller(
+                    config, ending, opened, access, database, health_, start, core, usage
+                )
                 await controller.start(server, http, config, serving=stood_by)
                 guard.instead = None
                 at = http.address if http else None
@@ -373,6 +380,9 @@ class Controller:
         access: _Access,
         database: Database,
         health_: _Health,
+        start: ControllerStart,
+        core: ControllerCore,
+        used: UsageBook,
     ) -> None:
         self.failure: Exception | None = None
         self._gate = access.gate
@@ -380,17 +390,13 @@ class Controller:
         self._ending = ending
         self._opened = opened
         self._stopped = False
-        start, tables = _start_on(database, config), database.tables
-        self._start = start
+        self._start, self._core, tables = start, core, database.tables
         self._writes = RegistryWrites(database)
-        self._core = controller_core(start)
         clock = self._clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         meter = Meter(known=self._knows)
         self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
-        usage = UsageMeter(
-            _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
-        )
+        usage = UsageMeter(used, known=self._knows, payer=lambda r: self._gateway.payer(r))
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
         leased = config.state is not None
         self._links = NodeLinks(

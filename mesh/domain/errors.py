@@ -11,6 +11,7 @@
     │   └── DeadlineExceeded  the time limit that it gave has passed
     ├── Unavailable           a controller, node or network that cannot be reached now
     ├── StorageError          the state folder or model store cannot be read or written
+    │   ├── LaterSchema       a later mesh has written the registry
     │   └── Unreached         the registry's database cannot be reached, or not be written to now
     ├── ModelError            a model that cannot be imported or loaded
     │   ├── UnknownSource     a source scheme that mesh does not know
@@ -89,8 +90,12 @@ class StorageError(MeshError):
     """The state folder or the model store cannot be read or written."""
 
 
+class LaterSchema(StorageError):
+    """A later mesh has written the registry."""
+
+
 class Unreached(StorageError):
-    """The database cannot be reached, or this controller may not write to it now."""
+    """The database cannot be reached, or takes no writes of this controller now."""
 
 
 class ModelError(MeshError):

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from mesh.controller.lease import LEASE_S
-from mesh.controller.registry import SCHEMA, Database, RegistryWrites, stored
+from mesh.controller.registry import (
+    SCHEMA,
+    Database,
+    RegistryWrites,
+    Statements,
+    Tables,
+    stored,
+)
 from mesh.domain.errors import InvalidInput, StorageError, Unavailable
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
@@ -21,7 +28,7 @@ from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
 
 asyncpg = pytest.importorskip("asyncpg")
-from mesh.controller.postgres import Place, PostgresRegistry  # noqa: E402
+from mesh.controller.postgres import _SETTINGS, Place, PostgresRegistry  # noqa: E402
 
 REFUSED_S_MAX = 1.5
 """An operator hears within a second; the machine of a test may be busy."""
@@ -119,10 +126,9 @@ async def test_a_second_cell_of_the_name_stands_by_and_follows_what_is_written(
         assert not second.leads.is_set()
 
 
-async def test_the_next_one_leads_soon_after_a_leader_dies_or_steps_down(
+async def test_the_next_one_leads_after_a_leader_steps_down(
     server: PostgresServer, cell: str
 ) -> None:
-    """A death is seen by the end of the leader's sessions, before its lease runs out."""
     url = server.url(cell)
     async with standby(url, "one:7070") as first, standby(url, "two:7070") as second:
         await until(lambda: first.leads.is_set() or second.leads.is_set())
@@ -186,15 +192,64 @@ async def test_a_database_that_is_away_costs_writes_alone(
         assert (names(third), third.tables.histories()) == (["c", "chat"], {chat: HISTORY})
 
 
+async def test_a_database_that_is_read_only_for_a_while_costs_writes_alone(
+    server: PostgresServer, cell: str
+) -> None:
+    """As of several hosts none takes writes until one of them is promoted."""
+    url, chat = server.url(cell), DeploymentName("chat")
+
+    async def read_only(state: str) -> None:
+        await asked(url, f"ALTER SYSTEM SET default_transaction_read_only = {state}")
+        await asked(url, "SELECT pg_reload_conf()")
+        others = "pid <> pg_backend_pid() AND application_name = 'mesh'"
+        await asked(url, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
+    async with leading(url) as leader:
+        writes = RegistryWrites(leader)
+        await written(writes.store, deployment(), TEXT, None)
+        await read_only("on")
+        try:
+            writes.store_history(chat, HISTORY)
+            await asyncio.sleep(2 * LEASE_S)
+            assert leader.tables.histories() == {}
+            assert not leader.deposed.is_set()
+        finally:
+            await read_only("off")
+        await until(lambda: leader.tables.histories() == {chat: HISTORY})
+        assert not leader.deposed.is_set()
+
+
+async def test_one_that_stands_by_goes_on_where_no_new_connection_can_be_made(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
+    cutter, url = Cutter(server.port), server.url(cell)
+    port = await cutter.start()
+    through = url.replace(str(server.port), str(port))
+    async with leading(url) as leader, standby(through) as second:
+        await until(lambda: second.lease.row is not None)
+        cutter.refuses = True
+        await asyncio.sleep(LEASE_S)
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        assert second.failure is None
+        cutter.refuses = False
+        await until(lambda: names(second) == ["chat"])
+        await leader.end()
+        await within(second.leads)
+    await cutter.stop()
+
+
 class Cutter:
     """Stands between a controller and its database, and cuts a connection as it commits: with the
-    COMMIT sent on, or not.
+    COMMIT sent on, or not. It may refuse new connections, and cut all of them with the first.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.cuts = 0
         self.sends = True
+        self.refuses = False
+        self.darkens = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
@@ -209,6 +264,9 @@ class Cutter:
     async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self.refuses:
+            back.transport.abort()
+            return
         self._tasks.add(task)
         answers, to = await asyncio.open_connection("127.0.0.1", self._port)
         answering = asyncio.create_task(self._copy(answers, back))
@@ -217,12 +275,15 @@ class Cutter:
                 cut = self.cuts > 0 and b"COMMIT" in data
                 if cut:
                     self.cuts -= 1
+                    self.refuses = self.darkens
                     answering.cancel()
                 if not cut or self.sends:
                     to.write(data)
                     await to.drain()
                 if cut:
                     await asyncio.sleep(0.05)
+                    for other in self._tasks - {task} if self.darkens else ():
+                        other.cancel()
                     return
         except (ConnectionError, asyncio.CancelledError):
             pass
@@ -259,6 +320,150 @@ async def test_a_connection_that_is_cut_in_a_commit_leaves_no_doubt(
         await cutter.stop()
     async with leading(server.url(cell)) as database:
         assert names(database) == ["b"]
+
+
+@pytest.mark.parametrize("another", [False, True])
+async def test_a_commit_in_doubt_keeps_nobody_waiting_and_its_end_is_told(
+    server: PostgresServer, cell: str, *, another: bool
+) -> None:
+    cutter, url = Cutter(server.port), server.url(cell)
+    port = await cutter.start()
+    through = url.replace(str(server.port), str(port))
+    try:
+        async with leading(through) as leader:
+            writes = RegistryWrites(leader)
+            cutter.darkens, cutter.cuts = True, 1
+            doubtful = asyncio.create_task(written(writes.store, deployment("b"), TEXT, None))
+            await until(lambda: cutter.refuses)
+            async with asyncio.timeout(2 * LEASE_S + REFUSED_S_MAX):
+                with pytest.raises(StorageError, match="takes no writes of this controller now"):
+                    await written(writes.store, deployment("c"), TEXT, None)
+            assert not doubtful.done()
+            if another:
+                async with leading(url) as second:
+                    assert names(second) == ["b"]
+                    cutter.refuses = False
+                    with pytest.raises(StorageError, match="it is not known whether"):
+                        await doubtful
+            else:
+                cutter.refuses = False
+                await doubtful
+                assert names(leader) == ["b"]
+    finally:
+        await cutter.stop()
+
+
+async def test_a_doubt_that_lasts_ends(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.postgres.DOUBT_S_MAX", 0.5)
+    cutter = Cutter(server.port)
+    port = await cutter.start()
+    try:
+        async with leading(server.url(cell).replace(str(server.port), str(port))) as leader:
+            writes, cutter.cuts = RegistryWrites(leader), 1 << 30
+            with pytest.raises(StorageError, match="it is not known whether"):
+                await written(writes.store, deployment(), TEXT, None)
+            cutter.cuts = 0
+            await written(writes.store, deployment("b"), TEXT, None)
+    finally:
+        await cutter.stop()
+
+
+async def test_after_a_restore_of_the_database_no_two_lead_with_one_epoch(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as first:
+        await first.end()
+    async with leading(url) as leader, standby(url) as second:
+        await until(lambda: second.lease.epoch == leader.epoch)
+        epoch = leader.epoch - 1
+        starts = f"WITH earlier AS (UPDATE starts SET epoch = {epoch})"
+        await asked(url, f"{starts} UPDATE lease SET epoch = {epoch}, holder = 'old'")
+        await within(leader.deposed)
+        with pytest.raises(StorageError):
+            await leader.commit(stored(deployment(), TEXT))
+        await within(second.leads)
+        assert second.epoch == leader.epoch + 1
+        await written(RegistryWrites(second).store, deployment("b"), TEXT, None)
+
+
+async def test_what_is_learned_outlives_what_a_database_refuses_for_a_moment(
+    server: PostgresServer, cell: str
+) -> None:
+    url, chat = server.url(cell), DeploymentName("chat")
+    async with leading(url) as leader:
+        writes = RegistryWrites(leader)
+        await written(writes.store, deployment(), TEXT, None)
+        full = "RAISE EXCEPTION 'too many clients' USING ERRCODE = '53300'"
+        body = f"RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {full}; END $$"
+        await asked(url, f"CREATE FUNCTION full_now() {body}")
+        on = "BEFORE INSERT ON histories EXECUTE FUNCTION full_now()"
+        await asked(url, f"CREATE TRIGGER full_now {on}")
+        writes.store_history(chat, HISTORY)
+        await asyncio.sleep(0.5)
+        await asked(url, "DROP TRIGGER full_now ON histories")
+        async with asyncio.timeout(10):
+            await until(lambda: leader.tables.histories() == {chat: HISTORY})
+
+
+async def test_one_that_stands_by_holds_its_own_sign_though_the_frozen_leaders_lasts(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as leader, standby(url) as second:
+        assert isinstance(leader, PostgresRegistry)
+        # As after SIGSTOP: it renews nothing, and its sessions last.
+        leader._tasks[0].cancel()
+        await within(second.leads)
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        at = f"classid = hashtext('mesh {cell}')::oid AND objid = {second.epoch}::oid"
+        async with asyncio.timeout(10):
+            while await asked(url, f"{locks} AND {at}") != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_a_write_that_is_cancelled_leaves_nothing_in_the_way_of_stepping_down(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as leader:
+        assert isinstance(leader, PostgresRegistry)
+        blocker = await asyncpg.connect(Place(url).dsn)
+        await blocker.execute(f'BEGIN; LOCK TABLE "{cell}".texts')
+        write = asyncio.create_task(leader.commit(stored(deployment(), TEXT)))
+        await asyncio.sleep(0.2)
+        write.cancel()
+        await asyncio.gather(write, return_exceptions=True)
+        await leader.step_down()
+        assert await asked(url, "SELECT until = '-infinity' FROM lease")
+        await blocker.close()
+
+
+async def test_one_that_takes_the_lease_has_time_for_the_copy_of_an_earlier_mesh(
+    server: PostgresServer,
+    cell: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = server.url(cell)
+    async with leading(url) as database:
+        await written(RegistryWrites(database).store, deployment(), TEXT, None)
+    await asked(url, "ALTER TABLE histories DROP COLUMN classes")
+    await asked(url, "UPDATE schema_version SET version = 7")
+    apply = Tables.apply
+
+    def slowly(tables: Tables, statements: Statements) -> None:
+        time.sleep(0.5)
+        apply(tables, statements)
+
+    monkeypatch.setattr(Tables, "apply", slowly)
+    rest = "idle_in_transaction_session_timeout"
+    monkeypatch.setitem(_SETTINGS, rest, "100")
+    async with asyncio.timeout(10), leading(url) as database:
+        assert names(database) == ["chat"]
+    assert "cannot be reached" not in caplog.text
 
 
 @contextmanager

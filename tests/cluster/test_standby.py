@@ -1,8 +1,10 @@
 """Two controllers with one state: what the one that stands by answers, and how it leads."""
 
 import asyncio
+import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,56 @@ async def test_one_that_stands_by_says_who_leads_and_leads_with_all_that_was_dep
         two.client.close()
         stop.set()
         await second
+
+
+async def test_a_leaders_death_is_seen_by_its_sessions_and_not_by_its_lease(
+    server: PostgresServer, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease that the one that stands by would wait for is longer than the test."""
+    monkeypatch.setattr("mesh.controller.lease.LEASE_S", 4 * LEAD_S_MAX)
+    state, at, http = server.url(cell), free_address(), free_address()
+    first = free_address()
+    arguments = ("--state", state, "--listen", first, "--home", str(tmp_path / "one"))
+    leader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh", "controller", *arguments)
+    )
+    stop, ready = asyncio.Event(), asyncio.Event()
+    config = ControllerConfig(listen=at, http=http, home=tmp_path / "two", state=state)
+    second = None
+    try:
+        with MeshClient(first) as client:
+            async with asyncio.timeout(LEAD_S_MAX):
+                while not await asyncio.to_thread(answers, client):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        second = asyncio.create_task(serve(config, lambda *_: ready.set(), stop))
+        async with asyncio.timeout(LEAD_S_MAX):
+            while True:
+                with suppress(urllib.error.URLError):
+                    status, body = await asyncio.to_thread(http_status, f"http://{http}/readyz")
+                    if first in body:
+                        break
+                await asyncio.sleep(0.05)
+        assert status == 503
+        await asyncio.sleep(0.5)  # until it waits for the sign
+        leader.kill()
+        async with asyncio.timeout(LEAD_S_MAX):
+            await ready.wait()
+        assert (await asyncio.to_thread(http_status, f"http://{http}/healthz"))[0] == 200
+    finally:
+        with suppress(ProcessLookupError):
+            leader.kill()
+        await leader.wait()
+        stop.set()
+        if second is not None:
+            await second
+
+
+def answers(client: MeshClient) -> bool:
+    try:
+        client.status()
+    except Unavailable:
+        return False
+    return True
 
 
 async def test_a_leader_that_is_shown_a_higher_epoch_ends(

@@ -60,6 +60,9 @@ def test_the_end_of_the_leaders_session_is_a_sign_for_its_epoch_alone() -> None:
     assert lease.signalled(4)
     assert not lease.seen(row(9, epoch=5), 0.3), "another one was faster still"
     assert lease.role is Role.STANDING_BY
+    assert lease.signalled(5)
+    other = LeaseRow(epoch=5, holder="b:1", until="9")
+    assert not lease.seen(other, 0.4), "another one has the same epoch, after a restore"
 
 
 def test_after_a_try_in_vain_it_waits_again() -> None:

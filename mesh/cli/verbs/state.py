@@ -38,23 +38,24 @@ async def copied(source: str, to: str) -> str:
         )
     async with _opened(source) as held, _opened(to) as empty:
         for table in TABLES:
-            if there := empty.tables.rows(table)[1]:
+            if there := empty.tables.count(table):
                 raise AlreadyExists(
-                    f"the registry at {empty.place} holds {len(there)} {table}",
+                    f"the registry at {empty.place} holds {there} {table}",
                     hint="copy into an empty one: another folder, database or cell",
                 )
-        counts = {table: len(held.tables.rows(table)[1]) for table in TABLES}
-        await empty.commit(_written(held))
+        counts = {table: held.tables.count(table) for table in TABLES}
+        await empty.commit(await asyncio.to_thread(_written, held))  # leases are renewed meanwhile
         told = ", ".join(f"{count} {table}" for table, count in counts.items())
         return f"copied      {told}, from {held.place} to {empty.place}"
 
 
 def _written(held: Database) -> Statements:
+    """It may be written twice."""
     made = []
     for table in TABLES:
         columns, rows = held.tables.rows(table)
         marks = ", ".join("?" * len(columns))
-        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         made += [(sql, row) for row in rows]
     # Ids carry the epoch: nodes may still have some of the last one.
     epochs = (held.epoch, held.epoch)
