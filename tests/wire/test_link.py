@@ -39,7 +39,7 @@ QUICK = LinkLimits(welcome_s_max=WAIT_S_MAX, pause_s_min=0.01, pause_s_max=0.05)
 Script = Callable[["Controller", Any, Any], Awaitable[None]]
 RULE = NodeRule(
     swap_bytes=1 << 33,
-    turn=RuleName(name="headroom", parameters=(("passed_max", 5),)),
+    turn=RuleName(name="swap", parameters=(("passed_max", 5),)),
     overestimate=1.25,
     chunk_tokens_max=512,
     turn_s_max=0.25,
