@@ -39,8 +39,9 @@ class CheckedCell(RuleBasedStateMachine):
         self.world.check_engines()
 
     def _check_minimum(self, entry: DeploymentEntry) -> None:
-        """It is kept as far as memory goes."""
-        assert len(entry.instances) <= entry.spec.scaling.replicas_min
+        """It is kept as far as memory goes. What is loaded ahead of a call comes beside it."""
+        called = [instance for instance in entry.instances.values() if not instance.prefetched]
+        assert len(called) <= entry.spec.scaling.replicas_min
         if len(entry.instances) < entry.spec.scaling.replicas_min:
             taken = [i.node for i in entry.instances.values()]
             for node in self.world.core.cell.nodes.values():
