@@ -22,7 +22,7 @@ class Chunked:
     0: it takes no longer than the quickest pace.
     """
     chunk_tokens_min: int = 16
-    """Where decodes alone take longer than that, so that prompts come to their end all the same."""
+    """The least chunk, also where decodes alone take longer than the pace: prompts have an end."""
     alone_tokens: int = 2048
     """An iteration without decodes has so many: nobody waits for a token (§3.4)."""
     apart: int = 0
