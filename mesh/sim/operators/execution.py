@@ -22,6 +22,8 @@ from mesh.sim.clock import HeapClock
 EVENTS_MAX = 20_000_000
 SERVERS_MAX = 1 << 20
 """At work on a device at a time, where nothing is said."""
+KNOWN_MAX = 10_000
+"""Batches whose seconds a station keeps."""
 CONSERVED = 1e-9
 """By which the time of a device may be off, in seconds for each second admitted and at least."""
 LOAD_BYTES_PER_S = 13.5e9
@@ -96,6 +98,8 @@ class _Station:
     output_bytes: int
     servers: list[_Server] = field(default_factory=list)
     numbered: int = 0
+    known_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Seconds by lengths."""
     waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
 
 
@@ -332,11 +336,15 @@ class Execution:
         """The server, of those without work, whose device has the least to do now, then until now:
         what is everywhere would else hold up what only some devices have.
         """
-        return min(
-            (of for of in station.servers if self._free(of)),
-            key=lambda of: (len(of.device.active), of.device.admitted_s, of.number),
-            default=None,
-        )
+        found, least = None, (math.inf, 0.0)
+        for server in station.servers:
+            if server.batch or server.leaving:
+                continue
+            device = server.device
+            work = len(device.active), device.admitted_s
+            if work[0] < self._lanes and work < least:
+                found, least = server, work
+        return found
 
     def _free(self, server: _Server) -> bool:
         return not server.batch and not server.leaving and len(server.device.active) < self._lanes
@@ -366,9 +374,12 @@ class Execution:
         for first in others:
             heappush(waiting, first)
         lengths = [one.request.tokens for one in server.batch]
-        work_s = station.share * sum(
-            of.seconds(self._table.phase, lengths) for of in station.operators
-        )
+        key = tuple(lengths)
+        if (work_s := station.known_s.get(key)) is None:
+            phase = self._table.phase
+            work_s = station.share * sum(of.seconds(phase, lengths) for of in station.operators)
+            if len(station.known_s) < KNOWN_MAX:
+                station.known_s[key] = work_s
         device = server.device
         device.advance(self._clock.now_s())
         server.left_s = work_s
