@@ -78,7 +78,7 @@ def operators(
         (
             *(point.figure, point.name, accounting, name, str(cell.devices), str(cell.sum_pr)),
             f"{cell.memory_bytes / 1e9:.0f}",
-            "-" if cell.executed is None else f"{100 * cell.executed.met:.1f}",
+            f"{100 * cell.executed.met:.1f}",
         )
         for point, by in found.items()
         for accounting, planners in by.items()

@@ -7,7 +7,7 @@ conserved, by four planners each, and each is executed. Before: `mesh bench oper
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -109,9 +109,8 @@ class Cell:
     energy_j: float
     plan_ms: float
     expected_s: float
-    executed: Executed | None
-    """`None` where the plan was not executed."""
-    lanes: float
+    executed: Executed
+    used: float
     """The load at full speed over what its devices yield."""
 
 
@@ -240,6 +239,7 @@ class PointJob:
 def cells(problem: Problem, effort: Effort) -> dict[str, dict[str, Cell]]:
     """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
     made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
+    run = _Executions(problem=problem, effort=effort)
     for name, planned in _paper(problem).items():
         before_s = time.perf_counter()
         try:
@@ -249,17 +249,48 @@ def cells(problem: Problem, effort: Effort) -> dict[str, dict[str, Cell]]:
                 raise
             continue  # Algorithm 1 gives up where others find a plan.
         plan_ms = 1e3 * (time.perf_counter() - before_s)
-        made[PAPER][name] = _cell(
-            problem, placed, plan_ms, effort, energy_j=problem.energy_j(placed.plan)
-        )
+        energy_j = problem.energy_j(placed.plan)
+        made[PAPER][name] = _cell(problem, placed, plan_ms, run.executed(placed), energy_j)
     fewest: dict[str, Placed] = {}
     for name in PLANNERS:
         before_s = time.perf_counter()
-        placed = _first_kept(problem, _conserving(problem, name, fewest), effort)
+        placed = run.first_kept(_conserving(problem, name, fewest))
         plan_ms = 1e3 * (time.perf_counter() - before_s)
         fewest[name] = placed
-        made[CONSERVING][name] = _cell(problem, placed, plan_ms, effort)
+        made[CONSERVING][name] = _cell(problem, placed, plan_ms, run.executed(placed))
     return made
+
+
+@dataclass(slots=True, kw_only=True)
+class _Executions:
+    """What was executed of a problem; each plan once, though several planners come to it."""
+
+    problem: Problem
+    effort: Effort
+    known: dict[object, Executed] = field(default_factory=dict)
+
+    def executed(self, placed: Placed) -> Executed:
+        return self._once(placed, self.effort.executed, SEED, 0.0)
+
+    def first_kept(self, candidates: Iterable[Placed]) -> Placed:
+        """The first whose trial keeps the SLO. Raises InvalidInput where none does."""
+        for placed in candidates:
+            if self._once(placed, self.effort.trial, TRIAL_SEED, MET_TRIED).met >= MET_TRIED:
+                return placed
+        raise InvalidInput(
+            f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "
+            "requests",
+            hint="raise the SLO",
+        )
+
+    def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
+        key = (placed.plan.stations, placed.placement, placed.lanes, seed)
+        if key not in self.known:
+            count = self.effort.of(placed, count)
+            self.known[key] = execute(
+                self.problem, placed, count, seed, self.effort.visits, least_met
+            )
+        return self.known[key]
 
 
 def _paper(problem: Problem) -> dict[str, Callable[[], Placed]]:
@@ -303,19 +334,6 @@ def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> It
     return conserving.operators(problem, planner, fewest["model-shared"])
 
 
-def _first_kept(problem: Problem, candidates: Iterable[Placed], effort: Effort) -> Placed:
-    """The first whose trial keeps the SLO. Raises InvalidInput where none does."""
-    for placed in candidates:
-        count = effort.of(placed, effort.trial)
-        tried = execute(problem, placed, count, TRIAL_SEED, effort.visits, MET_TRIED)
-        if tried.met >= MET_TRIED:
-            return placed
-    raise InvalidInput(
-        f"no plan keeps {problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the requests",
-        hint="raise the SLO",
-    )
-
-
 def execute(
     problem: Problem,
     placed: Placed,
@@ -352,14 +370,13 @@ def _cell(
     problem: Problem,
     placed: Placed,
     plan_ms: float,
-    effort: Effort,
+    executed: Executed,
     energy_j: float | None = None,
 ) -> Cell:
-    count = effort.of(placed, effort.executed)
-    executed = execute(problem, placed, count, SEED, effort.visits)
     table = problem.table
-    lanes = max(placed.placement[0].count(device) for device in placed.placement[0])
-    share = table.curve.yields(LANES_MAX)[LANES_MAX if len(placed.placement) > 1 else lanes]
+    first = placed.placement[0]
+    together = LANES_MAX if len(placed.placement) > 1 else max(first.count(of) for of in first)
+    share = table.curve.yields(LANES_MAX)[placed.lanes or min(together, LANES_MAX)]
     passes = PASSES if table.phase is Phase.DECODE else 1
     requests = executed.duration_s * problem.demand.rate_per_s / passes
     return Cell(
@@ -370,7 +387,7 @@ def _cell(
         plan_ms=plan_ms,
         expected_s=placed.expected_s,
         executed=executed,
-        lanes=problem.demand.rate_per_s * problem.work_s / (placed.devices * share),
+        used=problem.demand.rate_per_s * problem.work_s / (placed.devices * share),
     )
 
 
@@ -451,12 +468,6 @@ def record(
     of = partial(_savings, found)
     every = [cell for by in found.values() for cell in by[CONSERVING].values()]
     refuted = _refuted(found, (GREEDY, "operators"))
-    errors = [
-        abs(cell.expected_s / cell.executed.mean_s - 1)
-        for by in found.values()
-        for name, cell in by[CONSERVING].items()
-        if name in ("model", "model-shared") and cell.executed and cell.lanes <= USED_MAX
-    ]
     over_model = of(CONSERVING, "operators", "model", "devices")
     over_shared = of(CONSERVING, "operators", "model-shared", "devices")
     made: dict[str, object] = {
@@ -465,9 +476,14 @@ def record(
         "energy_saving_max": _most_of(of(PAPER, "operators", "model", "energy_j")),
         "memory_saving_max": _most_of(of(PAPER, "operators", "model", "memory_bytes")),
         "throughput_gain_fixed": round(max(gains), 3) if gains else None,
-        "executed_met_min": min((one.executed.met for one in every if one.executed), default=None),
-        "queueing_error": round(max(errors), 4) if errors else None,
-        "queueing_error_mean": round(fmean(errors), 4) if errors else None,
+        "executed_met_min": min((one.executed.met for one in every), default=None),
+        "queueing_error": {
+            phase.value: {
+                "models": _errors(found, phase, ("model", "model-shared")),
+                "operators": _errors(found, phase, ("operators",)),
+            }
+            for phase in Phase
+        },
         "paper_plans_refuted": refuted,
         "paper_models_refuted": _refuted(found, ("model",)),
         "saving_conserving_max": {
@@ -518,8 +534,21 @@ def _savings(found: Found, accounting: str, planner: str, over: str, key: str) -
 def _refuted(found: Found, planners: Sequence[str]) -> dict[str, int]:
     """Plans by the paper's formulas, and those of them that missed when they were executed."""
     cells = [by[PAPER][name] for by in found.values() for name in planners if name in by[PAPER]]
-    missed = [one for one in cells if one.executed and one.executed.met < MET]
+    missed = [one for one in cells if one.executed.met < MET]
     return {"plans": len(cells), "refuted": len(missed)}
+
+
+def _errors(found: Found, phase: Phase, planners: Sequence[str]) -> dict[str, float | None]:
+    """How far the mean that was expected is off, as a share of the executed one, where devices are
+    used up to USED_MAX.
+    """
+    errors = [
+        abs(cell.expected_s / cell.executed.mean_s - 1)
+        for point, by in found.items()
+        for name, cell in by[CONSERVING].items()
+        if point.phase is phase and name in planners and cell.used <= USED_MAX
+    ]
+    return {"max": _most_of(errors), "mean": _mean(errors)}
 
 
 def _most_of(values: Sequence[float]) -> float | None:
@@ -538,9 +567,9 @@ def _plain(point: Point, cell: Cell) -> dict[str, Any]:
         "sum_pr": cell.sum_pr,
         "memory_bytes": cell.memory_bytes,
         "energy_j_per_request": round(cell.energy_j, 3),
-        key: None if executed is None else round(executed.met, 4),
+        key: round(executed.met, 4),
         "plan_ms": round(cell.plan_ms, 2),
         "expected_s": round(cell.expected_s, 6),
-        "executed_s": None if executed is None else round(executed.mean_s, 6),
-        "utilisation": round(cell.lanes, 4),
+        "executed_s": round(executed.mean_s, 6),
+        "utilisation": round(cell.used, 4),
     }

@@ -127,9 +127,16 @@ class Problem:
         put(self, "whole", self._station(tuple(each.role for each in table.operators)))
 
     def _station(self, roles: tuple[Role, ...]) -> Station:
-        return Station(
-            roles=roles, choices=tuple(self._choice(roles, size) for size in self.demand.batches)
-        )
+        every = [self._choice(roles, size) for size in self.demand.batches]
+        memory = self.table.device.memory_bytes
+        if not (fit := [each for each in every if each.memory_bytes <= memory]):
+            least = min(each.memory_bytes for each in every)
+            raise InvalidInput(
+                f"{self.table.model}: a replica takes {least / 1e9:.1f} GB of a device, which has "
+                f"{memory / 1e9:.1f} GB",
+                hint="divide the model over more devices, or plan for shorter prompts",
+            )
+        return Station(roles=roles, choices=tuple(fit))
 
     def _choice(self, roles: tuple[Role, ...], batch: int) -> Choice:
         table, device = self.table, self.table.device
@@ -148,11 +155,9 @@ class Problem:
             if len(roles) > 1 or last.role is Role.HEAD
             else last.repeats * (moved + device.link_latency_s),
             memory_bytes=sum(
-                each.weights_bytes
-                + each.transient_bytes_per_row * of
-                + each.kv_bytes_per_token * tokens
-                for each, of in zip(chosen, rows, strict=True)
-            ),
+                each.weights_bytes + each.kv_bytes_per_token * tokens for each in chosen
+            )
+            + max(of * each.transient_bytes_per_row for each, of in zip(chosen, rows, strict=True)),
         )
 
     def with_stretch(self, factor: float) -> "Problem":

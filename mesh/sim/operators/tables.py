@@ -148,6 +148,8 @@ def read_operators(
     return tuple(times.operator(role, tokens, (given or {}).get(role)) for role in roles)
 
 
+_UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
+"""The operators that each device of a group computes for itself."""
 _SCALED = (Role.NORM, Role.ROPE, Role.RESIDUAL, Role.ACTIVATION)
 
 
@@ -195,13 +197,14 @@ class _Times:
             )
             prefill = decode = Grid(rows=tokens, columns=(0,), seconds=column)
         inputs, outputs = self._widths(role)
+        parts = 1 if role in _UNDIVIDED else self.devices
         return Operator(
             role=role,
             repeats=1 if role in OUTSIDE_LAYERS else shape.layers,
             prefill=prefill,
             decode=decode,
             weights_bytes=BYTES * self._weights(role),
-            transient_bytes_per_row=BYTES * (inputs + outputs),
+            transient_bytes_per_row=BYTES * (inputs + outputs) // parts,
             kv_bytes_per_token=2 * BYTES * shape.layers * shape.kv(self.devices)
             if role is Role.ATTENTION
             else 0,
