@@ -12,7 +12,8 @@ from mesh.cli import output
 from mesh.cli.options import file_option, format_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.progress import progress
-from mesh.domain.errors import MeshError
+from mesh.domain.errors import MeshError, NotFound
+from mesh.evaluation.operator_page import HEADERS, page, rows
 from mesh.evaluation.operators import (
     QUICK,
     Cells,
@@ -42,14 +43,22 @@ GAINS = ("40", "20")
     help="Points at a time.",
 )
 @format_option
+@file_option("--html", "Write tables and charts as one page that needs nothing else.")
 def operators(
-    trace: Path | None, figures: str | None, quick: bool, jobs: int, form: Format
+    trace: Path | None,
+    figures: str | None,
+    quick: bool,
+    jobs: int,
+    form: Format,
+    html: Path | None,
 ) -> None:
     """Operator-level autoscaling, in the paper's accounting and with device time conserved.
 
     Devices, replicas, memory and energy of four planners, and the share of the requests that kept
     their SLO when the plan was executed in simulation. No engine of mesh runs single operators.
     """
+    if html is not None and not html.parent.is_dir():
+        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     every = points(trace, quick=quick)
     if figures is not None:
         begin = tuple(name.strip() for name in figures.split(","))
@@ -70,18 +79,10 @@ def operators(
         if isinstance(end, Failed):
             raise MeshError(f"{end.job.name} failed: {end.why}", hint="run it alone")
         found[end.job.point] = end.run
+    if html is not None:
+        html.write_text(page(found), encoding="utf-8")
+        output.message(f"written: {html}")
     if form is not Format.TABLE:
         output.structured(record(found, tested, gains), form)
         return
-    headers = ("figure", "point", "accounting", "planner", "devices", "replicas", "GB", "met, %")
-    rows = [
-        (
-            *(point.figure, point.name, accounting, name, str(cell.devices), str(cell.sum_pr)),
-            f"{cell.memory_bytes / 1e9:.0f}",
-            f"{100 * cell.executed.met:.1f}",
-        )
-        for point, by in found.items()
-        for accounting, planners in by.items()
-        for name, cell in planners.items()
-    ]
-    output.table(text_columns(headers, 4), rows)
+    output.table(text_columns(HEADERS, 4), rows(found))

@@ -41,8 +41,9 @@ SAMPLE = 16
 """Quantiles that stand for a distribution of lengths."""
 MET = 0.99
 MET_TRIED = 0.994
-"""What a trial must keep for its plan to count: the plan is then executed with other arrivals."""
-SEED, TRIAL_SEED = 1, 1_000_001
+"""What each trial must keep for its plan to count, which is then executed with other arrivals."""
+SEED = 1
+TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
 PASSES = 32
 """Tokens of an answer, executed."""
 USED_MAX = 0.8
@@ -273,9 +274,12 @@ class _Executions:
         return self._once(placed, self.effort.executed, SEED, 0.0)
 
     def first_kept(self, candidates: Iterable[Placed]) -> Placed:
-        """The first whose trial keeps the SLO. Raises InvalidInput where none does."""
+        """The first whose trials keep the SLO. Raises InvalidInput where none does."""
         for placed in candidates:
-            if self._once(placed, self.effort.trial, TRIAL_SEED, MET_TRIED).met >= MET_TRIED:
+            if all(
+                self._once(placed, self.effort.trial, seed, MET_TRIED).met >= MET_TRIED
+                for seed in TRIAL_SEEDS
+            ):
                 return placed
         raise InvalidInput(
             f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "

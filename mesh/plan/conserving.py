@@ -117,8 +117,16 @@ def operators(
             if devices < fewest.devices or problem.memory_bytes(plan) < problem.memory_bytes(
                 fewest.plan
             ):
+                expected_s += _between(problem, plan)
                 yield Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
     yield fewest
+
+
+def _between(problem: Problem, plan: Plan) -> float:
+    """Seconds of waits for replicas and of transfers, beside what shared devices take."""
+    alone = replace(problem, conserving=True)
+    services = (alone.station(of.roles).choice(of.batch).service_s for of in plan.stations)
+    return alone.expected_s(plan.stations) - sum(services)
 
 
 def _spread(problem: Problem, plan: Plan, devices: int) -> Plan:

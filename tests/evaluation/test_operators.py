@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from mesh.cli.main import mesh
 from mesh.domain.errors import InvalidInput
 from mesh.domain.operators import Phase
+from mesh.evaluation.operator_page import page
 from mesh.evaluation.operators import (
     CONSERVING,
     PAPER,
@@ -58,6 +59,9 @@ def test_a_point_is_planned_and_executed_in_both_ways() -> None:
     assert conserving["operators"].devices <= conserving["model-shared"].devices
     assert conserving["model-shared"].devices <= conserving["model"].devices
     assert conserving["operators"].memory_bytes <= conserving["model-shared"].memory_bytes
+    html = page({SMALL: made})
+    assert html.count("<svg") == 4
+    assert "operators, conserving" in html
     figures = json.loads(json.dumps(record({SMALL: made})))
     cell = figures["cells"]["qps"]["10"]["conserving"]["model"]
     assert cell["devices"] == conserving["model"].devices
