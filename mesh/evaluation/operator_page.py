@@ -25,7 +25,7 @@ HEADERS = (
     *("expected, ms", "executed, ms", "met, %"),
 )
 ABOUT = (
-    "Operator-level autoscaling by its paper's formulas and with device time conserved, on an A100.",
+    "Operator-level autoscaling by its paper's formulas and with device time conserved, on A100s.",
     "Every plan was executed in simulation; no engine of mesh runs single operators.",
 )
 

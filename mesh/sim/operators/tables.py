@@ -30,7 +30,7 @@ BYTES = 2
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 PROMPTS = tuple(sorted({round(2 ** (n / 4)) for n in range(69)}))
 """To 131,072 tokens: between two of them the square of the length is off by less than 1 %."""
-NAMELESS_WIDTH = "qwen2-7b"
+SCALED_FROM = "qwen2-7b"
 """The model by whose rows those are scaled, by width, that the file lacks."""
 
 
@@ -126,11 +126,8 @@ def read_operators(
     """The operators of one model of a file in the form of `a100.json`. Raises InvalidInput for what
     no model has.
     """
-    shape = Shape(**{key: raw[key] for key in Shape.__slots__ if key in raw})
-    times = _Times(shape=shape, fit=file["fit"], devices=devices)
     tokens = tuple(file["tokens"])
     given = raw.get("milliseconds")
-    roles = times.roles()
     if given is not None:
         check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *given])
         for role, column in given.items():
@@ -138,14 +135,28 @@ def read_operators(
                 raise InvalidInput(
                     f"{model}: {role} has {len(column)} times for {len(tokens)} sizes"
                 )
-    else:
-        widths = file["models"][NAMELESS_WIDTH]
-        times.rows = {Role(role): widths["milliseconds"][role] for role in _SCALED}
-        times.tokens, times.like = (
-            tokens,
-            Shape(**{key: widths[key] for key in Shape.__slots__ if key in widths}),
-        )
-    return tuple(times.operator(role, tokens, (given or {}).get(role)) for role in roles)
+    like = file["models"][SCALED_FROM]
+    times = _Times(
+        shape=_shape(raw),
+        fit=file["fit"],
+        devices=devices,
+        like=_shape(like),
+        rows={
+            role: Grid(
+                rows=tokens,
+                columns=(0,),
+                seconds=tuple((each / 1e3,) for each in like["milliseconds"][role]),
+            )
+            for role in _SCALED
+        }
+        if given is None
+        else {},
+    )
+    return tuple(times.operator(role, tokens, (given or {}).get(role)) for role in times.roles())
+
+
+def _shape(raw: Mapping[str, Any]) -> Shape:
+    return Shape(**{key: raw[key] for key in Shape.__slots__ if key in raw})
 
 
 _UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
@@ -153,16 +164,17 @@ _UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
 _SCALED = (Role.NORM, Role.ROPE, Role.RESIDUAL, Role.ACTIVATION)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
     """The fits of a file, for one shape on so many devices."""
 
-    def __init__(self, *, shape: Shape, fit: Mapping[str, float], devices: int) -> None:
-        self.shape = shape
-        self.fit = fit
-        self.devices = devices
-        self.rows: Mapping[Role, Sequence[float]] = {}
-        self.tokens: tuple[int, ...] = ()
-        self.like = shape
+    shape: Shape
+    fit: Mapping[str, float]
+    devices: int
+    like: Shape
+    """The shape of the model that `rows` are of."""
+    rows: Mapping[Role, Grid]
+    """Seconds of a layer by tokens, of what is scaled by width; empty where a column is given."""
 
     def roles(self) -> list[Role]:
         inner = (
@@ -261,12 +273,7 @@ class _Times:
         elements = rows * self._widths(role)[1] / self._widths(role, self.like)[1]
         if role in (Role.ROPE, Role.ACTIVATION):
             elements /= devices
-        grid = Grid(
-            rows=self.tokens,
-            columns=(0,),
-            seconds=tuple((each / 1e3,) for each in self.rows[role]),
-        )
-        return grid.at(elements, 0)
+        return self.rows[role].at(elements, 0)
 
     def _product(self, rows: int, inner: int, columns: int) -> float:
         read = BYTES * (rows * inner + inner * columns + rows * columns)
