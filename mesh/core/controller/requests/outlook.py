@@ -32,6 +32,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Shortage
@@ -273,7 +274,7 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         if request.waits_for is None:
             heads.setdefault(request.slo.name, request)
     untried = [name for name, head in heads.items() if stops_queue(head)]
-    causes: dict[str, Cause] = {}
+    causes: dict[tuple[Slo, Verdict | None], Cause] = {}
     for request in list(entry.queue):
         best_effort = request.slo.best_effort
         most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
@@ -293,8 +294,8 @@ def refuse_past_deadline(outlook: Outlook) -> None:
             continue
         if isinstance(waits, Shortage):
             request.refusals.note(waits)
-        causes[name], message = _why(ctx, outlook, request, causes.get(name))
-        reason = causes[name].reason
+        cause, message = _why(ctx, outlook, request, causes)
+        reason = cause.reason
         if ctx.is_too_long(request):
             too_slow = ctx.latest_start_s(request) == -inf
             raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
@@ -348,9 +349,14 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
 
 
 def _why(
-    ctx: EventContext, outlook: Outlook, request: RequestEntry, before: Cause | None
+    ctx: EventContext,
+    outlook: Outlook,
+    request: RequestEntry,
+    causes: dict[tuple[Slo, Verdict | None], Cause],
 ) -> tuple[Cause, str]:
-    """What it is refused for, and in words. `before`: what the one before it was."""
+    """What it is refused for, and in words. `causes`: what those before it were, by their SLO and
+    by what their last try found, which says the same of this one.
+    """
     entry, waited = outlook.entry, f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not outlook.has_node():
         if request.attempt:
@@ -367,7 +373,9 @@ def _why(
         late = RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE
         cause = Cause(reason=late)
     else:
-        cause = (before if not ctx.looks_left else None) or _cause(ctx, outlook, request)
+        found = request.slo, request.refusals.last
+        known = causes.get(found) if found[1] is not None or not ctx.looks_left else None
+        cause = causes[found] = known or _cause(ctx, outlook, request)
     return cause, _words(entry, request, cause, waited)
 
 
