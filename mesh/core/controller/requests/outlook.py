@@ -212,7 +212,8 @@ class Outlook:
         been tried it says nothing. It never takes less than the way to the client, so that a
         refusal is there before the first token was due.
         """
-        ctx, entry, seen = self.ctx, self.entry, dict[str, float]()
+        ctx, entry = self.ctx, self.entry
+        seen: dict[str, float] = {}
         assert entry.deployment is not None
         cached = max((i.cached_tokens(request) for i in entry.instances.values()), default=0)
         most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
@@ -328,8 +329,8 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
     """
     if not ctx.policy.promises:
         return frozenset()
-    looks = sum(instance.takes_now for instance in entry.candidates)
-    most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
+    instances = [instance for instance in entry.candidates if instance.takes_now]
+    most = LOOKED_AT * (ctx.validations_left // max(len(instances), 1))
     waiting = (r for r in entry.queue if r.waits_for is None and not r.has_own_slo)
     by_class: dict[str, list[RequestEntry]] = {}
     for request in islice(waiting, most):
@@ -337,11 +338,9 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
             by_class.setdefault(request.slo.name, []).append(request)
     found: list[RequestEntry] = []
     for left in by_class.values():
-        for instance in entry.candidates:
+        for instance in instances:
             if not left:
                 break
-            if not instance.takes_now:
-                continue
             ctx.note_validations(-(-len(left) // LOOKED_AT))
             left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
         found += left
