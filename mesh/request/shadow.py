@@ -25,7 +25,9 @@ from mesh.request.pool import Pool
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
 STEPS_MAX = 512
-"""Iterations that a schedule is rolled forward; what is not settled by then is refused."""
+"""Iterations that a schedule is rolled forward. What is not settled by then is refused as what
+might delay others: nothing says that there is no time for it.
+"""
 EQUAL_S = 1e-9
 """Times that differ by less differ by rounding."""
 SKIPPED_ROUNDS_MIN = 16
@@ -300,7 +302,7 @@ class _Rollout:
             verdict = self._step()
             if verdict is not None:
                 return verdict
-        return Verdict.TPOT_EXCEEDED
+        return Verdict.DELAYS_RUNNING
 
     def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
