@@ -41,7 +41,9 @@ class Verdict(StrEnum):
     FIRST_TOKEN_LATE = "first_token_late"
     """1: the request's own first token would come after its deadline."""
     DELAYS_RUNNING = "delays_running"
-    """2: a token of another request would come after its deadline, on account of this one."""
+    """2: a token of another request would come after its deadline, on account of this one, or the
+    iterations that are looked at do not tell that none would.
+    """
     TPOT_EXCEEDED = "tpot_exceeded"
     """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
     POLICY = "policy"

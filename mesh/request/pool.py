@@ -64,7 +64,7 @@ class Pool:
         self, queues: Sequence[RunQueue], now_s: float, stepping: RunQueue | None = None
     ) -> None:
         """Begin the swap that the rule wants now, if none is under way."""
-        if self.moving is not None:
+        if self.moving is not None or not self._may_want(queues):
             return
         dues_s = {queue.instance_id: queue.first_due_s for queue in queues}
         busy = None if stepping is None else stepping.instance_id
@@ -83,6 +83,15 @@ class Pool:
         )
         if found is not None:
             self.begin(found.instance_id, now_s)
+
+    def _may_want(self, queues: Sequence[RunQueue]) -> bool:
+        """Whether the node would ask its rule: weights have to make room, or are out and wanted."""
+        held = self.held
+        return (
+            self.free_bytes < 0
+            or any(not held[q.instance_id].resident and q.first_due_s < inf for q in queues)
+            or any(not each.resident and each.due_s < inf for each in held.values())
+        )
 
     def begin(self, name: InstanceId, now_s: float) -> None:
         """Its weights begin to leave the device, or to come to it."""

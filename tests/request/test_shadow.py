@@ -127,7 +127,7 @@ class TestBounds:
         a = instance("a", 0.3, times=times(decode_s=0.24), tpot_s=0.25)
         b = instance("b", times=times(decode_s=0.001), tpot_s=1.0)
         node = Node(instances=[a, b], newcomer=a_prompt(1000, 99.0), started_s=-0.1)
-        assert node.verdict() is Verdict.TPOT_EXCEEDED
+        assert node.verdict() is Verdict.DELAYS_RUNNING
         assert len(asked) == 1 + 5
 
     def test_it_changes_nothing_but_its_schedule(self) -> None:

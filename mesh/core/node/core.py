@@ -122,7 +122,7 @@ class NodeCore:
         grant = next_turn(
             node.turns, run_queues, ctx.now_s, prefill_tokens_max=most, turn_s_max=turn_s_max
         )
-        if grant is None:
+        if grant is None and not node.weights_come():
             left = [
                 run_queue
                 for instance in node.instances.values()

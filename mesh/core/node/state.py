@@ -224,6 +224,17 @@ class LocalNode:
         """Whether its weights are on the device, and stay there."""
         return not instance.out and self.swapping != instance.instance_id
 
+    def weights_come(self) -> bool:
+        """Whether weights are on their way, or leave for others, while requests with limits wait
+        for theirs: an iteration of best effort that begins now might be under way still.
+        """
+        return self.swapping is not None and any(
+            not request.order.slo.best_effort
+            for instance in self.instances.values()
+            if not self.computes(instance)
+            for request in instance.requests.values()
+        )
+
     def link_opened(self, rule: NodeRule, turns: TurnRule) -> None:
         self.linked, self.rule, self.turns = True, rule, turns
         self.base_at_link_bytes = self.base_bytes

@@ -93,8 +93,10 @@ def _check_run_queue(instance: LocalInstance) -> None:
 
 
 def _check_work(node: LocalNode) -> None:
-    """The engine is idle only when there is nothing to compute."""
-    survey, stepping = node.survey, node.stepping
+    """The engine is idle only when there is nothing to compute, or nothing but best effort while
+    the weights of others come.
+    """
+    survey, stepping, comes = node.survey, node.stepping, node.weights_come()
     if survey is not None:
         known = node.instances.get(survey.instance.instance_id) is survey.instance
         ready = survey.instance.state is LocalState.READY
@@ -106,7 +108,8 @@ def _check_work(node: LocalNode) -> None:
     for instance_id, instance in node.instances.items():
         ready = instance.state is LocalState.READY and node.computes(instance)
         works = ready and instance.has_work() and instance.promising
-        hold(not works, "{} has work, and the engine is idle", instance_id)
+        waits = comes and all(r.order.slo.best_effort for r in instance.requests.values())
+        hold(waits or not works, "{} has work, and the engine is idle", instance_id)
     asked = survey is not None and survey.operation_id is not None
     out = survey is not None and not node.computes(survey.instance)
     hold(not asked or out or node.loading(), "a survey waits, and the engine is idle")

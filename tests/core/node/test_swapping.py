@@ -106,6 +106,15 @@ def test_the_next_one_comes_while_another_computes() -> None:
     assert swaps(node.submit("r2", "i2")) == [("i2", True)]
 
 
+def test_best_effort_waits_while_the_weights_of_requests_with_limits_come() -> None:
+    node = swapping_node("i1", "i2", weights=2)
+    node.submit("r1", "i1", slo=best_effort("batch", 60.0))
+    swapped(node, "i1", True)
+    assert swaps(node.submit("r2", "i2", slo=SOON)) == [("i2", True)]
+    assert steps(node.step("i1", token("r1", 0))) == []
+    assert steps(swapped(node, "i2", True)) == ["i2"]
+
+
 def test_a_cache_that_grows_waits_for_idle_weights_to_make_room() -> None:
     node = swapping_node("i1")
     node.submit("r1")
