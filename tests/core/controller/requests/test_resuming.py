@@ -32,6 +32,9 @@ def asked() -> Request:
     return replace(request("kept"), keyed=True)
 
 
+GONE = replace(asked(), deployment=DeploymentName("gone"))
+
+
 def held(
     *, before: int = 1, kept: int = 2, attempt: int = 2, finish: FinishReason | None = None
 ) -> HeldRequest:
