@@ -194,7 +194,7 @@ class LeaderWatch:
 
     @contextmanager
     def watched(self, answer: ResumedAnswer) -> Iterator[None]:
-        """Of one address there is nothing to choose."""
+        """While somebody reads the answer; with one address there is nothing to choose."""
         if len(self._addresses) == 1:
             yield
             return
