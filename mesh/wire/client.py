@@ -35,7 +35,8 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.resuming import ResumedAnswer
+from mesh.wire.resuming import Asked as AskedCall
+from mesh.wire.resuming import LeaderWatch, ResumedAnswer
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -131,6 +132,7 @@ class MeshClient:
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
         self._addresses = address.split(",")
+        self._watch = LeaderWatch(self._addresses)
         self._channel = dial_blocking(self._addresses[0])
         self._control = ControlStub(self._channel)
         self._inference = InferenceStub(self._channel)
@@ -307,11 +309,12 @@ class MeshClient:
 
         The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
         """
-        return ResumedAnswer(invocation, self._invoke, self._addresses, timeout_s).events()
+        answer = ResumedAnswer(
+            invocation, self._invoke, self._addresses, timeout_s, self._watch.watched
+        )
+        return answer.events()
 
-    def _invoke(
-        self, address: str, asked: Invocation, timeout_s: float | None
-    ) -> Stream[InvocationEvent]:
+    def _invoke(self, address: str, asked: Invocation, timeout_s: float | None) -> AskedCall:
         """The call is made at once. One that goes on has a channel of its own: one that was refused
         would first back off for a while.
         """
@@ -322,7 +325,8 @@ class MeshClient:
         inference = self._inference if channel is None else InferenceStub(channel)
         calls = self._calls if channel is None else Calls(address)
         call = inference.Invoke(request, timeout=timeout_s)
-        return _each(event_from_wire, calls.stream(call, timeout_s=timeout_s), channel)
+        events = calls.stream(call, timeout_s=timeout_s)
+        return call, _each(event_from_wire, events, channel)
 
     def _operation(
         self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None

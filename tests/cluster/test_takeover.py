@@ -88,7 +88,7 @@ def step_down(pair: Pair) -> None:
                 return
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "step down"])
+@pytest.mark.parametrize("how", ["kill", "stop", "freeze", "step down"])
 def test_open_answers_go_on_under_the_one_that_stood_by(
     pair: Pair, tmp_path: Path, how: str
 ) -> None:
@@ -114,6 +114,8 @@ def test_open_answers_go_on_under_the_one_that_stood_by(
         match how:
             case "kill":
                 pair.processes[0].kill()
+            case "freeze":
+                pair.processes[0].send_signal(signal.SIGSTOP)
             case "stop":
                 pair.processes[0].send_signal(signal.SIGTERM)
             case _:

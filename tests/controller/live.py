@@ -137,6 +137,7 @@ class FakeNode:
         connect: Any = NodeLinkStub(self._channel).Connect
         self.call: Any = connect(metadata=(*(credentials().metadata or ()), *metadata))
         self._told = asyncio.Condition()
+        self._sending = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
 
     async def join(self) -> "FakeNode":
@@ -158,7 +159,8 @@ class FakeNode:
         await self._channel.close(None)
 
     async def send(self, report: NodeReport) -> None:
-        await self.call.write(report_to_wire(report))
+        async with self._sending:  # a call takes one message at a time
+            await self.call.write(report_to_wire(report))
 
     async def told(self, kind: type[T]) -> T:
         """The first command of a kind that came, or comes."""
