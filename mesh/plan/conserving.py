@@ -7,14 +7,14 @@ After: `mesh.evaluation.operators`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from mesh.domain.errors import InvalidInput
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
-from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem
+from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem
 from mesh.plan.queueing import shared_sojourn_s
 
 MARGINS = (1.0, 0.4, 0.15, 0.05)
@@ -49,31 +49,38 @@ def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
     yields = table.curve.yields(LANES_MAX)
     for devices in range(_least(problem, yields[lanes_max]), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
-            fits = [
+            fit = [
                 choice
                 for choice in problem.whole.choices
                 if lanes * choice.memory_bytes <= table.device.memory_bytes
             ]
-            found = min(
-                (
-                    (
-                        shared_sojourn_s(
-                            demand.rate_per_s / choice.batch,
-                            choice.service_s,
-                            devices,
-                            yields[: lanes + 1],
-                            problem.variation,
-                        ),
-                        choice.batch,
-                    )
-                    for choice in fits
-                ),
-                default=(math.inf, 0),
-            )
-            if found[0] <= demand.slo_s:
-                plan = whole_plan(problem, devices * lanes, found[1])
+            expected_s, batch = _sojourn(problem, fit, devices, yields[: lanes + 1])
+            if expected_s <= demand.slo_s:
+                plan = whole_plan(problem, devices * lanes, batch)
                 placement = place_whole(plan, lanes)
-                yield Placed(plan=plan, placement=placement, expected_s=found[0])
+                yield Placed(plan=plan, placement=placement, expected_s=expected_s)
+
+
+def _sojourn(
+    problem: Problem, choices: Sequence[Choice], devices: int, yields: Sequence[float]
+) -> tuple[float, int]:
+    """The least mean seconds of an iteration that shares devices with others, and its batch."""
+    return min(
+        (
+            (
+                shared_sojourn_s(
+                    problem.demand.rate_per_s / choice.batch,
+                    choice.service_s,
+                    devices,
+                    yields,
+                    problem.variation,
+                ),
+                choice.batch,
+            )
+            for choice in choices
+        ),
+        default=(math.inf, 0),
+    )
 
 
 def operators(
@@ -87,13 +94,7 @@ def operators(
     yields = table.curve.yields(LANES_MAX)
     for devices in range(_least(problem, yields[LANES[-1]]), fewest.devices + 1):
         for margin, lanes in product(MARGINS, LANES):
-            expected_s = shared_sojourn_s(
-                demand.rate_per_s,
-                problem.work_s,
-                devices,
-                yields[: lanes + 1],
-                problem.variation,
-            )
+            expected_s, _ = _sojourn(problem, problem.whole.choices, devices, yields[: lanes + 1])
             if expected_s > demand.slo_s:
                 continue
             slower = problem.with_stretch(lanes / yields[lanes])
