@@ -17,9 +17,10 @@ from mesh.plan.planners import whole_plan
 from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem
 from mesh.plan.queueing import shared_sojourn_s
 
-MARGINS = (1.0, 0.4, 0.15, 0.05)
+MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
-in this order: its queues are no M/G/R, and an SLO is kept by few that the mean keeps.
+in this order: its queues are no M/G/R, and an SLO is kept by few that the mean keeps. With 0 each
+operator is on every device.
 """
 WEIGHTLESS = 1e-3
 """The share of a model's weights below which an operator is free to be everywhere."""
@@ -99,12 +100,12 @@ def operators(
                 continue
             slower = problem.with_stretch(lanes / yields[lanes])
             least_s = slower.least_s
-            tight_s = least_s + margin * (demand.slo_s - least_s)
+            tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
             if tight_s <= 0:
                 continue
             slower = replace(slower, demand=replace(demand, slo_s=tight_s))
             try:
-                plan = _spread(problem, planner(slower), devices)
+                plan = _spread(problem, planner(slower), devices, every=not margin)
                 placement = place_conserving(
                     pieces_of(problem, plan),
                     yields[lanes],
@@ -130,14 +131,14 @@ def _between(problem: Problem, plan: Plan) -> float:
     return alone.expected_s(plan.stations) - sum(services)
 
 
-def _spread(problem: Problem, plan: Plan, devices: int) -> Plan:
+def _spread(problem: Problem, plan: Plan, devices: int, *, every: bool) -> Plan:
     """The plan with a replica on every device of what has no weights to speak of: it costs nothing,
-    and nobody waits for it elsewhere.
+    and nobody waits for it elsewhere. With `every`, of all operators.
     """
     free = {
         each.role
         for each in problem.table.operators
-        if each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
+        if every or each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
     }
     return replace(
         plan,
