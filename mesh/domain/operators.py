@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
 @unique
 class Role(StrEnum):
-    """What an operator does in its layer, in the order in which an iteration comes by them."""
+    """What an operator does in its layer, in the order in which an iteration computes them."""
 
     EMBEDDING = "embedding"
     NORM = "norm"
@@ -47,7 +47,7 @@ class Role(StrEnum):
 
 
 OUTSIDE_LAYERS = (Role.EMBEDDING, Role.HEAD)
-"""The operators that an iteration comes by once, not in each layer."""
+"""The operators that an iteration computes once, not in each layer."""
 ALWAYS = (
     *(Role.EMBEDDING, Role.NORM, Role.QKV, Role.ROPE, Role.KV_WRITE, Role.ATTENTION),
     *(Role.OUTPUT, Role.RESIDUAL, Role.ACTIVATION, Role.HEAD),
@@ -68,7 +68,7 @@ class Operator:
 
     role: Role
     repeats: int
-    """How often an iteration comes by it."""
+    """How often an iteration computes it."""
     prefill: Grid
     decode: Grid
     weights_bytes: int
@@ -183,7 +183,8 @@ class OperatorTable:
     """Over which each operator is split, its tensor parallelism."""
     device: DeviceClass
     phase: Phase
-    curve: ShareCurve
+    curves: tuple[tuple[int, ShareCurve], ...]
+    """What sharing costs, from a size of iterations on: tokens, or sequences when decoding."""
     operators: tuple[Operator, ...]
     source: str
     error: float
@@ -204,6 +205,10 @@ class OperatorTable:
     def weights_bytes(self) -> int:
         """On each device of the group."""
         return sum(each.weights_bytes for each in self.operators)
+
+    def curve(self, size: float) -> ShareCurve:
+        """That of iterations of so many tokens, or sequences when decoding."""
+        return next((at for least, at in reversed(self.curves) if least <= size), self.curves[0][1])
 
     def seconds(self, lengths: Sequence[int]) -> float:
         """Seconds of a whole iteration, unloaded."""

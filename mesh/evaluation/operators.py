@@ -7,6 +7,7 @@ conserved, by four planners each, and each is executed. Before: `mesh bench oper
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ MET_TRIED = 0.99
 TRIAL_RATE = 1.1
 """The rate of a trial over the demand's: bursts that are longer than a trial come to that."""
 SEED = 1
+RATE_TIMES = 6
+"""Times a point's rate, up to which its devices are loaded."""
 TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
 PASSES = 32
 """Tokens of an answer, executed."""
@@ -61,11 +64,6 @@ class Effort:
     trial: int = 5000
     executed: int = 5000
     visits: int = 2
-    whole: int = 4
-    """So many times as many where the plan is of whole models, which take few events."""
-
-    def of(self, placed: Placed, count: int) -> int:
-        return count * (self.whole if len(placed.plan.stations) == 1 else 1)
 
 
 QUICK = Effort(trial=2000, executed=2000)
@@ -87,8 +85,7 @@ class Point:
     """The model whose unloaded iteration the SLO is a multiple of; empty for its own."""
 
     def table(self) -> OperatorTable:
-        size = max(self.lengths) if self.phase is Phase.PREFILL else 16
-        return operator_table(self.model, self.phase, size, devices_needed(self.model))
+        return operator_table(self.model, self.phase, devices_needed(self.model))
 
     def problem(self) -> Problem:
         table = self.table()
@@ -111,10 +108,11 @@ class Cell:
     memory_bytes: int
     energy_j: float
     plan_ms: float
+    """Of planning and placing alone, without the trials."""
     expected_s: float
     executed: Executed
     used: float
-    """The load at full speed over what its devices yield."""
+    """The load of full batches over what its devices yield."""
 
 
 Cells = Mapping[str, Mapping[str, Cell]]
@@ -256,9 +254,7 @@ def cells(problem: Problem, effort: Effort) -> dict[str, dict[str, Cell]]:
         made[PAPER][name] = _cell(problem, placed, plan_ms, run.executed(placed), energy_j)
     fewest: dict[str, Placed] = {}
     for name in PLANNERS:
-        before_s = time.perf_counter()
-        placed = run.first_kept(_conserving(problem, name, fewest))
-        plan_ms = 1e3 * (time.perf_counter() - before_s)
+        placed, plan_ms = run.first_kept(_conserving(problem, name, fewest))
         fewest[name] = placed
         made[CONSERVING][name] = _cell(problem, placed, plan_ms, run.executed(placed))
     return made
@@ -275,14 +271,19 @@ class _Executions:
     def executed(self, placed: Placed) -> Executed:
         return self._once(placed, self.effort.executed, SEED, 0.0)
 
-    def first_kept(self, candidates: Iterable[Placed]) -> Placed:
-        """The first whose trials keep the SLO. Raises InvalidInput where none does."""
+    def first_kept(self, candidates: Iterable[Placed]) -> tuple[Placed, float]:
+        """The first whose trials keep the SLO, and the milliseconds that planning took. Raises
+        InvalidInput where none does.
+        """
+        plan_s, before_s = 0.0, time.perf_counter()
         for placed in candidates:
+            plan_s += time.perf_counter() - before_s
             if all(
                 self._once(placed, self.effort.trial, seed, MET_TRIED).met >= MET_TRIED
                 for seed in TRIAL_SEEDS
             ):
-                return placed
+                return placed, 1e3 * plan_s
+            before_s = time.perf_counter()
         raise InvalidInput(
             f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "
             "requests",
@@ -292,7 +293,6 @@ class _Executions:
     def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key not in self.known:
-            count = self.effort.of(placed, count)
             rate = self.problem.demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
             self.known[key] = execute(
                 self.problem, placed, count, seed, self.effort.visits, rate, least_met
@@ -382,20 +382,16 @@ def _cell(
     energy_j: float | None = None,
 ) -> Cell:
     table = problem.table
-    first = placed.placement[0]
-    together = LANES_MAX if len(placed.placement) > 1 else max(first.count(of) for of in first)
-    share = table.curve.yields(LANES_MAX)[placed.lanes or min(together, LANES_MAX)]
     passes = PASSES if table.phase is Phase.DECODE else 1
-    requests = executed.duration_s * problem.demand.rate_per_s / passes
     return Cell(
         devices=placed.devices * table.devices,
         sum_pr=placed.plan.sum_r * table.devices,
-        memory_bytes=problem.memory_bytes(placed.plan),
-        energy_j=executed.energy_j / requests if energy_j is None else energy_j * passes,
+        memory_bytes=placed.memory_bytes(problem),
+        energy_j=executed.energy_j / executed.requests if energy_j is None else energy_j * passes,
         plan_ms=plan_ms,
         expected_s=placed.expected_s,
         executed=executed,
-        used=problem.demand.rate_per_s * problem.work_s / (placed.devices * share),
+        used=placed.used(problem),
     )
 
 
@@ -406,6 +402,8 @@ class Oracle:
     """
 
     gap_greedy: tuple[float, ...]
+    gave_up: int
+    """Rates at which algorithm 1 found no plan though there is one; `gap_greedy` lacks them."""
     gap: tuple[float, ...]
     """Where trying all ended."""
     plan_ms: tuple[float, ...]
@@ -413,7 +411,7 @@ class Oracle:
 
 def oracle(rates: Sequence[float] = tuple(range(5, 101, 5))) -> Oracle:
     """For the dense model and the mixture."""
-    greedy, exact, took = [], [], []
+    greedy, exact, took, gave_up = [], [], [], 0
     for model in (DENSE, MIXTURE):
         for rate in rates:
             problem = _prompts("oracle", str(rate), model, 1024, float(rate)).problem()
@@ -422,10 +420,11 @@ def oracle(rates: Sequence[float] = tuple(range(5, 101, 5))) -> Oracle:
             took.append(1e3 * (time.perf_counter() - before_s))
             try:
                 greedy.append(plan_greedy(problem).sum_r / best - 1)
-                exact.append(best / plan_brute(problem).sum_r - 1)
             except InvalidInput:
-                continue
-    return Oracle(gap_greedy=tuple(greedy), gap=tuple(exact), plan_ms=tuple(took))
+                gave_up += 1
+            with suppress(InvalidInput):  # There are too many plans to try.
+                exact.append(best / plan_brute(problem).sum_r - 1)
+    return Oracle(gap_greedy=tuple(greedy), gave_up=gave_up, gap=tuple(exact), plan_ms=tuple(took))
 
 
 def throughput_gain(point: Point) -> float:
@@ -434,34 +433,23 @@ def throughput_gain(point: Point) -> float:
     """
     problem = point.problem()
     devices = _model(problem).devices
-    by = {
-        "model": _model,
-        "operators": lambda of: _by_algorithm_2(of, plan_operators(of)),
-    }
-    most = {name: _most(problem, devices, plan) for name, plan in by.items()}
-    return most["operators"] / most["model"]
+    operators = _most(problem, devices, lambda at: _by_algorithm_2(at, plan_operators(at)))
+    return operators / _most(problem, devices, _model)
 
 
 def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> float:
-    """The largest rate for which a plan has at most so many devices, to 1 %."""
-    demand = problem.demand
-
-    def fits(rate: float) -> bool:
+    """The largest rate for which a plan has at most so many devices, to 2 % and up to RATE_TIMES
+    that of the demand. Devices do not always rise with the rate, so that rates are tried downwards.
+    """
+    demand, rate = problem.demand, problem.demand.rate_per_s * RATE_TIMES
+    while rate > demand.rate_per_s:
         try:
-            return (
-                plan(replace(problem, demand=replace(demand, rate_per_s=rate))).devices <= devices
-            )
+            if plan(replace(problem, demand=replace(demand, rate_per_s=rate))).devices <= devices:
+                return rate
         except InvalidInput:
-            return False
-
-    low, high = demand.rate_per_s, demand.rate_per_s * 4
-    while high / low > 1.01:
-        middle = (low * high) ** 0.5
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+            pass  # The rate is above what can be planned or placed: a lower one may not be.
+        rate /= 1.02
+    return demand.rate_per_s
 
 
 Found = Mapping[Point, Cells]
@@ -470,20 +458,26 @@ Found = Mapping[Point, Cells]
 def record(
     found: Found, tested: Oracle | None = None, gains: Sequence[float] = ()
 ) -> dict[str, object]:
-    """As one plain value, for `-o json`. Savings are 1 - planner's / baseline's; points where a
-    planner is missing are left out.
+    """As one plain value, for `-o json`. Savings are 1 - planner's / baseline's; points at which
+    algorithm 1 gave up lack its cell.
     """
-    of = partial(_savings, found)
+    saved = partial(_savings, found)
     every = [cell for by in found.values() for cell in by[CONSERVING].values()]
     refuted = _refuted(found, (GREEDY, "operators"))
-    over_model = of(CONSERVING, "operators", "model", "devices")
-    over_shared = of(CONSERVING, "operators", "model-shared", "devices")
+    over_model = saved(CONSERVING, "operators", "model", "devices")
+    over_shared = saved(CONSERVING, "operators", "model-shared", "devices")
     made: dict[str, object] = {
-        "gpu_saving_max": _most_of(of(PAPER, "operators", "model", "devices")),
-        "gpu_saving_shared_max": _most_of(of(PAPER, "model-shared", "model", "devices")),
-        "energy_saving_max": _most_of(of(PAPER, "operators", "model", "energy_j")),
-        "memory_saving_max": _most_of(of(PAPER, "operators", "model", "memory_bytes")),
-        "throughput_gain_fixed": round(max(gains), 3) if gains else None,
+        "gpu_saving_max": _most_of(saved(PAPER, "operators", "model", "devices")),
+        "gpu_saving_shared_max": _most_of(saved(PAPER, "model-shared", "model", "devices")),
+        "energy_saving_max": _most_of(saved(PAPER, "operators", "model", "energy_j")),
+        "memory_saving_max": _most_of(saved(PAPER, "operators", "model", "memory_bytes")),
+        "throughput_gain_fixed": {
+            "min": round(min(gains), 3),
+            "mean": _mean(gains),
+            "max": round(max(gains), 3),
+        }
+        if gains
+        else None,
         "executed_met_min": min((one.executed.met for one in every), default=None),
         "queueing_error": {
             phase.value: {
@@ -502,8 +496,13 @@ def record(
             "model": _mean(over_model),
             "model-shared": _mean(over_shared),
         },
+        "operators_fewer": {
+            "points": len(found),
+            "model": sum(each > 0 for each in over_model),
+            "model-shared": sum(each > 0 for each in over_shared),
+        },
         "memory_saving_conserving_max": {
-            name: _most_of(of(CONSERVING, "operators", name, "memory_bytes"))
+            name: _most_of(saved(CONSERVING, "operators", name, "memory_bytes"))
             for name in ("model", "model-shared")
         },
         "prefill_and_decode": {
@@ -518,7 +517,8 @@ def record(
     }
     if tested is not None:
         made |= {
-            "oracle_gap_greedy": round(fmean(tested.gap_greedy), 4),
+            "oracle_gap_greedy": _mean(tested.gap_greedy),
+            "oracle_gave_up": tested.gave_up,
             "oracle_gap": max(tested.gap, default=None),
             "oracle_enumerated": len(tested.gap),
             "plan_ms_p99": round(sorted(tested.plan_ms)[int(0.99 * len(tested.plan_ms))], 2),
@@ -580,4 +580,5 @@ def _plain(point: Point, cell: Cell) -> dict[str, Any]:
         "expected_s": round(cell.expected_s, 6),
         "executed_s": round(executed.mean_s, 6),
         "utilisation": round(cell.used, 4),
+        "peak_bytes": executed.memory_bytes,
     }

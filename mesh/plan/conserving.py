@@ -1,20 +1,22 @@
 """Plans that count device time once: what shares a device shares its time, by the measured curve.
 
-Each function yields plans with their placements, those with the fewest devices first, that the
-formulas hold for good. Means are not enough for an SLO that 99 of 100 requests are to keep, so
-whoever asks executes each until one keeps it. Before: `mesh.plan.planners`, `mesh.plan.placement`.
-After: `mesh.evaluation.operators`.
+Each function yields plans with their placements, those with the fewest devices first, whose mean
+keeps the SLO by the formulas. Means are not enough for an SLO that 99 of 100 requests are to keep,
+so whoever asks executes each until one keeps it. Before: `mesh.plan.planners`,
+`mesh.plan.placement`. After: `mesh.evaluation.operators`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.operators import Phase
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
-from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem
+from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem, held_bytes
 from mesh.plan.queueing import shared_sojourn_s
 
 MARGINS = (1.0, 0.4, 0.1, 0.0)
@@ -43,45 +45,89 @@ class Placed:
         """Groups in use."""
         return devices_of(self.placement)
 
+    def memory_bytes(self, problem: Problem) -> int:
+        """What all devices hold."""
+        there: dict[int, Counter[int]] = {}
+        for station, devices in enumerate(self.placement):
+            for device in devices:
+                there.setdefault(device, Counter())[station] += 1
+        choices = problem.chosen(self.plan)
+        held = (held_bytes(choices, each, self.lanes) for each in there.values())
+        return problem.table.devices * sum(held)
+
+    def used(self, problem: Problem) -> float:
+        """The load of full batches over what the devices yield."""
+        batch = min(each.batch for each in self.plan.stations)
+        together = max(max(Counter(devices).values()) for devices in self.placement)
+        lanes = self.lanes or (together if len(self.placement) == 1 else LANES_MAX)
+        load = sum(piece.load for piece in pieces_of(problem, self.plan))
+        return load / (self.devices * problem.yields(batch)[min(lanes, LANES_MAX)])
+
 
 def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
-    """Whole models, up to `lanes_max` of which share a device where their memory allows."""
-    table, demand = problem.table, problem.demand
-    yields = table.curve.yields(LANES_MAX)
-    for devices in range(_least(problem, yields[lanes_max]), REPLICAS_MAX + 1):
+    """Whole models, of which up to `lanes_max` share a device and its one copy of the weights where
+    the memory allows; each with the smallest and with the largest batch that the mean allows.
+    """
+    memory, slo_s = problem.table.device.memory_bytes, problem.demand.slo_s
+    problem.check_rate(problem.whole)
+    for devices in range(_least(problem, lanes_max), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
             fit = [
-                choice
+                (choice.batch, expected_s)
                 for choice in problem.whole.choices
-                if lanes * choice.memory_bytes <= table.device.memory_bytes
+                if held_bytes((choice,), {0: lanes}, lanes) <= memory
+                and (expected_s := sojourn_s(problem, devices, lanes, choice.batch)[0]) <= slo_s
             ]
-            expected_s, batch = _sojourn(problem, fit, devices, yields[: lanes + 1])
-            if expected_s <= demand.slo_s:
+            for batch, expected_s in dict.fromkeys((*fit[:1], *fit[-1:])):
                 plan = whole_plan(problem, devices * lanes, batch)
                 placement = place_whole(plan, lanes)
                 yield Placed(plan=plan, placement=placement, expected_s=expected_s)
 
 
-def _sojourn(
-    problem: Problem, choices: Sequence[Choice], devices: int, yields: Sequence[float]
-) -> tuple[float, int]:
-    """The least mean seconds of an iteration that shares devices with others, and its batch."""
-    return min(
-        (
-            (
-                shared_sojourn_s(
-                    problem.demand.rate_per_s / choice.batch,
-                    choice.service_s,
-                    devices,
-                    yields,
-                    problem.variation,
-                ),
-                choice.batch,
-            )
-            for choice in choices
-        ),
-        default=(math.inf, 0),
-    )
+def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tuple[float, float]:
+    """The mean seconds of an iteration on devices with so many at a time, and how large its batch
+    is; infinite where the devices cannot do the work.
+
+    A server that is done takes what has come meanwhile. While one request after the other keeps up,
+    that is one, and `shared_sojourn_s` holds. Else it is the batch at which servers keep up: a
+    sequence is in each batch of its server, and a prompt waits half a batch in addition.
+    """
+    rate, choices = problem.demand.rate_per_s, problem.whole.choices
+    batch = _formed(problem, devices, lanes)
+    if batch > batch_max:
+        return math.inf, batch
+    decode = problem.table.phase is Phase.DECODE
+    slowed = lanes / problem.yields(batch)[lanes]
+    full_s = (1.0 if decode else 1.5) * _service_s(choices, batch) * slowed
+    if batch > 1:
+        return full_s, batch
+    yields = problem.yields(1)[: lanes + 1]
+    alone_s = shared_sojourn_s(rate, choices[0].service_s, devices, yields, problem.variation)
+    return (min(alone_s, full_s) if decode and batch_max > 1 else alone_s), batch
+
+
+def _formed(problem: Problem, devices: int, lanes: int) -> float:
+    """The smallest batch with which servers keep up; infinite where none does."""
+    rate, choices = problem.demand.rate_per_s, problem.whole.choices
+    most = [devices * problem.yields(choice.batch)[lanes] for choice in choices]
+    if rate * choices[0].service_s < most[0] * choices[0].batch:
+        return choices[0].batch
+    for (low, high), done in zip(pairwise(choices), most, strict=False):
+        slope = (high.service_s - low.service_s) / (high.batch - low.batch)
+        if done > rate * slope:
+            batch = rate * (low.service_s - slope * low.batch) / (done - rate * slope)
+            if batch <= high.batch:
+                return max(batch, low.batch)
+    return math.inf
+
+
+def _service_s(choices: Sequence[Choice], batch: float) -> float:
+    """Seconds of an iteration, between the batches of its choices."""
+    for low, high in pairwise(choices):
+        if batch <= high.batch:
+            part = (batch - low.batch) / (high.batch - low.batch)
+            return low.service_s + part * (high.service_s - low.service_s)
+    return choices[-1].service_s
 
 
 def operators(
@@ -91,44 +137,59 @@ def operators(
     them. Where they need as many, a plan counts if it takes less memory; else `fewest` itself does:
     a whole model is a plan of operators, too.
     """
-    table, demand = problem.table, problem.demand
-    yields = table.curve.yields(LANES_MAX)
-    for devices in range(_least(problem, yields[LANES[-1]]), fewest.devices + 1):
+    demand, memory = problem.demand, problem.table.device.memory_bytes
+    fewest_bytes = fewest.memory_bytes(problem)
+    for devices in range(_least(problem, LANES[-1]), fewest.devices + 1):
         for margin, lanes in product(MARGINS, LANES):
-            expected_s, _ = _sojourn(problem, problem.whole.choices, devices, yields[: lanes + 1])
+            batch_max = problem.whole.choices[-1].batch
+            expected_s, batch = sojourn_s(problem, devices, lanes, batch_max)
             if expected_s > demand.slo_s:
                 continue
-            slower = problem.with_stretch(lanes / yields[lanes])
+            slower = replace(
+                problem, conserving=True, stretched=lanes / problem.yields(batch)[lanes]
+            )
             least_s = slower.least_s
             tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
-            if tight_s <= 0:
+            if tight_s <= least_s:
                 continue
             slower = replace(slower, demand=replace(demand, slo_s=tight_s))
             try:
                 plan = _spread(problem, planner(slower), devices, every=not margin)
+                choices = problem.chosen(plan)
                 placement = place_conserving(
                     pieces_of(problem, plan),
-                    yields[lanes],
-                    table.device.memory_bytes,
+                    problem.yields(min(each.batch for each in choices))[lanes],
+                    memory - lanes * max(each.transient_bytes for each in choices),
                     devices=devices,
                 )
             except InvalidInput:
                 continue
             if placement is None:
                 continue
-            if devices < fewest.devices or problem.memory_bytes(plan) < problem.memory_bytes(
-                fewest.plan
-            ):
-                expected_s += _between(problem, plan)
-                yield Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
+            expected_s = expected(slower, plan, placement, lanes)
+            if expected_s > demand.slo_s:
+                continue
+            placed = Placed(plan=plan, placement=placement, expected_s=expected_s, lanes=lanes)
+            if devices < fewest.devices or placed.memory_bytes(problem) < fewest_bytes:
+                yield placed
     yield fewest
 
 
-def _between(problem: Problem, plan: Plan) -> float:
-    """Seconds of waits for replicas and of transfers, beside what shared devices take."""
-    alone = replace(problem, conserving=True)
-    services = (alone.station(of.roles).choice(of.batch).service_s for of in plan.stations)
-    return alone.expected_s(plan.stations) - sum(services)
+def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
+    """Mean seconds of an iteration of operators: that of a whole one on as many devices, the waits
+    for stations that are not on all of them, and the transfers from devices that lack the next.
+    """
+    devices = devices_of(placement)
+    batch_max = min(each.batch for each in plan.stations)
+    total_s, _ = sojourn_s(slower, devices, lanes, batch_max)
+    for number, (each, choice) in enumerate(zip(plan.stations, slower.chosen(plan), strict=True)):
+        if each.replicas < devices:
+            waited_s = slower.sojourn_s(choice, each.replicas) - choice.transfer_s
+            total_s += waited_s - choice.service_s * slower.stretched
+        following = placement[(number + 1) % len(placement)]
+        away = sum(device not in following for device in placement[number])
+        total_s += choice.transfer_s * away / each.replicas
+    return total_s
 
 
 def _spread(problem: Problem, plan: Plan, devices: int, *, every: bool) -> Plan:
@@ -149,9 +210,9 @@ def _spread(problem: Problem, plan: Plan, devices: int, *, every: bool) -> Plan:
     )
 
 
-def _least(problem: Problem, most: float) -> int:
-    """Fewer devices than that, at this yield, cannot do the work. Raises InvalidInput where no SLO
-    of the demand's is feasible.
+def _least(problem: Problem, lanes: int) -> int:
+    """Fewer devices than that cannot do the work. Raises InvalidInput where no SLO of the demand's
+    is feasible.
     """
     least_s = min(choice.service_s for choice in problem.whole.choices)
     if least_s > problem.demand.slo_s:
@@ -160,4 +221,8 @@ def _least(problem: Problem, most: float) -> int:
             f"{problem.demand.slo_s * 1e3:.4g} ms",
             hint="raise the SLO, or divide the model over more devices",
         )
-    return math.floor(problem.demand.rate_per_s * problem.work_s / most) + 1
+    most = max(
+        problem.yields(each.batch)[lanes] * each.batch / each.service_s
+        for each in problem.whole.choices
+    )
+    return math.floor(problem.demand.rate_per_s / most) + 1

@@ -1,8 +1,8 @@
 """Placement: which replica of a plan is on which group of devices.
 
 `place_greedy` is the paper's algorithm 2, `place_whole` one device a replica. `place_conserving`
-packs by memory and by the device time that the replicas' work takes, moving as little as it can;
-`place_exact` is the check of it on small cases. After: `mesh.sim.operators` executes it.
+packs by memory and by the device time that the replicas' work takes; `place_exact` is the check of
+it on small cases. After: `mesh.sim.operators` executes it.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mesh.domain.errors import InvalidInput
-from mesh.plan.problem import LANES_MAX, Plan, Problem
+from mesh.plan.problem import LANES_MAX, Plan, Problem, held_bytes
 
 PIECES_MAX = 12
 """What `place_exact` is given at most."""
@@ -36,16 +36,19 @@ Placement = tuple[tuple[int, ...], ...]
 
 def devices_of(placement: Placement) -> int:
     """How many devices it uses."""
-    return len({device for of in placement for device in of})
+    return len({device for devices in placement for device in devices})
 
 
 def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
-    """The replicas of a plan, in the order of its stations."""
+    """The replicas of a plan, in the order of its stations, without their activations: the lanes
+    of a device have those.
+    """
     found = []
     for number, each in enumerate(plan.stations):
         choice = problem.station(each.roles).choice(each.batch)
         load = problem.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
-        piece = Piece(station=number, load=load, memory_bytes=choice.memory_bytes)
+        kept = choice.weights_bytes + choice.kv_bytes
+        piece = Piece(station=number, load=load, memory_bytes=kept)
         found += [piece] * each.replicas
     return found
 
@@ -64,18 +67,20 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
     The interference I(d, v) is read off the curve of shares: whoever joins gets one share beside
     those that are at work on d in the mean. It lengthens who joins, as printed, not who is there.
     A plan of whole models has each replica beyond the first as such an extra. Raises InvalidInput
-    where one replica alone passes the memory.
+    where a whole model passes the memory.
     """
     memory = problem.table.device.memory_bytes
     whole = len(plan.stations) == 1
     bases = 1 if whole else min(each.replicas for each in plan.stations)
-    choices = [problem.station(each.roles).choice(each.batch) for each in plan.stations]
+    choices = problem.chosen(plan)
     used = [
         problem.load(choice) / each.replicas
         for choice, each in zip(choices, plan.stations, strict=True)
     ]
     placed: list[list[int]] = [list(range(bases)) for _ in plan.stations]
-    held = [sum(choice.memory_bytes for choice in choices)] * bases
+    held = [Counter(range(len(choices))) for _ in range(bases)]
+    if (taken := held_bytes(choices, held[0], None)) > memory:
+        raise _too_large(taken, memory)
     busy = [sum(used)] * bases
     times = [[choice.service_s] * bases for choice in choices]
     waits = [
@@ -87,29 +92,28 @@ def place_greedy(problem: Problem, plan: Plan) -> Placement:
     ]
     for number in sorted(extras, key=lambda n: (-choices[n].service_s, n)):
         choice = choices[number]
-        if choice.memory_bytes > memory:
-            raise _too_large(choice.memory_bytes, memory)
         best: tuple[float, int, float] | None = None
         rest_s = sum(max(of) + waits[other] for other, of in enumerate(times) if other != number)
         for device in range(len(held)):
-            slowed_s = choice.service_s * problem.table.curve.ratio(1 / (1 + busy[device]))
-            if held[device] + choice.memory_bytes > memory:
+            slowed_s = choice.service_s * problem.curve(choice.batch).ratio(1 / (1 + busy[device]))
+            taken = held_bytes(choices, held[device] + Counter((number,)), None)
+            if taken > memory:
                 continue
             if rest_s + max(*times[number], slowed_s) + waits[number] > problem.demand.slo_s:
                 continue
-            free = 1 - (held[device] + choice.memory_bytes) / memory
+            free = 1 - taken / memory
             idle = 1 - (busy[device] + used[number]) / LANES_MAX
             slack = (free + idle, -device, slowed_s)
             best = slack if best is None else max(best, slack)
         if best is None:
             placed[number].append(len(held))
-            held.append(choice.memory_bytes)
+            held.append(Counter((number,)))
             busy.append(used[number])
             times[number].append(choice.service_s)
         else:
             device, slowed_s = -best[1], best[2]
             placed[number].append(device)
-            held[device] += choice.memory_bytes
+            held[device][number] += 1
             busy[device] += used[number]
             times[number].append(slowed_s)
     return tuple(tuple(of) for of in placed)
@@ -121,23 +125,14 @@ def place_conserving(
     memory_bytes: int,
     *,
     devices: int | None = None,
-    before: Placement = (),
 ) -> Placement | None:
     """On the fewest devices (or on `devices`, spread evenly; `None` where they do not suffice), of
-    which each takes a load of `load` and so much memory. What was placed `before` stays where it
-    still fits.
+    which each takes a load of `load` and so much memory.
 
     Raises InvalidInput where one piece is too large for a device.
     """
-    for piece in pieces:
-        if piece.memory_bytes > memory_bytes:
-            raise _too_large(piece.memory_bytes, memory_bytes)
-        if piece.load > load:
-            raise InvalidInput(
-                f"one replica has a load of {piece.load:.3f}, a device takes {load:.3f}",
-                hint="give the station more replicas",
-            )
-    packing = _Packing(pieces=pieces, load=load, memory_bytes=memory_bytes, before=before)
+    _check(pieces, load, memory_bytes)
+    packing = _Packing(pieces=pieces, load=load, memory_bytes=memory_bytes)
     if devices is not None:
         spread = packing.spread(devices)
         return packing.placement(spread if spread is not None else packing.fitted(devices))
@@ -154,7 +149,6 @@ class _Packing:
     pieces: Sequence[Piece]
     load: float
     memory_bytes: int
-    before: Placement
 
     def least(self) -> int:
         """Fewer devices cannot do."""
@@ -175,8 +169,8 @@ class _Packing:
         return sorted(range(len(self.pieces)), key=lambda n: (-size(n), n))
 
     def spread(self, devices: int) -> list[int] | None:
-        """Each piece where it is, else on the device with the least load that has room, on one
-        without another replica of its station first.
+        """Each piece on the device with the least load that has room, on one without another
+        replica of its station first.
         """
         return self._put(devices, 0, lambda load, memory: load, apart=True)
 
@@ -202,36 +196,22 @@ class _Packing:
                 and held[device] + piece.memory_bytes <= self.memory_bytes
             )
 
-        def put(number: int, device: int) -> None:
+        for number in self.order(by):
+            room = [device for device in range(devices) if fits(self.pieces[number], device)]
+            if not room:
+                return None
+            device = min(
+                room,
+                key=lambda d: (
+                    apart and there[self.pieces[number].station, d],
+                    weigh(loads[d] / self.load, held[d] / self.memory_bytes),
+                    d,
+                ),
+            )
             found[number] = device
             there[self.pieces[number].station, device] += 1
             loads[device] += self.pieces[number].load
             held[device] += self.pieces[number].memory_bytes
-
-        seen: dict[int, int] = {}
-        for number, piece in enumerate(self.pieces):
-            ordinal = seen.get(piece.station, 0)
-            seen[piece.station] = ordinal + 1
-            known = self.before[piece.station] if piece.station < len(self.before) else ()
-            if ordinal < len(known) and known[ordinal] < devices and fits(piece, known[ordinal]):
-                put(number, known[ordinal])
-        for number in self.order(by):
-            if found[number] >= 0:
-                continue
-            room = [device for device in range(devices) if fits(self.pieces[number], device)]
-            if not room:
-                return None
-            put(
-                number,
-                min(
-                    room,
-                    key=lambda d: (
-                        apart and there[self.pieces[number].station, d],
-                        weigh(loads[d] / self.load, held[d] / self.memory_bytes),
-                        d,
-                    ),
-                ),
-            )
         return found
 
     def placement(self, found: list[int] | None) -> Placement | None:
@@ -248,6 +228,7 @@ def place_exact(pieces: Sequence[Piece], load: float, memory_bytes: int) -> int:
     """The fewest devices that take all pieces, by trying all; at most PIECES_MAX pieces."""
     if len(pieces) > PIECES_MAX:
         raise InvalidInput(f"{len(pieces)} replicas are too many to try all; {PIECES_MAX} are not")
+    _check(pieces, load, memory_bytes)
     order = sorted(pieces, key=lambda piece: (-piece.load, -piece.memory_bytes))
     best = len(pieces)
     loads: list[float] = []
@@ -281,17 +262,16 @@ def place_exact(pieces: Sequence[Piece], load: float, memory_bytes: int) -> int:
     return best
 
 
-def moved(before: Placement, after: Placement) -> int:
-    """Replicas of `after` that were not there `before`."""
-    total = 0
-    for number, of in enumerate(after):
-        left = list(before[number]) if number < len(before) else []
-        for device in of:
-            if device in left:
-                left.remove(device)
-            else:
-                total += 1
-    return total
+def _check(pieces: Sequence[Piece], load: float, memory_bytes: int) -> None:
+    """Raise InvalidInput where one piece is too large for a device."""
+    for piece in pieces:
+        if piece.memory_bytes > memory_bytes:
+            raise _too_large(piece.memory_bytes, memory_bytes)
+        if piece.load > load:
+            raise InvalidInput(
+                f"one replica has a load of {piece.load:.3f}, a device takes {load:.3f}",
+                hint="give the station more replicas",
+            )
 
 
 def _too_large(memory_bytes: int, device_bytes: int) -> InvalidInput:

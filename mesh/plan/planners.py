@@ -22,6 +22,7 @@ ROUNDING_S = 1e-12
 
 def plan_model(problem: Problem) -> Plan:
     """The fewest whole models that keep the SLO, with one size of batch."""
+    problem.check_rate(problem.whole)
     best: tuple[int, float, int] | None = None
     for choice in problem.whole.choices:
         if choice.service_s * problem.stretched >= problem.demand.slo_s and not problem.divided:
@@ -35,7 +36,9 @@ def plan_model(problem: Problem) -> Plan:
                 break
             replicas += 1
     if best is None:
-        raise _infeasible(problem, min(each.service_s for each in problem.whole.choices))
+        raise _infeasible(
+            problem, min(problem.sojourn_s(one, REPLICAS_MAX) for one in problem.whole.choices)
+        )
     return whole_plan(problem, best[0], best[2])
 
 
@@ -55,13 +58,8 @@ class _Options:
     known: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.problem.check_rate(self.station)
         self.least = min(self.problem.least_replicas(each) for each in self.station.choices)
-        if self.least > REPLICAS_MAX:
-            raise InvalidInput(
-                f"{self.station.roles[0]} would need {self.least} replicas for "
-                f"{self.problem.demand.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
-                hint="plan for a lower rate",
-            )
 
     def at(self, more: int) -> tuple[float, int]:
         """Seconds and batch, with so many replicas beyond the least."""
@@ -83,7 +81,7 @@ def plan_operators(problem: Problem) -> Plan:
     """
     slo_s = problem.demand.slo_s
     if problem.least_s >= slo_s:
-        raise _infeasible(problem, problem.least_s)
+        raise _infeasible(problem, _least_s(problem))
     options = [_Options(problem, station) for station in problem.stations]
     most = _bound(problem, options)
     least_s = [0.0] + [math.inf] * most
@@ -102,8 +100,8 @@ def plan_operators(problem: Problem) -> Plan:
         mores.append(row[cost])
         cost -= mores[-1]
     staffed = tuple(
-        Staffed(roles=of.station.roles, replicas=of.least + more, batch=of.at(more)[1])
-        for of, more in zip(options, reversed(mores), strict=True)
+        Staffed(roles=one.station.roles, replicas=one.least + more, batch=one.at(more)[1])
+        for one, more in zip(options, reversed(mores), strict=True)
     )
     return Plan(stations=staffed, expected_s=problem.expected_s(staffed))
 
@@ -111,15 +109,15 @@ def plan_operators(problem: Problem) -> Plan:
 def _bound(problem: Problem, options: Sequence[_Options]) -> int:
     """Replicas beyond the least with which some plan keeps the SLO."""
     mores = [0] * len(options)
-    while sum(of.at(more)[0] for of, more in zip(options, mores, strict=True)) > (
+    while sum(one.at(more)[0] for one, more in zip(options, mores, strict=True)) > (
         problem.demand.slo_s - ROUNDING_S
     ):
         gains = [
-            of.at(more)[0] - of.at(more + 1)[0] for of, more in zip(options, mores, strict=True)
+            one.at(more)[0] - one.at(more + 1)[0] for one, more in zip(options, mores, strict=True)
         ]
         mores[gains.index(max(gains))] += 1
         if sum(mores) > REPLICAS_MAX:
-            raise _infeasible(problem, problem.least_s)
+            raise _infeasible(problem, _least_s(problem))
     return sum(mores)
 
 
@@ -141,6 +139,10 @@ def plan_greedy(problem: Problem, tolerance: float = 0.0) -> Plan:
     wait: then it raises InvalidInput for an SLO that `plan_operators` keeps.
     """
     slo_s = problem.demand.slo_s
+    if problem.least_s >= slo_s:
+        raise _infeasible(problem, _least_s(problem))
+    for station in problem.stations:
+        problem.check_rate(station)
     batches = [station.choices for station in problem.stations]
 
     @cache
@@ -179,7 +181,10 @@ def plan_greedy(problem: Problem, tolerance: float = 0.0) -> Plan:
         state[number] = best
         took_s = total(state)
     if took_s > slo_s:
-        raise _infeasible(problem, max(problem.least_s, slo_s))
+        raise InvalidInput(
+            f"algorithm 1 gives up at {took_s * 1e3:.4g} ms, above the SLO of {slo_s * 1e3:.4g} ms",
+            hint="another planner may keep it",
+        )
     staffed = tuple(
         Staffed(roles=station.roles, replicas=at.replicas, batch=at.choice.batch)
         for station, at in zip(problem.stations, state, strict=True)
@@ -193,7 +198,7 @@ def plan_brute(problem: Problem) -> Plan:
     """
     options = [_Options(problem, station) for station in problem.stations]
     if problem.least_s >= problem.demand.slo_s:
-        raise _infeasible(problem, problem.least_s)
+        raise _infeasible(problem, _least_s(problem))
     tried = 0
     for more in range(REPLICAS_MAX):
         tried += math.comb(more + len(options) - 1, more)
@@ -202,14 +207,14 @@ def plan_brute(problem: Problem) -> Plan:
                 f"there are more than {COMBINATIONS_MAX} plans to try", hint="try a lower rate"
             )
         best = min(
-            (sum(of.at(each)[0] for of, each in zip(options, mores, strict=True)), mores)
+            (sum(one.at(each)[0] for one, each in zip(options, mores, strict=True)), mores)
             for mores in _divided(more, len(options))
         )
         if best[0] <= problem.demand.slo_s:
             break
     staffed = tuple(
-        Staffed(roles=of.station.roles, replicas=of.least + each, batch=of.at(each)[1])
-        for of, each in zip(options, best[1], strict=True)
+        Staffed(roles=one.station.roles, replicas=one.least + each, batch=one.at(each)[1])
+        for one, each in zip(options, best[1], strict=True)
     )
     return Plan(stations=staffed, expected_s=problem.expected_s(staffed))
 
@@ -225,8 +230,15 @@ def _divided(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _infeasible(problem: Problem, least_s: float) -> InvalidInput:
+    demand, feasible_ms = problem.demand, math.ceil(least_s * 1e5) / 1e2
     return InvalidInput(
-        f"no plan keeps {problem.demand.slo_s * 1e3:.4g} ms at "
-        f"{problem.demand.rate_per_s:g} a second; the least is above {least_s * 1e3:.4g} ms",
+        f"no plan keeps {demand.slo_s * 1e3:.4g} ms at {demand.rate_per_s:g} a second; "
+        f"{feasible_ms:.2f} ms are feasible",
         hint="raise the SLO, or divide the model over more devices",
     )
+
+
+def _least_s(problem: Problem) -> float:
+    """An SLO that a plan keeps: with as many replicas as a plan of operators may have."""
+    options = [_Options(problem, station) for station in problem.stations]
+    return sum(each.at(REPLICAS_MAX // len(options))[0] for each in options)

@@ -6,12 +6,12 @@ operator, or a whole model) how many replicas it has and how large its batches a
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.operators import OperatorTable, Phase, Role
+from mesh.domain.operators import OperatorTable, Phase, Role, ShareCurve
 from mesh.plan.queueing import wait_of_s, wait_s
 
 REPLICAS_MAX = 1024
@@ -56,8 +56,15 @@ class Choice:
     """The mean over the lengths."""
     transfer_s: float
     """To the next station, if that is elsewhere."""
-    memory_bytes: int
-    """A replica's, on each device of its group."""
+    weights_bytes: int
+    """On each device of a group, as the next two."""
+    kv_bytes: int
+    transient_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """A replica's, alone on a device."""
+        return self.weights_bytes + self.kv_bytes + self.transient_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +128,10 @@ class Problem:
         single = [table.seconds((length,)) for length in demand.lengths]
         mean = fmean(single)
         spread = fmean([each**2 for each in single]) / mean**2 - 1
-        put = object.__setattr__
-        put(self, "variation", max(spread, 0.0))
-        put(self, "stations", tuple(self._station((each.role,)) for each in table.operators))
-        put(self, "whole", self._station(tuple(each.role for each in table.operators)))
+        assign = object.__setattr__
+        assign(self, "variation", max(spread, 0.0))
+        assign(self, "stations", tuple(self._station((each.role,)) for each in table.operators))
+        assign(self, "whole", self._station(tuple(each.role for each in table.operators)))
 
     def _station(self, roles: tuple[Role, ...]) -> Station:
         every = [self._choice(roles, size) for size in self.demand.batches]
@@ -154,14 +161,22 @@ class Problem:
             transfer_s=0.0
             if len(roles) > 1 or last.role is Role.HEAD
             else last.repeats * (moved + device.link_latency_s),
-            memory_bytes=sum(
-                each.weights_bytes + each.kv_bytes_per_token * tokens for each in chosen
-            )
-            + max(of * each.transient_bytes_per_row for each, of in zip(chosen, rows, strict=True)),
+            weights_bytes=sum(each.weights_bytes for each in chosen),
+            kv_bytes=sum(each.kv_bytes_per_token * tokens for each in chosen),
+            transient_bytes=max(
+                number * each.transient_bytes_per_row
+                for each, number in zip(chosen, rows, strict=True)
+            ),
         )
 
-    def with_stretch(self, factor: float) -> "Problem":
-        return replace(self, conserving=True, stretched=factor)
+    def curve(self, batch: float) -> ShareCurve:
+        """That of iterations with such batches."""
+        decode = self.table.phase is Phase.DECODE
+        return self.table.curve(batch if decode else batch * fmean(self.demand.lengths))
+
+    def yields(self, batch: float) -> tuple[float, ...]:
+        """What a device yields by how many of such iterations share it."""
+        return self.curve(batch).yields(LANES_MAX)
 
     @property
     def work_s(self) -> float:
@@ -171,7 +186,7 @@ class Problem:
     @property
     def least_s(self) -> float:
         """An iteration's seconds if nobody ever waits: no SLO below that is feasible."""
-        return sum(min(self._alone(each) for each in of.choices) for of in self.stations)
+        return sum(min(self._alone(each) for each in one.choices) for one in self.stations)
 
     def _alone(self, choice: Choice) -> float:
         part = choice.batch if self.divided else 1
@@ -184,6 +199,16 @@ class Problem:
     def least_replicas(self, choice: Choice) -> int:
         """With which the station keeps up."""
         return math.floor(self.load(choice) + 1e-12) + 1
+
+    def check_rate(self, station: Station) -> None:
+        """Raise InvalidInput where the rate is above what any number of replicas is planned for."""
+        least = min(self.least_replicas(each) for each in station.choices)
+        if least > REPLICAS_MAX:
+            raise InvalidInput(
+                f"{station.roles[0]} would need {least} replicas for "
+                f"{self.demand.rate_per_s:g} a second; at most {REPLICAS_MAX} are planned",
+                hint="plan for a lower rate",
+            )
 
     def sojourn_s(self, choice: Choice, replicas: int) -> float:
         """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
@@ -208,9 +233,8 @@ class Problem:
         return next(each for each in (*self.stations, self.whole) if each.roles == roles)
 
     def energy_j(self, plan: Plan) -> float:
-        """Joules of a request by equation 9: α is the idle power, β what computing adds; shared by
-        the requests of a batch. Of a whole model the wait counts for each of its operators, which
-        are all as often there.
+        """Joules of a request by equation 9: α is the idle power over each replica's wait and
+        service, β what computing adds. What a batch takes is shared by its requests.
         """
         device, devices = self.table.device, self.table.devices
         total = 0.0
@@ -218,17 +242,27 @@ class Problem:
             choice = self.station(each.roles).choice(each.batch)
             service_s = choice.service_s
             sojourn_s = self.sojourn_s(choice, each.replicas)
+            sojourn_s -= choice.transfer_s
             idle = device.idle_watts * devices * each.replicas * sojourn_s
             busy = (device.busy_watts - device.idle_watts) * devices * service_s
             total += (idle + busy) / (1 if self.divided else each.batch)
         return total
 
-    def memory_bytes(self, plan: Plan) -> int:
-        """What all replicas hold together."""
-        return self.table.devices * sum(
-            each.replicas * self.station(each.roles).choice(each.batch).memory_bytes
-            for each in plan.stations
-        )
+    def chosen(self, plan: Plan) -> list[Choice]:
+        """The batches of a plan, by station."""
+        return [self.station(each.roles).choice(each.batch) for each in plan.stations]
+
+
+def held_bytes(choices: Sequence[Choice], there: Mapping[int, int], lanes: int | None) -> int:
+    """What so many replicas, by station, hold of a device: weights once, KV cache for each, and
+    activations for as many as are at work at a time. Without `lanes` that is as many as a station
+    has: each replica is then one of a whole model, whose operators work one after the other.
+    """
+    at_work = max(there.values()) if lanes is None else min(lanes, sum(there.values()))
+    return sum(
+        choices[number].weights_bytes + count * choices[number].kv_bytes
+        for number, count in there.items()
+    ) + at_work * max(choices[number].transient_bytes for number in there)
 
 
 def slo_of(table: OperatorTable, lengths: Sequence[int], times: float) -> float:

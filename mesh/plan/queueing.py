@@ -8,8 +8,6 @@ After: `mesh.plan.problem`.
 import math
 from collections.abc import Sequence
 
-STATES_MAX = 100_000
-
 
 def erlang_c(servers: int, load: float) -> float:
     """The probability that a request waits for one of `servers`, on which requests make a load of
@@ -36,13 +34,18 @@ def wait_s(rate_per_s: float, service_s: float, servers: int) -> float:
 
 def wait_of_s(rate_per_s: float, service_s: float, servers: int, variation: float) -> float:
     """The mean wait of M/G/R, whose services have this squared coefficient of variation: between
-    that of equal services (Cosmetatos 1975) and M/M/R in proportion (Kimura 1986); exact for one
-    server.
+    that of equal services (Cosmetatos 1975) and M/M/R, by the weighted harmonic mean of Kimura
+    (1986); exact for one server.
     """
     memoryless = wait_s(rate_per_s, service_s, servers)
     if math.isinf(memoryless):
         return memoryless
-    return memoryless * (variation + (1 - variation) * _equal(rate_per_s * service_s, servers))
+    return memoryless * _varied(variation, rate_per_s * service_s, servers)
+
+
+def _varied(variation: float, load: float, servers: int) -> float:
+    """The wait over that of services without memory."""
+    return (1 + variation) / (2 * variation + (1 - variation) / _equal(load, servers))
 
 
 def _equal(load: float, servers: int) -> float:
@@ -72,8 +75,6 @@ def shared_sojourn_s(
     servers = devices * lanes
     if rate_per_s * work_s >= devices * yields[-1]:
         return math.inf
-    if servers > STATES_MAX:
-        return work_s
     weight, total, inside = 1.0, 1.0, 0.0
     for number in range(1, servers + 1):
         full, over = divmod(number, devices)
@@ -88,5 +89,4 @@ def shared_sojourn_s(
     total += beyond
     inside += servers * beyond
     waiting = beyond / (1 - used)
-    shrunk = variation + (1 - variation) * _equal(used * servers, servers)
-    return (inside + shrunk * waiting) / total / rate_per_s
+    return (inside + _varied(variation, used * servers, servers) * waiting) / total / rate_per_s

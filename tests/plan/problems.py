@@ -16,7 +16,7 @@ def known(
     batches: tuple[int, ...] = (1, 2, 4, 8),
 ) -> Problem:
     """Prompts of one length."""
-    table = operator_table(model, Phase.PREFILL, tokens, devices_needed(model))
+    table = operator_table(model, Phase.PREFILL, devices_needed(model))
     demand = Demand(
         rate_per_s=rate_per_s,
         lengths=(tokens,),

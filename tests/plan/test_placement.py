@@ -1,6 +1,7 @@
 """Placements keep memory and device time; on small cases they are near the exact ones."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,6 @@ from mesh.plan.conserving import models, operators
 from mesh.plan.placement import (
     Piece,
     devices_of,
-    moved,
     pieces_of,
     place_conserving,
     place_exact,
@@ -19,7 +19,7 @@ from mesh.plan.placement import (
     place_whole,
 )
 from mesh.plan.planners import plan_model, plan_operators, whole_plan
-from mesh.plan.problem import LANES_MAX
+from mesh.plan.problem import held_bytes
 from tests.plan.problems import known
 
 PIECES = st.lists(
@@ -64,24 +64,10 @@ def test_200_small_cases_are_within_five_per_cent_of_the_exact_ones() -> None:
         placement = place_conserving(pieces, 1.0, 100)
         assert placement is not None
         least = place_exact(pieces, 1.0, 100)
-        assert devices_of(placement) >= least
+        assert least <= devices_of(placement) <= least + 1
         found += devices_of(placement)
         exact += least
     assert found <= 1.05 * exact
-
-
-def test_who_plans_again_moves_little() -> None:
-    problem = known(40)
-    before = place_conserving(pieces_of(problem, plan_operators(problem)), 1.2, 72 * 10**9)
-    more = plan_operators(known(60))
-    pieces = pieces_of(known(60), more)
-    assert before is not None
-    after = place_conserving(pieces, 1.2, 72 * 10**9, before=before)
-    assert after is not None
-    afresh = place_conserving(pieces, 1.2, 72 * 10**9)
-    assert afresh is not None
-    assert moved(before, after) < moved(before, afresh)
-    assert moved(before, before) == 0
 
 
 def test_what_is_too_large_for_a_device_is_said() -> None:
@@ -89,6 +75,8 @@ def test_what_is_too_large_for_a_device_is_said() -> None:
         place_conserving([Piece(station=0, load=0.1, memory_bytes=2 * 10**9)], 1.0, 10**9)
     with pytest.raises(InvalidInput, match=r"has a load of 2\.000"):
         place_conserving([Piece(station=0, load=2.0, memory_bytes=1)], 1.0, 10**9)
+    with pytest.raises(InvalidInput, match="takes"):
+        place_exact([Piece(station=0, load=0.1, memory_bytes=200)], 1.0, 100)
     with pytest.raises(InvalidInput, match="too many"):
         place_exact([Piece(station=0, load=0.1, memory_bytes=1)] * 13, 1.0, 10)
     three = [Piece(station=0, load=0.9, memory_bytes=1)] * 3
@@ -105,7 +93,7 @@ def test_algorithm_2_plans_less_device_time_than_the_work_takes(
     placement = place_greedy(problem, plan)
     assert devices_of(place_whole(plan_model(problem))) == models_
     assert devices_of(placement) == shared
-    most = problem.table.curve.yields(LANES_MAX)[-1]
+    most = problem.yields(1)[-1]
     assert problem.demand.rate_per_s * problem.work_s > most * devices_of(placement)
 
 
@@ -117,7 +105,7 @@ def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
     """Candidates of whole models, then of operators: those with the fewest devices come first."""
     problem = known(20)
     load = problem.demand.rate_per_s * problem.work_s
-    yields = problem.table.curve.yields(LANES_MAX)
+    yields = problem.yields(1)
     first = next(models(problem, 1))
     assert first.devices > load
     assert first.expected_s <= problem.demand.slo_s
@@ -127,6 +115,28 @@ def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
     for one in every[:-1]:
         assert one.lanes is not None
         assert one.devices * yields[one.lanes] > load
-        assert problem.memory_bytes(one.plan) < problem.memory_bytes(first.plan) or (
+        assert one.memory_bytes(problem) < first.memory_bytes(problem) or (
             one.devices < first.devices
         )
+
+
+def test_what_shares_a_device_has_its_weights_once() -> None:
+    """Two streams of a whole model, and the operators of one, alike; algorithm 2 counts its bases,
+    too: 65,536 tokens of the mixture fit with one operator's activations, not with all of them.
+    """
+    problem = known(1, 65536, "qwen2-57b-a14b")
+    plan = plan_operators(problem)
+    choices = problem.chosen(plan)
+    once = held_bytes(choices, dict.fromkeys(range(len(choices)), 1), None)
+    assert once == problem.whole.choice(1).memory_bytes <= problem.table.device.memory_bytes
+    placed = place_greedy(problem, plan)
+    assert len(placed) == len(plan.stations)
+    most = tuple(
+        replace(each, batch=of.choices[-1].batch)
+        for each, of in zip(plan.stations, problem.stations, strict=True)
+    )
+    with pytest.raises(InvalidInput, match="one replica takes 136"):
+        place_greedy(problem, replace(plan, stations=most))
+    whole = known(4, 512, "qwen2-7b").whole.choice(1)
+    two = held_bytes((whole,), {0: 2}, 2)
+    assert two - whole.memory_bytes == whole.kv_bytes + whole.transient_bytes

@@ -35,6 +35,8 @@ def test_waits_of_one_server_are_the_known_ones() -> None:
     assert wait_s(0.5, 1.0, 1) == pytest.approx(1.0), "M/M/1"
     assert wait_of_s(0.5, 1.0, 1, 0.0) == pytest.approx(0.5), "M/D/1"
     assert wait_of_s(0.5, 1.0, 1, 3.0) == pytest.approx(2.0), "Pollaczek and Khinchine"
+    two_moments = 1.5 / (1 / wait_s(6.4, 1.0, 8) + 0.5 / wait_of_s(6.4, 1.0, 8, 0.0))
+    assert wait_of_s(6.4, 1.0, 8, 0.5) == pytest.approx(two_moments), "Kimura's harmonic mean"
     assert math.isinf(wait_s(2.0, 1.0, 2))
     assert math.isinf(wait_of_s(2.1, 1.0, 2, 0.0))
 

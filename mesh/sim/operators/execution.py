@@ -2,12 +2,16 @@
 
 Each replica is a server of its station. A server takes up to a batch of what waits, oldest first; a
 device divides its time evenly over its servers at work and does what the curve of shares says that
-it then yields. Data goes over each device's link, one transfer after the other. Time is a heap
-clock's, arrivals are drawn from a seed. Before: `mesh.plan`. After: `mesh.evaluation.operators`.
+it then yields. It holds the weights of each of its stations once, the KV cache of the sequences
+that live there and the activations of what is at work; what does not fit waits. Data goes over the
+link of the device that sends, one transfer after the other. Plans do not change while requests run.
+Time is a heap clock's, arrivals are drawn from a seed. Before: `mesh.plan`. After:
+`mesh.evaluation.operators`.
 """
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,8 +30,6 @@ KNOWN_MAX = 10_000
 """Batches whose seconds a station keeps."""
 CONSERVED = 1e-9
 """By which the time of a device may be off, in seconds for each second admitted and at least."""
-LOAD_BYTES_PER_S = 13.5e9
-"""At which a new replica's weights come (ServerlessLLM's loader on an A100)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +50,15 @@ class Executed:
     mean_s: float
     """The mean of an iteration, from when it could begin."""
     requests: int
+    """All that ended, those that do not count included."""
     duration_s: float
     device_s: float
     """Seconds of work, at full speed, that all groups did."""
     busy_s: float
     """Seconds in which groups were at work, summed."""
-    used: float
-    """`device_s` over what the groups could have done by the curve, had all worked throughout."""
     energy_j: float
     memory_bytes: int
+    """The most that each device held, summed."""
     moved_bytes: int
     """What went over links."""
 
@@ -72,54 +74,105 @@ class _Pass:
     spent_s: float = 0.0
     step: int = 0
     home: "_Server | None" = None
+    """The server that keeps its KV cache."""
+    device: "_Device | None" = None
+    """Where its data is; `None` before it has been anywhere."""
+    data_bytes: int = 0
+    data_hops: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
     station: "_Station"
     device: "_Device"
-    number: int = -1
+    number: int
     batch: list[_Pass] = field(default_factory=list)
+    work_s: float = 0.0
     left_s: float = 0.0
+    work_bytes: int = 0
+    size: int = 0
+    """The tokens of its batch, or its sequences when decoding: which curve of shares holds."""
     homes: int = 0
     waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
     """Those whose KV cache is here."""
-    leaving: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Station:
     operators: tuple[Operator, ...]
     batch_max: int
+    decodes: bool
     keeps: bool
     """Whether a sequence comes back to the same server: its KV cache is there."""
     share: float
     """The part of its layers that a visit computes."""
-    output_bytes: int
+    hops: float
+    """The layers of a visit: so many transfers stand behind one of its own."""
+    output_bytes: float
+    """What a visit hands on for each row."""
+    weights_bytes: int
+    kv_bytes_per_token: int
+    transient_bytes: int
+    """Activations of each token at work."""
+    head_bytes: int
+    """… of each sequence, in the head."""
     servers: list[_Server] = field(default_factory=list)
-    numbered: int = 0
     known_s: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Seconds by lengths."""
     waiting: list[tuple[float, int, _Pass]] = field(default_factory=list)
+    """Those that any server may take; where the KV cache is kept, those that no device has the
+    memory for yet.
+    """
+
+    def size(self, one: _Pass) -> int:
+        """Bytes that a request takes while it is at work, beside what is kept of it."""
+        if self.decodes:
+            return max(self.transient_bytes, self.head_bytes)
+        tokens = one.request.tokens
+        kept = self.kv_bytes_per_token * tokens
+        return kept + max(self.transient_bytes * tokens, self.head_bytes)
 
 
 class _Device:
-    """Divides its time over the servers at work."""
+    """Divides its time over the servers at work, and its memory over all."""
 
-    def __init__(self, number: int, yields: Sequence[float]) -> None:
+    def __init__(self, number: int, memory_bytes: int) -> None:
         self.number = number
-        self.yields = yields
+        self.memory_bytes = memory_bytes
+        self.held_bytes = self.work_bytes = self.reserved_bytes = self.peak_bytes = 0
+        self.kv_room = 0
+        """Bytes for KV cache before any is there."""
+        self.receiving = 0
+        """Servers whose batch is still on its way."""
+        self.speed_s = 0.0
+        """Seconds of work in a second, of each server at work."""
         self.active: list[_Server] = []
         self.servers: list[_Server] = []
         self.then_s = 0.0
         self.version = 0
-        self.admitted_s = self.done_s = self.busy_s = 0.0
+        self.admitted_s = self.ended_s = self.done_s = self.busy_s = 0.0
         self.link_free_s = 0.0
 
-    def speed(self) -> float:
-        """Seconds of work in a second, of each server at work."""
-        sharers = len(self.active)
-        return self.yields[min(sharers, len(self.yields) - 1)] / sharers
+    def room(self) -> int:
+        """For KV cache: the largest batch has its activations beside it."""
+        return self.memory_bytes - self.held_bytes - self.reserved_bytes
+
+    def work_room(self) -> int:
+        """For activations, now."""
+        return self.memory_bytes - self.held_bytes - self.work_bytes
+
+    def hold(self, size: int) -> None:
+        self.held_bytes += size
+        self._check()
+
+    def work(self, size: int) -> None:
+        self.work_bytes += size
+        self._check()
+
+    def _check(self) -> None:
+        taken = self.held_bytes + self.work_bytes
+        self.peak_bytes = max(self.peak_bytes, taken)
+        assert taken <= self.memory_bytes, f"device {self.number} holds {taken} bytes"
 
     def advance(self, now_s: float) -> None:
         """Do what time has passed for. Raises AssertionError where time is not conserved."""
@@ -127,13 +180,14 @@ class _Device:
         self.then_s = now_s
         if not self.active or passed_s <= 0:
             return
-        done_s = passed_s * self.speed()
+        done_s = passed_s * self.speed_s
         self.busy_s += passed_s
         self.done_s += done_s * len(self.active)
         for server in self.active:
             server.left_s -= done_s
         left_s = sum(server.left_s for server in self.active)
         off_s = abs(self.admitted_s - self.done_s - left_s)
+        assert self.busy_s <= now_s * (1 + CONSERVED), f"device {self.number} works in the past"
         assert off_s <= CONSERVED * max(self.admitted_s, 1.0), (
             f"device {self.number}: {self.admitted_s} s were admitted, {self.done_s} s done and "
             f"{left_s} s are left"
@@ -141,12 +195,13 @@ class _Device:
 
 
 class Execution:
-    """A plan at work. `run` ends it; `change` puts another plan of the same stations in its place.
+    """A plan at work; `run` runs it, once.
 
     A device has at most `lanes` servers at work at a time. `visits` says in how many turns an
     iteration comes by the operators of its layers: as many as there are layers, or fewer, each of
-    several. An execution ends early with more than `misses_max` requests that missed. Raises
-    InvalidInput for a placement of another plan.
+    several: a transfer then stands for those of its layers. An execution ends early with more than
+    `misses_max` requests that missed. Raises InvalidInput for a placement of another plan, or one
+    that a device has no memory for; `run` raises it for a request that fits no device.
     """
 
     def __init__(
@@ -165,20 +220,19 @@ class Execution:
         self._clock = HeapClock()
         self._lanes = lanes or SERVERS_MAX
         self._visits = min(visits or table.layers, table.layers)
-        self._yields = table.curve.yields(LANES_MAX)
+        self._sizes = [size for size, _ in table.curves]
+        self._yields = [curve.yields(LANES_MAX) for _, curve in table.curves]
         self._devices: dict[int, _Device] = {}
         self._stations: list[_Station] = []
-        self._plan = plan
         self._misses_max = misses_max
         self._misses = self._ended = self._warm = self._moved_bytes = 0
         self._means_s: list[float] = []
-        self._device_seconds = 0.0
-        """Seconds for which groups were held, until the last change."""
-        self._since_s = 0.0
-        if len(placement) != len(plan.stations):
-            raise InvalidInput("the placement is of another plan: its stations differ")
+        if [len(each) for each in placement] != [
+            each.replicas for each in plan.stations
+        ] or not all(placement):
+            raise InvalidInput("the placement is of another plan: its stations or replicas differ")
         self._make(plan)
-        self._staff(plan, placement, load=False)
+        self._staff(placement)
         self._route = self._steps()
 
     def run(self, requests: Iterable[Request], warm: int = 0) -> Executed:
@@ -197,30 +251,37 @@ class Execution:
                 break
         else:
             raise InvalidInput(f"the execution has more than {EVENTS_MAX} events")
-        return self._told(len(every) - warm)
-
-    def change(self, at_s: float, plan: Plan, placement: Placement) -> None:
-        """Have other replicas from `at_s` on: new ones serve once their weights are there, those
-        that go finish what they compute, and sequences kept there move with their KV cache.
-        """
-        if [each.roles for each in plan.stations] != [each.roles for each in self._plan.stations]:
-            raise InvalidInput("a plan that takes another's place must have its stations")
-        self._clock.call_at(at_s, partial(self._staff, plan, placement, load=True))
+        return self._result(len(every) - warm)
 
     def _make(self, plan: Plan) -> None:
         decode = self._table.phase is Phase.DECODE
         for each in plan.stations:
-            chosen = tuple(op for op in self._table.operators if op.role in each.roles)
+            chosen = tuple(one for one in self._table.operators if one.role in each.roles)
             single = len(chosen) == 1
             layered = single and chosen[0].role not in OUTSIDE_LAYERS
+            hops = chosen[-1].repeats / self._visits if layered else 1.0
             self._stations.append(
                 _Station(
                     operators=chosen,
                     batch_max=each.batch,
                     keeps=decode and Role.ATTENTION in each.roles,
                     share=1 / self._visits if layered else 1.0,
-                    output_bytes=chosen[-1].output_bytes_per_row
-                    * (chosen[-1].repeats // self._visits if layered else 1),
+                    hops=hops,
+                    output_bytes=chosen[-1].output_bytes_per_row * hops,
+                    weights_bytes=sum(one.weights_bytes for one in chosen),
+                    kv_bytes_per_token=sum(one.kv_bytes_per_token for one in chosen),
+                    transient_bytes=max(
+                        (
+                            one.transient_bytes_per_row
+                            for one in chosen
+                            if one.role is not Role.HEAD
+                        ),
+                        default=0,
+                    ),
+                    head_bytes=sum(
+                        one.transient_bytes_per_row for one in chosen if one.role is Role.HEAD
+                    ),
+                    decodes=decode,
                 )
             )
 
@@ -228,161 +289,185 @@ class Execution:
         """The stations that an iteration comes by, in order."""
         if len(self._stations) == 1:
             return [0]
-        outside = [of.operators[0].role in OUTSIDE_LAYERS for of in self._stations]
+        outside = [each.operators[0].role in OUTSIDE_LAYERS for each in self._stations]
         inner = [number for number, out in enumerate(outside) if not out]
-        first = [n for n, of in enumerate(self._stations) if of.operators[0].role is Role.EMBEDDING]
-        last = [n for n, of in enumerate(self._stations) if of.operators[0].role is Role.HEAD]
+        first = [
+            n for n, each in enumerate(self._stations) if each.operators[0].role is Role.EMBEDDING
+        ]
+        last = [n for n, each in enumerate(self._stations) if each.operators[0].role is Role.HEAD]
         return [*first, *inner * self._visits, *last]
 
-    def _staff(self, plan: Plan, placement: Placement, *, load: bool) -> None:
-        now_s = self._clock.now_s()
-        self._hold(now_s)
-        for number, (station, devices) in enumerate(zip(self._stations, placement, strict=True)):
-            station.batch_max = plan.stations[number].batch
-            left, going = list(devices), []
-            for server in station.servers:
-                if server.device.number in left:
-                    left.remove(server.device.number)
-                else:
-                    going.append(server)
-            new = [_Server(station, self._device(device)) for device in left]
-            if load and new:
-                weights = sum(each.weights_bytes for each in station.operators)
-                joined = partial(self._joined, station, new, going)
-                self._clock.call_at(now_s + weights / LOAD_BYTES_PER_S, joined)
-            else:
-                self._joined(station, new, going)
-        self._plan = plan
-
-    def _joined(self, station: _Station, new: Sequence[_Server], going: Sequence[_Server]) -> None:
-        """New servers serve, and those that go take nothing more."""
-        self._hold(self._clock.now_s())
-        for server in new:
-            server.number = station.numbered
-            station.numbered += 1
-            station.servers.append(server)
-            server.device.servers.append(server)
-        for server in going:
-            server.leaving = True
-            server.device.servers.remove(server)
-        self._clear(station)
-        for server in going:
-            waiting, server.waiting = server.waiting, []
-            self._queue(station, [one for _, _, one in waiting])
-        self._serve(station)
-
-    def _clear(self, station: _Station) -> None:
-        station.servers = [of for of in station.servers if not of.leaving or of.batch]
-
-    def _device(self, number: int) -> _Device:
-        if number not in self._devices:
-            self._devices[number] = _Device(number, self._yields)
-            self._devices[number].then_s = self._clock.now_s()
-        return self._devices[number]
-
-    def _hold(self, now_s: float) -> None:
-        """Count the groups that were held until now."""
-        used = {server.device.number for of in self._stations for server in of.servers}
-        self._device_seconds += len(used) * (now_s - self._since_s)
-        self._since_s = now_s
+    def _staff(self, placement: Placement) -> None:
+        for station, devices in zip(self._stations, placement, strict=True):
+            for number in devices:
+                device = self._devices.setdefault(
+                    number, _Device(number, self._table.device.memory_bytes)
+                )
+                if all(server.station is not station for server in device.servers):
+                    device.held_bytes += station.weights_bytes
+                server = _Server(station, device, len(station.servers))
+                station.servers.append(server)
+                device.servers.append(server)
+        for device in self._devices.values():
+            if any(server.station.keeps for server in device.servers):
+                device.reserved_bytes = max(
+                    server.station.batch_max
+                    * max(server.station.transient_bytes, server.station.head_bytes)
+                    for server in device.servers
+                )
+            if device.room() < 0:
+                taken = device.memory_bytes - device.room()
+                raise InvalidInput(
+                    f"the weights and the largest batch of device {device.number} take "
+                    f"{taken / 1e9:.1f} GB; it has {device.memory_bytes / 1e9:.1f} GB",
+                    hint="place fewer replicas on it",
+                )
+            device.kv_room = device.room()
+            device.hold(0)
 
     def _begin(self, one: _Pass) -> None:
-        one.began_s = self._clock.now_s()
-        one.step = 0
-        self._wait(self._stations[self._route[0]], [one])
+        station = self._stations[self._route[0]]
+        self._queue(station, [one])
+        self._serve(station)
 
     def _queue(self, station: _Station, batch: Iterable[_Pass]) -> None:
         for one in batch:
-            if station.keeps:
-                if one.home is None or one.home.leaving:
-                    self._house(one, [of for of in station.servers if not of.leaving])
-                assert one.home is not None
-                queue = one.home.waiting
-            else:
-                queue = station.waiting
+            if station.keeps and one.home is None:
+                self._settle(station, one)
+            queue = station.waiting if one.home is None or not station.keeps else one.home.waiting
             heappush(queue, (one.began_s, one.number, one))
 
-    def _house(self, one: _Pass, servers: Sequence[_Server]) -> None:
-        """Give a sequence a server that keeps its KV cache, which moves if it is elsewhere."""
-        server = min(servers, key=lambda of: (of.homes, of.number))
-        if one.home is not None:
-            one.home.homes -= 1
-            kept = sum(each.kv_bytes_per_token for each in server.station.operators)
-            self._transfer(one.home.device, kept * one.request.tokens)
-        one.home = server
-        server.homes += 1
+    def _settle(self, station: _Station, one: _Pass) -> None:
+        """Give a sequence the server that keeps its KV cache, if one has the memory for it now."""
+        size = station.kv_bytes_per_token * one.request.tokens
+        room = [
+            server
+            for server in station.servers
+            if size <= min(server.device.room(), server.device.work_room())
+        ]
+        if room:
+            one.home = min(room, key=lambda server: (server.homes, server.number))
+            one.home.homes += 1
+            one.home.device.hold(size)
+        elif size > (most := max(server.device.kv_room for server in station.servers)):
+            raise self._too_large(size, most)
 
-    def _transfer(self, source: _Device, size: int) -> float:
-        """When data that leaves a device now has arrived."""
-        now_s = self._clock.now_s()
-        device = self._table.device
-        source.link_free_s = (
-            max(source.link_free_s, now_s) + device.link_latency_s + size / device.link_bytes_per_s
+    def _too_large(self, size: int, room: int) -> InvalidInput:
+        return InvalidInput(
+            f"one request of {self._table.model} takes {size / 1e9:.2f} GB beside the weights; a "
+            f"device has {room / 1e9:.2f} GB for it",
+            hint="divide the model over more devices, or plan for shorter prompts",
         )
-        self._moved_bytes += size
-        return source.link_free_s
 
     def _serve(self, station: _Station) -> None:
         """Give servers without work what waits, where their device has a lane free."""
         if station.keeps:
             for keeper in station.servers:
-                if keeper.waiting and self._free(keeper):
+                if keeper.waiting and self._free(keeper, keeper.waiting):
                     self._start(keeper, keeper.waiting)
             return
         while station.waiting and (server := self._freest(station)) is not None:
             self._start(server, station.waiting)
 
     def _freest(self, station: _Station) -> _Server | None:
-        """The server, of those without work, whose device has the least to do now, then until now:
-        what is everywhere would else hold up what only some devices have.
+        """The server, of those without work, whose device has the least to do now, then the one
+        where the data is, then the one that did least: an operator on every device would else hold
+        up those that only some have.
         """
-        found, least = None, (math.inf, 0.0)
-        for server in station.servers:
-            if server.batch or server.leaving:
-                continue
-            device = server.device
-            work = len(device.active), device.admitted_s
-            if work[0] < self._lanes and work < least:
-                found, least = server, work
-        return found
+        data = station.waiting[0][2].device
+        return min(
+            (server for server in station.servers if self._free(server, station.waiting)),
+            key=lambda server: (
+                len(server.device.active),
+                server.device is not data,
+                server.device.admitted_s,
+            ),
+            default=None,
+        )
 
-    def _free(self, server: _Server) -> bool:
-        return not server.batch and not server.leaving and len(server.device.active) < self._lanes
+    def _free(self, server: _Server, waiting: Sequence[tuple[float, int, _Pass]]) -> bool:
+        """Whether it can begin with the oldest of those that wait."""
+        device = server.device
+        if server.batch or len(device.active) + device.receiving >= self._lanes:
+            return False
+        size = server.station.size(waiting[0][2])
+        if size <= device.work_room():
+            return True
+        if not device.active and not device.receiving:
+            raise self._too_large(size, device.work_room())
+        return False
 
-    def _offer(self, device: _Device) -> None:
+    def _give_lanes(self, device: _Device) -> None:
         """Give a device's lanes that are free to the oldest that waits for one of its servers."""
-        while len(device.active) < self._lanes:
+        while len(device.active) + device.receiving < self._lanes:
             oldest: tuple[float, int] = (math.inf, 0)
             for server in device.servers:
                 queue = server.waiting if server.station.keeps else server.station.waiting
-                if queue and self._free(server) and queue[0][:2] < oldest:
+                if queue and queue[0][:2] < oldest and self._free(server, queue):
                     oldest, chosen, waiting = queue[0][:2], server, queue
             if oldest[0] == math.inf:
                 return
             self._start(chosen, waiting)
 
     def _start(self, server: _Server, waiting: list[tuple[float, int, _Pass]]) -> None:
-        station = server.station
+        """Take a batch that the device has the memory for, fetch the rows that are elsewhere, and
+        begin when they are there.
+        """
+        station, device = server.station, server.device
         others = []
+        room = device.work_room()
         while waiting and len(server.batch) < station.batch_max:
             first = heappop(waiting)
             # Layers have weights of their own: only what is at the same one goes together.
-            if server.batch and first[2].step != server.batch[0].step:
+            fits = station.size(first[2]) <= room - server.work_bytes
+            if (server.batch and first[2].step != server.batch[0].step) or not fits:
                 others.append(first)
             else:
                 server.batch.append(first[2])
+                server.work_bytes += station.size(first[2])
         for first in others:
             heappush(waiting, first)
-        lengths = [one.request.tokens for one in server.batch]
+        device.work(server.work_bytes)
+        arrived_s = self._clock.now_s()
+        for source in dict.fromkeys(one.device for one in server.batch):
+            if source is not None and source is not device:
+                size = sum(one.data_bytes for one in server.batch if one.device is source)
+                hops = max(one.data_hops for one in server.batch if one.device is source)
+                arrived_s = max(arrived_s, self._transfer(source, size, hops))
+        if arrived_s > self._clock.now_s():
+            device.receiving += 1
+            self._clock.call_at(arrived_s, partial(self._received, server))
+        else:
+            self._compute(server)
+
+    def _received(self, server: _Server) -> None:
+        server.device.receiving -= 1
+        self._compute(server)
+
+    def _transfer(self, source: _Device, size: int, hops: float) -> float:
+        """When data that leaves a device now has arrived, in so many pieces."""
+        device = self._table.device
+        source.link_free_s = (
+            max(source.link_free_s, self._clock.now_s())
+            + hops * device.link_latency_s
+            + size / device.link_bytes_per_s
+        )
+        self._moved_bytes += size
+        return source.link_free_s
+
+    def _compute(self, server: _Server) -> None:
+        station = server.station
+        lengths = sorted(one.request.tokens for one in server.batch)
         key = tuple(lengths)
         if (work_s := station.known_s.get(key)) is None:
             phase = self._table.phase
-            work_s = station.share * sum(of.seconds(phase, lengths) for of in station.operators)
+            work_s = station.share * sum(each.seconds(phase, key) for each in station.operators)
             if len(station.known_s) < KNOWN_MAX:
                 station.known_s[key] = work_s
         device = server.device
         device.advance(self._clock.now_s())
-        server.left_s = work_s
+        server.left_s = server.work_s = work_s
+        server.size = sum(lengths) if self._table.phase is Phase.PREFILL else len(lengths)
         device.admitted_s += work_s
         device.active.append(server)
         self._await(device)
@@ -392,59 +477,54 @@ class Execution:
         device.version += 1
         if not device.active:
             return
-        version = device.version
+        device.speed_s = self._yielded(device) / len(device.active)
         least_s = min(server.left_s for server in device.active)
-        now_s = self._clock.now_s()
         self._clock.call_at(
-            now_s + max(least_s, 0.0) / device.speed(), partial(self._due, device, version)
+            self._clock.now_s() + max(least_s, 0.0) / device.speed_s,
+            partial(self._due, device, device.version),
         )
 
+    def _yielded(self, device: _Device) -> float:
+        """Seconds of work that it does in a second, by the curve of its largest batch at work."""
+        size = max(server.size for server in device.active)
+        index = bisect_right(self._sizes, size) - 1
+        return self._yields[max(index, 0)][min(len(device.active), LANES_MAX)]
+
     def _due(self, device: _Device, version: int) -> None:
+        """Raises AssertionError where a server that is due has work left, or had too much time."""
         if version != device.version:
             return
         device.advance(self._clock.now_s())
         least_s = min(server.left_s for server in device.active)
-        done = [of for of in device.active if of.left_s <= max(least_s, 0.0) + 1e-15]
+        done = [server for server in device.active if server.left_s <= max(least_s, 0.0) + 1e-15]
         for server in done:
+            off_s = abs(server.left_s)
+            assert off_s <= CONSERVED * max(server.work_s, 1.0), (
+                f"device {device.number}: a server is due {server.left_s} s early"
+            )
             device.active.remove(server)
-            # What rounding has left is done, or was done too much: it is below CONSERVED.
-            device.admitted_s -= server.left_s
+            device.ended_s += server.work_s
             server.left_s = 0.0
+            device.work(-server.work_bytes)
+            server.work_bytes = 0
         self._await(device)
         for server in done:
             batch, server.batch = server.batch, []
+            rows = self._table.phase is Phase.PREFILL
             for one in batch:
                 one.step += 1
-            if server.leaving:
-                self._clear(server.station)
+                one.device = device
+                one.data_hops = server.station.hops
+                one.data_bytes = round(
+                    (one.request.tokens if rows else 1) * server.station.output_bytes
+                )
             if batch[0].step == len(self._route):
                 batch = self._pass_over(batch)
             if batch:
-                self._hand_on(server, batch)
-        self._offer(device)
-
-    def _hand_on(self, server: _Server, batch: Sequence[_Pass]) -> None:
-        """Data stays on its device where the next station would have it there; else it goes over
-        the link and waits for any server.
-        """
-        device, step = server.device, batch[0].step
-        station = self._stations[self._route[step]]
-        if step == 0 or (station.keeps and all(one.home in device.servers for one in batch)):
-            self._wait(station, batch)
-            return
-        if not station.keeps and not station.waiting:
-            free = self._freest(station)
-            if free is not None and free.device is device:
-                self._wait(station, batch)
-                return
-        prefill = self._table.phase is Phase.PREFILL
-        rows = sum(one.request.tokens for one in batch) if prefill else len(batch)
-        at_s = self._transfer(device, rows * server.station.output_bytes)
-        self._clock.call_at(at_s, partial(self._wait, station, batch))
-
-    def _wait(self, station: _Station, batch: Sequence[_Pass]) -> None:
-        self._queue(station, batch)
-        self._serve(station)
+                station = self._stations[self._route[batch[0].step]]
+                self._queue(station, batch)
+                self._serve(station)
+        self._give_lanes(device)
 
     def _pass_over(self, ones: Sequence[_Pass]) -> list[_Pass]:
         """Those that want another token, at its beginning."""
@@ -463,38 +543,46 @@ class Execution:
     def _over(self, one: _Pass) -> None:
         self._ended += 1
         if one.home is not None:
+            station = one.home.station
             one.home.homes -= 1
+            one.home.device.hold(-station.kv_bytes_per_token * one.request.tokens)
+            while station.waiting:
+                oldest = station.waiting[0][2]
+                self._settle(station, oldest)
+                if oldest.home is None:
+                    break
+                heappush(oldest.home.waiting, heappop(station.waiting))
+            self._serve(station)
         if one.number < self._warm:
             return
         mean_s = one.spent_s / one.request.passes
         self._means_s.append(mean_s)
         self._misses += mean_s > self._slo_s
 
-    def _told(self, wanted: int) -> Executed:
+    def _result(self, wanted: int) -> Executed:
         now_s = self._clock.now_s()
-        self._hold(now_s)
         devices = list(self._devices.values())
         for device in devices:
             device.advance(now_s)
+            started_s = device.ended_s + sum(each.work_s - each.left_s for each in device.active)
+            assert abs(started_s - device.done_s) <= CONSERVED * max(device.done_s, 1.0)
+            most_s = max(yields[-1] for yields in self._yields) * device.busy_s
+            assert device.done_s <= most_s + CONSERVED, f"device {device.number} did too much"
         kind, group = self._table.device, self._table.devices
         busy_s = sum(device.busy_s for device in devices)
         done_s = sum(device.done_s for device in devices)
-        idle_j = kind.idle_watts * self._device_seconds
+        idle_j = kind.idle_watts * len(devices) * now_s
         busy_j = (kind.busy_watts - kind.idle_watts) * busy_s
         counted = len(self._means_s)
         return Executed(
             met=1 - (self._misses + max(wanted - counted, 0)) / wanted,
             mean_s=sum(self._means_s) / counted if counted else float("inf"),
-            requests=counted,
+            requests=self._ended,
             duration_s=now_s,
             device_s=done_s,
             busy_s=busy_s,
-            used=done_s / max(self._device_seconds * self._yields[-1], 1e-12),
             energy_j=group * (idle_j + busy_j),
-            memory_bytes=sum(
-                group * len(of.servers) * sum(each.weights_bytes for each in of.operators)
-                for of in self._stations
-            ),
+            memory_bytes=group * sum(device.peak_bytes for device in devices),
             moved_bytes=self._moved_bytes,
         )
 

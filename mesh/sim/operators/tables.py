@@ -70,9 +70,8 @@ def models() -> tuple[str, ...]:
 
 
 @cache
-def operator_table(model: str, phase: Phase, size: int, devices: int = 1) -> OperatorTable:
-    """The operators of a model on a group of so many devices. `size` says which curve of shares
-    holds: the tokens of an iteration, or its batch when decoding.
+def operator_table(model: str, phase: Phase, devices: int = 1) -> OperatorTable:
+    """The operators of a model on a group of so many devices.
 
     Raises NotFound for an unknown model, InvalidInput where it does not fit the group.
     """
@@ -81,7 +80,6 @@ def operator_table(model: str, phase: Phase, size: int, devices: int = 1) -> Ope
         raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
     raw = file["models"][model]
     curves = file["curves"]
-    least = max(int(at) for at in curves[phase] if int(at) <= max(size, 1))
     made = read_operators(model, raw, file, devices)
     device = dict(file["device"])
     busy = device.pop("busy_watts")[phase]
@@ -92,7 +90,10 @@ def operator_table(model: str, phase: Phase, size: int, devices: int = 1) -> Ope
         devices=devices,
         device=DeviceClass(busy_watts=busy, **device),
         phase=phase,
-        curve=ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(curves[phase][str(least)])),
+        curves=tuple(
+            (int(size), ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(ratios)))
+            for size, ratios in sorted(curves[phase].items(), key=lambda item: int(item[0]))
+        ),
         operators=made,
         source=file["source"],
         error=raw["error"],

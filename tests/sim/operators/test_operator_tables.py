@@ -18,19 +18,19 @@ WEIGHTS_GB = {"qwen2-7b": 15.23, "llama-3.1-8b": 16.06, "mixtral-8x7b": 93.41, "
 @pytest.mark.parametrize(("model", "expected"), WEIGHTS_GB.items())
 def test_weights_are_those_of_the_model(model: str, expected: float) -> None:
     devices = devices_needed(model)
-    table = operator_table(model, Phase.PREFILL, 1024, devices)
+    table = operator_table(model, Phase.PREFILL, devices)
     assert devices * table.weights_bytes / 1e9 == pytest.approx(expected, rel=0.01)
 
 
 def test_an_iteration_is_the_sum_of_its_operators() -> None:
     """Llama-3.1-8B on an A100: a prompt of 2,048 tokens takes 172 ms, of which MLPs 61 %."""
-    table = operator_table("llama-3.1-8b", Phase.PREFILL, 2048)
+    table = operator_table("llama-3.1-8b", Phase.PREFILL)
     total_s = table.seconds((2048,))
     assert total_s == pytest.approx(0.172, rel=0.01)
     inner = [of for of in table.operators if of.role in (Role.GATE_UP, Role.DOWN)]
     assert sum(of.prefill_s((2048,)) for of in inner) / total_s == pytest.approx(0.61, abs=0.01)
     assert table.seconds((1024, 1024)) < total_s, "prompts attend to themselves alone"
-    decode = operator_table("llama-3.1-8b", Phase.DECODE, 16)
+    decode = operator_table("llama-3.1-8b", Phase.DECODE)
     assert decode.seconds((4096,) * 16) > decode.seconds((512,) * 16)
     assert decode.seconds((512,) * 16) == pytest.approx(0.0118, rel=0.05)
 
@@ -49,8 +49,8 @@ def test_fits_come_near_what_was_measured() -> None:
 
 
 def test_an_operator_over_several_devices_shrinks_but_for_what_it_exchanges() -> None:
-    alone = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2048).operators}
-    two = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2048, 2).operators}
+    alone = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL).operators}
+    two = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2).operators}
     for role in (Role.QKV, Role.GATE_UP, Role.ATTENTION):
         ratio = two[role].prefill_s((2048,)) / alone[role].prefill_s((2048,))
         assert 0.45 < ratio < 0.6, role
@@ -64,8 +64,8 @@ def test_what_does_not_fit_is_said() -> None:
         *(1, 2, 4)
     ]
     with pytest.raises(InvalidInput, match=r"145\.4 GB of weights for each of 1 devices"):
-        operator_table("qwen2-72b", Phase.PREFILL, 1)
-    for known in (lambda: operator_table("gpt", Phase.PREFILL, 1), lambda: devices_needed("gpt")):
+        operator_table("qwen2-72b", Phase.PREFILL)
+    for known in (lambda: operator_table("gpt", Phase.PREFILL), lambda: devices_needed("gpt")):
         with pytest.raises(NotFound, match="no table of 'gpt'"):
             known()
     assert "qwen2-0.5b" in models()
@@ -106,8 +106,11 @@ def test_sharing_yields_what_was_measured_and_never_less_with_more() -> None:
     """Two prefills of Llama-7B at half the processors take 1.64 times as long each: 1.22 together;
     decodes of 16 1.14 times: 1.76.
     """
-    prefill = operator_table("qwen2-7b", Phase.PREFILL, 2048).curve
-    decode = operator_table("qwen2-7b", Phase.DECODE, 16).curve
+    prefill = operator_table("qwen2-7b", Phase.PREFILL).curve(2048)
+    table = operator_table("qwen2-7b", Phase.DECODE)
+    decode = table.curve(16)
+    assert table.curve(127) is decode, "the curve is that of the batch"
+    assert table.curve(128).yields(2)[2] == pytest.approx(1.4503, rel=1e-3)
     assert prefill.yields(2) == pytest.approx((0, 1, 1.2165), rel=1e-3)
     assert decode.yields(2)[2] == pytest.approx(1.7606, rel=1e-3)
     for curve in (prefill, decode):
@@ -119,7 +122,7 @@ def test_sharing_yields_what_was_measured_and_never_less_with_more() -> None:
 
 
 def test_a_prompts_rows_are_its_tokens_but_for_the_head() -> None:
-    table = operator_table("qwen2-7b", Phase.PREFILL, 2048)
+    table = operator_table("qwen2-7b", Phase.PREFILL)
     head = next(of for of in table.operators if of.role is Role.HEAD)
     assert head.prefill_s((2048,)) == head.prefill_s((64,)) == head.decode_s(1, 0)
     assert head.rows(Phase.PREFILL, (2048, 2048)) == 2
