@@ -66,7 +66,7 @@ class Effort:
     visits: int = 2
 
 
-QUICK = Effort(trial=2000, executed=2000)
+QUICK = Effort(trial=1000, executed=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ so whoever asks executes each until one keeps it. Before: `mesh.plan.planners`,
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,22 +89,56 @@ def sojourn_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> tup
     """The mean seconds of an iteration on devices with so many at a time, and how large its batch
     is; infinite where the devices cannot do the work.
 
-    A server that is done takes what has come meanwhile. While one request after the other keeps up,
-    that is one, and `shared_sojourn_s` holds. Else it is the batch at which servers keep up: a
-    sequence is in each batch of its server, and a prompt waits half a batch in addition.
+    A server that is done takes what has come meanwhile. While prompts one by one keep up, that is
+    one, and `shared_sojourn_s` holds; else it is the batch at which servers keep up, and a prompt
+    waits half of one in addition.
     """
     rate, choices = problem.demand.rate_per_s, problem.whole.choices
     batch = _formed(problem, devices, lanes)
     if batch > batch_max:
         return math.inf, batch
-    decode = problem.table.phase is Phase.DECODE
-    slowed = lanes / problem.yields(batch)[lanes]
-    full_s = (1.0 if decode else 1.5) * _service_s(choices, batch) * slowed
+    if problem.table.phase is Phase.DECODE:
+        return _decode_s(problem, devices, lanes, batch_max), batch
+    yields = problem.yields(batch)[: lanes + 1]
     if batch > 1:
-        return full_s, batch
-    yields = problem.yields(1)[: lanes + 1]
-    alone_s = shared_sojourn_s(rate, choices[0].service_s, devices, yields, problem.variation)
-    return (min(alone_s, full_s) if decode and batch_max > 1 else alone_s), batch
+        return 1.5 * _service_s(choices, batch) * lanes / yields[lanes], batch
+    return (
+        shared_sojourn_s(rate, choices[0].service_s, devices, yields, problem.variation),
+        batch,
+    )
+
+
+def _decode_s(problem: Problem, devices: int, lanes: int, batch_max: int) -> float:
+    """Mean seconds of a token. A sequence is in each batch of its server, and sequences are spread
+    evenly, so that their number is a chain of births and deaths, however long answers are.
+    """
+    rate, choices = problem.demand.rate_per_s, problem.whole.choices
+    yields = {choice.batch: problem.yields(choice.batch) for choice in choices}
+    alone_s, sizes = choices[0].service_s, sorted(yields)
+    weight, total, inside = 1.0, 1.0, 0.0
+    servers = devices * lanes
+    for number in range(1, servers * batch_max + 1):
+        batch = max(number / servers, 1.0)
+        if batch == 1.0:
+            full, over = divmod(number, devices)
+            done = over * yields[sizes[0]][min(full + 1, lanes)]
+            done = (done + (devices - over) * yields[sizes[0]][full]) / alone_s
+        else:
+            like = sizes[bisect_right(sizes, batch) - 1]
+            done = devices * yields[like][lanes] * batch / _service_s(choices, batch)
+        weight *= rate / done
+        total += weight
+        inside += number * weight
+        if total > 1e200:
+            weight, total, inside = weight / total, 1.0, inside / total
+        if weight < 1e-9 * total and done > rate:
+            break
+    used = rate / done
+    if used >= 1:
+        return math.inf
+    beyond = weight * used / (1 - used)
+    inside += number * beyond + beyond / (1 - used)
+    return inside / (total + beyond) / rate
 
 
 def _formed(problem: Problem, devices: int, lanes: int) -> float:
@@ -154,7 +189,8 @@ def operators(
                 continue
             slower = replace(slower, demand=replace(demand, slo_s=tight_s))
             try:
-                plan = _spread(problem, planner(slower), devices, every=not margin)
+                at_once = batch * lanes * devices if batch > 1 else 0.0
+                plan = _spread(problem, planner(slower), devices, at_once, every=not margin)
                 choices = problem.chosen(plan)
                 placement = place_conserving(
                     pieces_of(problem, plan),
@@ -192,22 +228,24 @@ def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> f
     return total_s
 
 
-def _spread(problem: Problem, plan: Plan, devices: int, *, every: bool) -> Plan:
+def _spread(problem: Problem, plan: Plan, devices: int, at_once: float, *, every: bool) -> Plan:
     """The plan with a replica on every device of what has no weights to speak of: it costs nothing,
-    and nobody waits for it elsewhere. With `every`, of all operators.
+    and nobody waits for it elsewhere. With `every`, of all operators. No station takes less at a
+    time than what is `at_once` under way for each of its replicas: that comes together.
     """
     free = {
         each.role
         for each in problem.table.operators
         if every or each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
     }
-    return replace(
-        plan,
-        stations=tuple(
-            replace(each, replicas=max(each.replicas, devices)) if free >= {*each.roles} else each
-            for each in plan.stations
-        ),
-    )
+    stations = []
+    for each in plan.stations:
+        replicas = max(each.replicas, devices) if free >= {*each.roles} else each.replicas
+        batches = [choice.batch for choice in problem.station(each.roles).choices]
+        enough = (batch for batch in batches if batch >= max(each.batch, at_once / replicas))
+        batch = next(enough, batches[-1])
+        stations.append(replace(each, replicas=replicas, batch=batch))
+    return replace(plan, stations=tuple(stations))
 
 
 def _least(problem: Problem, lanes: int) -> int:

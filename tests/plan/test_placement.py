@@ -12,7 +12,6 @@ from mesh.plan.conserving import models, operators
 from mesh.plan.placement import (
     Piece,
     devices_of,
-    pieces_of,
     place_conserving,
     place_exact,
     place_greedy,

@@ -352,6 +352,16 @@ class Execution:
         elif size > (most := max(server.device.kv_room for server in station.servers)):
             raise self._too_large(size, most)
 
+    def _settle_oldest(self, station: _Station) -> None:
+        """Those that wait for memory, while there is some."""
+        while station.waiting:
+            oldest = station.waiting[0][2]
+            self._settle(station, oldest)
+            if oldest.home is None:
+                break
+            heappush(oldest.home.waiting, heappop(station.waiting))
+        self._serve(station)
+
     def _too_large(self, size: int, room: int) -> InvalidInput:
         return InvalidInput(
             f"one request of {self._table.model} takes {size / 1e9:.2f} GB beside the weights; a "
@@ -524,6 +534,9 @@ class Execution:
                 station = self._stations[self._route[batch[0].step]]
                 self._queue(station, batch)
                 self._serve(station)
+        for station in self._stations:
+            if station.keeps and station.waiting:
+                self._settle_oldest(station)
         self._give_lanes(device)
 
     def _pass_over(self, ones: Sequence[_Pass]) -> list[_Pass]:
@@ -546,13 +559,6 @@ class Execution:
             station = one.home.station
             one.home.homes -= 1
             one.home.device.hold(-station.kv_bytes_per_token * one.request.tokens)
-            while station.waiting:
-                oldest = station.waiting[0][2]
-                self._settle(station, oldest)
-                if oldest.home is None:
-                    break
-                heappush(oldest.home.waiting, heappop(station.waiting))
-            self._serve(station)
         if one.number < self._warm:
             return
         mean_s = one.spent_s / one.request.passes

@@ -116,7 +116,7 @@ def test_the_number_of_turns_hardly_matters() -> None:
             lanes=found.lanes,
             visits=visits,
         )
-        return execution.run(poisson(20.0, (2048,), 150, 1)).mean_s
+        return execution.run(poisson(20.0, (2048,), 60, 1)).mean_s
 
     assert mean_s(2) == pytest.approx(mean_s(28), rel=0.1)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_executed_is_said() -> None:
 
 
 def test_a_server_that_ends_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of conservation fails where time is not conserved: here servers end at half time."""
+    """The check fails where time is not conserved: here servers end at half their time."""
     problem = known(1)
     plan = whole_plan(problem, 1, 1)
     execution = Execution(problem.table, plan, place_whole(plan), slo_s=1.0)
@@ -215,23 +215,27 @@ def test_no_device_holds_more_than_its_memory() -> None:
     assert both.memory_bytes >= 0.9 * held_bytes((prompts.whole.choice(1),), {0: 2}, 2)
 
 
-@pytest.mark.parametrize("rate", [2_000.0, 6_000.0])
-def test_tokens_take_as_long_as_expected(rate: float) -> None:
-    """Whole models and operators: an iteration is that of the batch that forms."""
+def test_tokens_take_as_long_as_expected() -> None:
+    """Whole models, and operators one at a time on a device: an iteration is that of the batch that
+    forms. In more turns it takes as long.
+    """
+    rate = 2_000.0
     table = operator_table("qwen2-7b", Phase.DECODE)
     demand = Demand(rate_per_s=rate, lengths=(1024,), slo_s=0.03, batches=batches_of(Phase.DECODE))
     problem = Problem(table=table, demand=demand)
     whole = next(models(problem, 1))
     more = next(placed for placed in models(problem, 1) if placed.devices > whole.devices)
-    every = [whole, more, *list(operators(problem, plan_operators, more))[:2]]
-    assert len(every[-1].plan.stations) > 1
+    single = next(operators(problem, plan_operators, more))
+    every = [whole, more, single]
+    assert len(single.plan.stations) > 1
+    assert (single.lanes, single.devices) == (1, 1)
     for placed in every:
         assert placed.expected_s >= table.seconds((1024,)), "no less than unloaded"
         execution = Execution(
             *(table, placed.plan, placed.placement), slo_s=0.03, lanes=placed.lanes, visits=2
         )
-        done = execution.run(poisson(rate / 16, (1024,), 300, 1, 16), warm=100)
-        assert done.mean_s == pytest.approx(placed.expected_s, rel=0.15)
+        done = execution.run(poisson(rate / 32, (1024,), 200, 1, 32), warm=100)
+        assert done.mean_s == pytest.approx(placed.expected_s, rel=0.08)
 
 
 def test_a_paper_plan_that_has_too_little_device_time_misses() -> None:
