@@ -75,14 +75,17 @@ def operators(
             if point.figure.startswith("qps") and point.name in GAINS
         ]
     found: dict[Point, Cells] = {}
+    failed = [end for end in ends if isinstance(end, Failed)]
     for end in ends:
-        if isinstance(end, Failed):
-            raise MeshError(f"{end.job.name} failed: {end.why}", hint="run it alone")
-        found[end.job.point] = end.run
+        if not isinstance(end, Failed):
+            found[end.job.point] = end.run
     if html is not None:
         html.write_text(page(found), encoding="utf-8")
         output.message(f"written: {html}")
     if form is not Format.TABLE:
         output.structured(record(found, tested, gains), form)
-        return
-    output.table(text_columns(HEADERS, 4), rows(found))
+    else:
+        output.table(text_columns(HEADERS, 4), rows(found))
+    if failed:
+        said = "; ".join(f"{end.job.name}: {end.why}" for end in failed)
+        raise MeshError(f"{len(failed)} points failed: {said}", hint="run them alone")

@@ -218,8 +218,8 @@ class Execution:
         self._table = table
         self._slo_s = slo_s
         self._clock = HeapClock()
-        self._lanes = lanes or SERVERS_MAX
-        self._visits = min(visits or table.layers, table.layers)
+        self._lanes = SERVERS_MAX if lanes is None else lanes
+        self._visits = table.layers if visits is None else min(visits, table.layers)
         self._sizes = [size for size, _ in table.curves]
         self._yields = [curve.yields(LANES_MAX) for _, curve in table.curves]
         self._devices: dict[int, _Device] = {}
