@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Swapper(inference_pb2_grpc.InferenceServicer):
 
 
 async def serve(
-    swapper: Swapper, address: str, preloaded: Sequence[str], at_once: int, serves: threading.Event
+    swapper: Swapper, address: str, preloaded: Sequence[str], at_once: int, serves: Future[None]
 ) -> None:
     """It listens once these are loaded, for as long as its process runs. A call takes a thread
     while it is served.
@@ -134,7 +134,7 @@ async def serve(
     inference_pb2_grpc.add_InferenceServicer_to_server(swapper, server)
     bind(server, address)
     await server.start()
-    serves.set()
+    serves.set_result(None)
     await server.wait_for_termination()
 
 
@@ -146,7 +146,7 @@ def swapping(
     What is loaded before the first call is computed side by side; where nothing is, one call at a
     time has all cores. Raises Unavailable.
     """
-    address, serves = free_address("127.0.0.1:0"), threading.Event()
+    address, serves = free_address("127.0.0.1:0"), Future[None]()
     at_once = CALLS_AT_ONCE_MAX if preloaded else 1
     swapper = Swapper(
         lambda: llama_server(
@@ -158,10 +158,18 @@ def swapping(
         resident_max=resident_max,
         at_once=at_once,
     )
-    serving = serve(swapper, address, preloaded, at_once, serves)
-    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
-    if not serves.wait(READY_S_MAX):
-        raise Unavailable(f"the swapper does not serve after {READY_S_MAX:.0f} s")
+
+    def run() -> None:
+        try:
+            asyncio.run(serve(swapper, address, preloaded, at_once, serves))
+        except Exception as error:
+            serves.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        serves.result(READY_S_MAX)
+    except TimeoutError as error:
+        raise Unavailable(f"the swapper does not serve after {READY_S_MAX:.0f} s") from error
     return lambda _: (address, list(swapper.spans))
 
 

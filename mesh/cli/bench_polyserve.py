@@ -4,6 +4,7 @@ docs/policy-polyserve.md says what the figures mean.
 """
 
 import os
+from collections.abc import Mapping
 
 import click
 
@@ -21,6 +22,7 @@ from mesh.evaluation.polyserve import (
     Goodput,
     GoodputJob,
     Load,
+    Optimum,
     kind_of,
     optimum,
     record,
@@ -106,13 +108,23 @@ def polyserve(
     with progress("polyserve") as show:
         ends = run_all(planned, jobs, show)
     found: dict[str, dict[str, Goodput]] = {name: {} for name in names}
+    failed = [end for end in ends if isinstance(end, Failed)]
     for end in ends:
-        if isinstance(end, Failed):
-            raise MeshError(f"{end.job.name} failed: {end.why}", hint="run it alone")
-        found[end.job.load.workload][end.job.policy] = end.run
-    made = record(optima, found)
+        if not isinstance(end, Failed):
+            found[end.job.load.workload][end.job.policy] = end.run
+    _show(optima, found, form)
+    if failed:
+        whys = "; ".join(f"{end.job.name}: {end.why}" for end in failed)
+        raise MeshError(f"{len(failed)} of {len(ends)} searches failed: {whys}")
+
+
+def _show(
+    optima: Mapping[tuple[str, str], Optimum],
+    found: Mapping[str, Mapping[str, Goodput]],
+    form: Format,
+) -> None:
     if form is not Format.TABLE:
-        output.structured(made, form)
+        output.structured(record(optima, found), form)
         return
     headers = ("workload", "policy", "goodput, %", "of each class, %", "met at 120 %, %", "setting")
     rows = [

@@ -64,7 +64,7 @@ class OpenCalls(Protocol):
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time
     and `report` what the last seconds were like, as a caller may see it; `starting` says which
-    nodes have not joined the cell yet.
+    nodes have not joined the cell yet, and `hand_over` has another controller lead.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class Control(ControlServicer):
         report: Callable[[Caller, float], Awaitable[CellReport]],
         state_path: str,
         starting: Callable[[], Sequence[NodeStarting]],
+        hand_over: Callable[[], Awaitable[None]],
     ) -> None:
+        self._hand_over = hand_over
         self._cell = cell
         self._calls = calls
         self._clock = clock
@@ -194,6 +196,10 @@ class Control(ControlServicer):
             raise no_request(request_id)
         self._calls.cancel(request_id)
         return pb.CancelResponse()
+
+    async def StepDown(self, request: pb.StepDownRequest, context: Any) -> pb.StepDownResponse:
+        await self._hand_over()
+        return pb.StepDownResponse()
 
     def _open(self) -> list[RequestSnapshot]:
         visible = {one.spec.name for one in self._snapshot().deployments}

@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
         )
-        asyncio.run(serve(config, ready=_settle))
+        while asyncio.run(serve(config, ready=_settle)):
+            pass  # it has handed over, and stands by
     except MeshError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:

@@ -60,6 +60,8 @@ TAKE_REST_S_MAX = 10
 """The longest that one that takes the lease asks the database nothing meanwhile."""
 DOUBT_S_MAX = 60.0
 """For the question whether a write is kept whose connection broke as it committed."""
+LOOK_AGAIN_S = 0.01
+"""Between two looks whether the leader has ended whose sign came."""
 REFRESH_S = 2.0
 """Between two looks of one that stands by at what the leader has written."""
 _KEYS = {
@@ -88,11 +90,20 @@ CREATE TABLE lease (epoch BIGINT NOT NULL, holder TEXT NOT NULL, until TIMESTAMP
 INSERT INTO lease VALUES (0, '', '-infinity');
 """
 """What SQLite has by itself, or needs not."""
-_SIGN = "hashtext('mesh ' || $1), $2::int"
-_SIGN_HELD = (
-    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2"
-    " AND classid = hashtext('mesh ' || $1)::oid AND objid = $2::int::oid"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+_CHANGES = """
+CREATE TABLE IF NOT EXISTS changes (version BIGINT NOT NULL);
+INSERT INTO changes SELECT 0 WHERE NOT EXISTS (SELECT FROM changes);
+"""
+"""Counts the writes, for those that stand by. An earlier mesh made cells without it."""
+_SIGN, _RENEWS = "mesh ", "mesh renews "
+"""The locks of a leader: of a session that does nothing else, for which those that stand by wait,
+and of the one on which it renews its lease.
+"""
+_LOCK = "pg_{}(hashtext('{}' || $1), $2::int)"
+_LOCKS = (
+    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
+    " AND classid = hashtext('{}' || $1)::oid AND objid = $2::int::oid AND granted = $3"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _ROW = "SELECT epoch, holder, until::text AS until, until = '-infinity' AS given_up FROM lease"
 
@@ -144,13 +155,20 @@ class PostgresRegistry:
         self.leads = asyncio.Event()
         self.failure: MeshError | None = None
         """Why it can never lead."""
+        self.handed_over = False
         self.lease = Lease()
         self._holder = f"{holder} {secrets.token_hex(8)}"
         self._now_s = asyncio.get_running_loop().time
         self._copy = Tables("", self.place)
         self._versions: dict[str, dict[tuple[Any, ...], str]] = {table: {} for table in TABLES}
+        self._version = -1
+        """The count of writes that its copy holds."""
         self._keeping: Any = None
         """The connection that looks at the lease, or renews it."""
+        self._renews = False
+        """Whether that one has the lock of who renews."""
+        self._signing: Any = None
+        """The connection that has the lock for which others wait, or waits for it."""
         self._writing: Any = None
         self._committing = False
         self._busy = asyncio.Lock()
@@ -245,8 +263,26 @@ class PostgresRegistry:
         if self.lease.shown(epoch):
             self.deposed.set()
 
+    async def hand_over(self) -> None:
+        """Step down for one that stands by. Raises Unavailable where none does, or the database is
+        away: nothing changes then.
+        """
+        self.check_writable()
+        try:
+            async with self._asked("ask") as connection:
+                waiting = await self._locks(connection, _SIGN, self.epoch, granted=False)
+        except StorageError as error:
+            raise Unavailable(error.message, hint=error.hint) from error
+        if not waiting:
+            raise Unavailable(
+                f"no controller stands by at {self.place}",
+                hint="start another one with the same --state; it stands by within a second",
+            )
+        self.handed_over = True
+        await self.step_down()
+
     async def step_down(self) -> None:
-        """Give the lease up, so that another one takes it at once."""
+        """Give the lease up, so that another one takes it at once: it waits for the sign."""
         self.lease.step_down()
         self.deposed.set()
         async with self._busy:
@@ -255,6 +291,9 @@ class PostgresRegistry:
                     connection = await self._writer()
                     sql = "UPDATE lease SET until = '-infinity' WHERE epoch = $1 AND holder = $2"
                     await connection.execute(sql, self.epoch, self._holder)
+        if self._keeping is not None:
+            self._keeping.terminate()
+        self._end_sign()
 
     async def end(self) -> None:
         """Close it; a leader gives its lease up."""
@@ -286,6 +325,7 @@ class PostgresRegistry:
                     for step in STEPS:
                         await connection.execute(in_postgres(step))
                     await connection.execute("UPDATE schema_version SET version = $1", SCHEMA)
+                await connection.execute(_CHANGES)
             found = await connection.fetchval("SELECT version FROM schema_version")
             check_schema(found, self.place)
 
@@ -297,7 +337,8 @@ class PostgresRegistry:
             if await connection.fetchval("SELECT version FROM schema_version") != SCHEMA:
                 return
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                await self._read_changes(connection)
+                if await connection.fetchval("SELECT version FROM changes") != self._version:
+                    await self._read_changes(connection)
 
     async def _try_refresh(self) -> None:
         try:
@@ -307,7 +348,7 @@ class PostgresRegistry:
 
     async def _read_changes(self, connection: Any) -> None:
         changes: list[tuple[str, tuple[Any, ...]]] = []
-        versions = {}
+        versions, version = {}, await connection.fetchval("SELECT version FROM changes")
         for table in TABLES:
             keys, known = _KEYS[table], self._versions[table]
             listed = await connection.fetch(
@@ -333,6 +374,7 @@ class PostgresRegistry:
         if changes:
             await asyncio.to_thread(self._copy.apply, tuple(changes))
         self._versions.update(versions)
+        self._version = version
 
     async def _keep(self) -> None:
         """Look at the lease, take it, renew it: a beat every RENEW_S, or when woken."""
@@ -342,7 +384,7 @@ class PostgresRegistry:
             try:
                 async with asyncio.timeout(ASK_S_MAX):
                     if self._keeping is None or self._keeping.is_closed():
-                        self._keeping = await self._connect(ASK_S_MAX)
+                        self._keeping, self._renews = await self._connect(ASK_S_MAX), False
                     takes = await self._beat(self._keeping, begun_s)
                 if takes:
                     await self._take(self._keeping)
@@ -353,6 +395,8 @@ class PostgresRegistry:
             except LaterSchema:
                 raise
             except Exception as error:
+                if self.deposed.is_set():
+                    return
                 self._note_away(str(error) or type(error).__name__)
                 if self._keeping is not None:
                     self._keeping.terminate()
@@ -371,11 +415,18 @@ class PostgresRegistry:
             sql += " WHERE epoch = $1 AND holder = $3"
             if await connection.execute(sql, self.epoch, LEASE_S, self._holder) == "UPDATE 1":
                 self.lease.renewed(now_s)
+                if not self._renews:
+                    await self._lock_renewing(connection)
             else:
                 self._lose(await self._row(connection))
             return False
         row = await self._row(connection)
         return self.lease.seen(row, now_s)
+
+    async def _lock_renewing(self, connection: Any) -> None:
+        """The session before this one may last for a while: it is tried at each beat."""
+        sql = f"SELECT {_LOCK.format('try_advisory_lock', _RENEWS)}"
+        self._renews = await connection.fetchval(sql, self._at.cell, self.epoch)
 
     def _lose(self, row: LeaseRow) -> None:
         """Somebody else has the lease, of whatever epoch."""
@@ -416,6 +467,8 @@ class PostgresRegistry:
         self.lease.taken(epoch, asked_s)
         self.leads.set()
         logger.info("leads the cell at %s, epoch %d", self.place, epoch)
+        async with asyncio.timeout(ASK_S_MAX):
+            await self._lock_renewing(connection)
 
     async def _migrate(self, connection: Any) -> None:
         found = await connection.fetchval("SELECT version FROM schema_version")
@@ -429,28 +482,30 @@ class PostgresRegistry:
         that holds it: its session has ended when it comes.
         """
         while self.lease.role is not Role.DEPOSED:
-            connection = None
             try:
-                connection = await self._connect(ASK_S_MAX)
-                await self._hold_sign(connection)
+                self._signing = await self._connect(ASK_S_MAX)
+                await self._hold_sign(self._signing)
             except Exception as error:
                 logger.debug("no sign of the leader: %s", error)  # `_keep` warns
             finally:
-                if connection is not None:
-                    connection.terminate()
+                self._end_sign()
             await asyncio.sleep(RENEW_S)
 
+    def _end_sign(self) -> None:
+        if self._signing is not None:
+            self._signing.terminate()
+        self._signing = None
+
     async def _hold_sign(self, connection: Any) -> None:
-        seen = self.lease.row
+        seen, lock = self.lease.row, f"SELECT {_LOCK.format('advisory_lock', _SIGN)}"
         if self.lease.role is Role.LEADING:
-            await connection.execute(f"SELECT pg_advisory_lock({_SIGN})", self._at.cell, self.epoch)
+            await connection.execute(lock, self._at.cell, self.epoch)
             closed = asyncio.Event()
             connection.add_termination_listener(lambda _: closed.set())
             await closed.wait()
-        elif seen is not None and await connection.fetchval(_SIGN_HELD, self._at.cell, seen.epoch):
+        elif seen is not None and await self._locks(connection, _SIGN, seen.epoch):
             await connection.execute("SET lock_timeout = 0")
-            sql = f"SELECT pg_advisory_lock({_SIGN})"
-            comes = asyncio.create_task(connection.execute(sql, self._at.cell, seen.epoch))
+            comes = asyncio.create_task(connection.execute(lock, self._at.cell, seen.epoch))
             try:
                 while self._stands_by_under(seen.epoch) and not comes.done():
                     await asyncio.wait([comes], timeout=RENEW_S)
@@ -461,8 +516,25 @@ class PostgresRegistry:
             if comes.cancelled():  # the session of a leader that was frozen may last
                 return
             comes.result()
-            if self.lease.signalled(seen.epoch):
+            dead = await self._renews_no_more(connection, seen.epoch)
+            if dead and self.lease.signalled(seen.epoch):
                 self._woken.set()
+
+    async def _renews_no_more(self, connection: Any, epoch: int) -> bool:
+        """Whether the leader's other session has ended, too, or does so at once: one that has lost
+        the first alone is alive.
+        """
+        until_s = self._now_s() + RENEW_S
+        while await self._locks(connection, _RENEWS, epoch):
+            if self._now_s() > until_s:
+                return False
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return True
+
+    async def _locks(self, connection: Any, which: str, epoch: int, granted: bool = True) -> int:
+        """How many sessions have a lock of the leader, or wait for it."""
+        found = await connection.fetchval(_LOCKS.format(which), self._at.cell, epoch, granted)
+        return int(found)
 
     def _stands_by_under(self, epoch: int) -> bool:
         row = self.lease.row
@@ -481,6 +553,7 @@ class PostgresRegistry:
             raise Unreached(f"another controller leads the cell now: epoch {lease.epoch}")
         for sql, row in statements:
             await connection.execute(in_postgres(sql), *row)
+        await connection.execute("UPDATE changes SET version = version + 1")
         self._committing = True
         await connection.execute("COMMIT")
         self._committing = False

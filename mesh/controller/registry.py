@@ -413,6 +413,7 @@ class SqliteRegistry(Tables):
         self.leads, self.deposed = asyncio.Event(), asyncio.Event()
         self.leads.set()
         self.failure: MeshError | None = None
+        self.handed_over = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
         try:
             self.epoch = self._begin()
@@ -436,6 +437,12 @@ class SqliteRegistry(Tables):
 
     def check_writable(self) -> None:
         """Nobody else has the file."""
+
+    async def hand_over(self) -> None:
+        raise Unavailable(
+            f"the registry {self.path} has this controller alone",
+            hint="controllers that stand by share a registry in PostgreSQL: --state",
+        )
 
     async def end(self) -> None:
         self.close()
@@ -478,6 +485,8 @@ class Database(Protocol):
     """Set once another controller leads, or this one never can."""
     failure: MeshError | None
     """Why it never can."""
+    handed_over: bool
+    """Whether it is deposed because it has handed over as it was asked to."""
 
     def leader(self) -> str:
         """The address of the controller that leads, as far as is known; empty for none."""
@@ -500,6 +509,10 @@ class Database(Protocol):
 
     def check_writable(self) -> None:
         """Raises Unavailable where this controller may not write now."""
+        ...
+
+    async def hand_over(self) -> None:
+        """Have another controller lead. Raises Unavailable, and then nothing has changed."""
         ...
 
     async def end(self) -> None: ...

@@ -47,7 +47,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.errors import InvalidInput, StandsBy, Unavailable
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
@@ -145,9 +145,10 @@ async def serve(
     config: ControllerConfig,
     ready: Callable[[str, str | None], None] | None = None,
     stop: asyncio.Event | None = None,
-) -> None:
+) -> bool:
     """Run a controller until `stop` is set (SIGTERM or SIGINT where none is given). `ready` is
-    called with the address once it serves, and with that of HTTP.
+    called with the address once it serves, and with that of HTTP. Whether it has handed over as it
+    was asked to, and is to stand by from now on.
 
     Raises InvalidInput, StorageError, or Unavailable when it cannot start, and whatever broke the
     core when that was why it ended.
@@ -170,7 +171,7 @@ async def serve(
                 if stood_by:
                     await _stand_by(database, guard, access.gate, server, http, health_, ending)
                 if ending.is_set():
-                    return
+                    return False
                 # The lease is renewed meanwhile.
                 start = await asyncio.to_thread(_start_on, database, config)
                 core = await asyncio.to_thread(controller_core, start)
@@ -198,10 +199,11 @@ async def serve(
             await server.stop(None)
     if controller.failure is not None:
         raise controller.failure
-    if not ending.is_set():
+    if not ending.is_set() and not database.handed_over:
         raise database.failure or Unavailable(
             "another controller leads the cell now", hint="start this one again: it stands by then"
         )
+    return not ending.is_set()
 
 
 def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
@@ -253,11 +255,11 @@ async def _stand_by(
     what keeps it from ever leading.
     """
 
-    def instead(known: bool) -> Unavailable:
+    def instead(known: bool) -> StandsBy:
         if not known:  # where the leader is, within its network, is for those who have a key
-            return Unavailable("this controller stands by", hint="ask the one that leads")
+            return StandsBy("this controller stands by", hint="ask the one that leads")
         leader = database.leader()
-        return Unavailable(
+        return StandsBy(
             f"this controller stands by; {leader or 'none'} leads",
             hint=f"ask {leader}" if leader else "try again in a second",
         )
@@ -451,6 +453,7 @@ class Controller:
             report=self._reading.report,
             state_path=database.place,
             starting=self._links.starting,
+            hand_over=database.hand_over,
         )
         self._viewed = Viewed(
             cell=self._core,

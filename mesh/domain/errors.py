@@ -10,6 +10,7 @@
     ├── Cancelled             the caller went away or asked to stop
     │   └── DeadlineExceeded  the time limit that it gave has passed
     ├── Unavailable           a controller, node or network that cannot be reached now
+    │   └── StandsBy          another controller leads, or none does now
     ├── StorageError          the state folder or model store cannot be read or written
     │   ├── LaterSchema       a later mesh has written the registry
     │   └── Unreached         the registry's database cannot be reached, or not be written to now
@@ -84,6 +85,10 @@ class DeadlineExceeded(Cancelled):
 
 class Unavailable(MeshError):
     """A controller, a node or the network cannot be reached now; a retry may help."""
+
+
+class StandsBy(Unavailable):
+    """Another controller of the cell leads, or none does now."""
 
 
 class StorageError(MeshError):

@@ -49,13 +49,12 @@ class CallGaps:
         octaves = log2(gap_s / GAP_LEAST_S) if gap_s > GAP_LEAST_S else -1.0
         ends_in = min(int(octaves * BINS_PER_OCTAVE) + 1, BINS_MAX - 1) if octaves >= 0.0 else 0
         by_time = exp(-gap_s / GAPS_FORGOTTEN_S)
-        bins = max(len(self.ended), ends_in + 1)
-        ended, reached = ([*of, *[0.0] * (bins - len(of))] for of in (self.ended, self.reached))
-        for number in range(bins):
-            is_reached = number <= ends_in
-            kept_share = by_time * GAPS_KEPT_SHARE if is_reached else by_time
-            ended[number] = ended[number] * kept_share + (number == ends_in)
-            reached[number] = reached[number] * kept_share + is_reached
+        kept, more, upto = by_time * GAPS_KEPT_SHARE, ends_in + 1 - len(self.ended), ends_in + 1
+        ended = [count * kept for count in (*self.ended[:upto], *[0.0] * more)]
+        reached = [count * kept + 1.0 for count in (*self.reached[:upto], *[0.0] * more)]
+        ended[ends_in] += 1.0
+        ended += [count * by_time for count in self.ended[upto:]]
+        reached += [count * by_time for count in self.reached[upto:]]
         return CallGaps(ended=tuple(ended), reached=tuple(reached))
 
     def valid(self) -> "CallGaps":

@@ -9,6 +9,7 @@ polyserve`. After: `runs`, `record`.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import fmean
 
 from mesh.compute.times import Times
@@ -368,22 +369,24 @@ Found = Mapping[str, Mapping[str, Goodput]]
 
 def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str, object]:
     """As one plain value, for `-o json`; `optima` by workload and kind. Gains are over the best
-    baseline of a workload, in the mean over workloads that have both.
+    baseline of a workload that refuses alike, in the mean over workloads that have both.
     """
     figures: dict[str, object] = {}
-    for kind in (TOGETHER, APART):
-        of_kind = [
-            {name: of for name, of in one.items() if kind_of(name) == kind}
-            for one in found.values()
-        ]
-        gains = [_gains(of) for of in of_kind]
-        own = [of for one in of_kind for name, of in one.items() if _is_polyserve(name)]
+    for kind, ending in product((TOGETHER, APART), ("", REFUSES_NOBODY)):
+        own = {name: of for name, of in found.items() if POLYSERVE[kind] + ending in of}
+        if ending and not own:
+            continue
+        whole = [of[POLYSERVE[kind] + ending] for of in own.values()]
+        gains = [_gains(of, kind, ending) for of in own.values()]
+        of_kind = kind + ending.replace("-", "_")
         figures |= {
-            f"gain_{kind}": _mean(gain for gain, _ in gains),
-            f"gain_each_class_{kind}": _mean(each for _, each in gains),
-            f"optimal_share_{kind}": _mean(of.percent / 100 for of in own),
-            f"optimal_share_each_class_{kind}": _mean(of.percent_each_class / 100 for of in own),
-            f"overload_share_{kind}": _mean(of.overload_share for of in own),
+            f"gain_{of_kind}": _mean(gain for gain, _ in gains),
+            f"gain_each_class_{of_kind}": _mean(each for _, each in gains),
+            f"optimal_share_{of_kind}": _mean(one.percent / 100 for one in whole),
+            f"optimal_share_each_class_{of_kind}": _mean(
+                one.percent_each_class / 100 for one in whole
+            ),
+            f"overload_share_{of_kind}": _mean(one.overload_share for one in whole),
         }
     return figures | {
         "workloads": {
@@ -393,6 +396,7 @@ def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str,
                     for (workload, kind), of in optima.items()
                     if workload == name
                 },
+                "fits_some_slo": round(_fitting(optima, name), 4),
                 "policies": {policy: _of(one) for policy, one in policies.items()},
             }
             for name, policies in found.items()
@@ -400,19 +404,24 @@ def record(optima: Mapping[tuple[str, str], Optimum], found: Found) -> dict[str,
     }
 
 
-def _is_polyserve(policy: str) -> bool:
-    return policy.startswith(tuple(POLYSERVE.values()))
+def _fitting(optima: Mapping[tuple[str, str], Optimum], workload: str) -> float:
+    """The share of its requests that some SLO fits: the others are left out."""
+    return next(of.offered_share for (name, _), of in optima.items() if name == workload)
 
 
-def _gains(of: Mapping[str, Goodput]) -> tuple[float | None, float | None]:
-    own = [one for name, one in of.items() if _is_polyserve(name)]
-    others = [one for name, one in of.items() if not _is_polyserve(name)]
-    if not own or not others:
-        return None, None
-    best = max(one.percent for one in others)
-    best_each = max(one.percent_each_class for one in others)
-    percent, each = max(one.percent for one in own), max(one.percent_each_class for one in own)
-    return percent / best if best else None, each / best_each if best_each else None
+def _gains(of: Mapping[str, Goodput], kind: str, ending: str) -> tuple[float | None, float | None]:
+    """Those of PolyServe over the best baseline that refuses as it does. Goodput below
+    PERCENT_LEAST is not known: a baseline counts as that then, so that a gain is the least it is.
+    """
+    own, names = of[POLYSERVE[kind] + ending], [name + ending for name in BASELINES[kind]]
+    others = [of[name] for name in names if name in of]
+
+    def gain(percent: Callable[[Goodput], int]) -> float | None:
+        best = max((percent(one) for one in others), default=0)
+        known = others and (percent(own) or best)
+        return percent(own) / max(best, PERCENT_LEAST) if known else None
+
+    return gain(lambda one: one.percent), gain(lambda one: one.percent_each_class)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

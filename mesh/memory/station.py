@@ -322,8 +322,12 @@ class ReservationStation:
         expected behind all others. The `newcomer` is one more load, `NEWCOMER`, of a kind and
         needed by a time; whoever plans it makes room for it, so that it waits for no memory.
         """
-        if newcomer is None and not any(h.running or h.waiting for h in self._holdings.values()):
-            return {}
+        if newcomer is None:
+            for holding in self._holdings.values():
+                if holding.running or holding.waiting:
+                    break
+            else:
+                return {}
         running, waiting = self.running_reservations(), self.waiting()
         if newcomer is not None:
             kind, needed_s = newcomer

@@ -150,7 +150,8 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
             schedule.pool.roll(schedule.queues, now_s)
             continue
         now_s += _slowed_s(schedule, now_s, grant.seconds)
-        for prompt in _advance(schedule, grant, now_s):
+        decoding = grant.queue.decoding(grant.decode)
+        for prompt in _advance(schedule, grant, now_s, decoding):
             if id(prompt) in places:
                 in_time[places[id(prompt)]] = now_s + schedule.margin_s <= prompt.due_s
                 open_left -= 1
@@ -193,7 +194,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
         return schedule.now_s
     schedule.best_effort_s = 0.0
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
-    _advance(schedule, grant, end_s)
+    _advance(schedule, grant, end_s, grant.queue.decoding(grant.decode))
     return end_s
 
 
@@ -211,13 +212,16 @@ def _slowed_s(schedule: Schedule, start_s: float, seconds: float) -> float:
     return seconds * schedule.slowdown if start_s < schedule.slow_until_s else seconds
 
 
-def _advance(schedule: Schedule, grant: Grant, end_s: float) -> list[Prompt]:
-    """Carry a turn out, and the swaps that end beside it: the prompts that it completes."""
+def _advance(
+    schedule: Schedule, grant: Grant, end_s: float, decoding: Sequence[PaceClass]
+) -> list[Prompt]:
+    """Carry a turn out, in which these decode, and the swaps that end beside it: the prompts that
+    it completes.
+    """
     queue = grant.queue
     if schedule.pool is not None:
         schedule.pool.roll(schedule.queues, end_s, stepping=queue)
     if queue.batch:
-        decoding = queue.decoding(grant.decode)
         for part in decoding:
             for _ in range(grant.iterations):
                 part.decoded(end_s)
@@ -302,7 +306,7 @@ class _Rollout:
 
     def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
-        there_s = dict[InstanceId, float]()
+        there_s: dict[InstanceId, float] = {}
         if self._pool is not None:
             there_s = self._pool.arrivals_s(self._schedule.queues, self._now_s)
         for queue in self._schedule.queues:
@@ -402,17 +406,17 @@ class _Rollout:
         queue = grant.queue
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
-        decoding = queue.decoding(grant.decode)
-        decodes_late = any(
-            end_s + schedule.decode_margin_s(part.tpot_s) > part.owed_s for part in decoding
-        )
-        done = _advance(schedule, grant, end_s)
+        decoding, decodes_late = queue.decoding(grant.decode), False
+        for part in decoding:
+            if end_s + schedule.decode_margin_s(part.tpot_s) > part.owed_s:
+                decodes_late = True
+        done = _advance(schedule, grant, end_s, decoding)
         verdict = self._judge(done, seen_s) if done else None
         if schedule.rule.period is not None:
             self._note_slack(decoding, end_s)
         return Verdict.DELAYS_RUNNING if decodes_late else verdict
 
-    def _note_slack(self, decoding: list[PaceClass], end_s: float) -> None:
+    def _note_slack(self, decoding: Sequence[PaceClass], end_s: float) -> None:
         if any(queue.prompts for queue in self._schedule.queues):
             self._slacks_s.clear()
             return

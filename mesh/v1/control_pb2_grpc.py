@@ -130,6 +130,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.CellEvent.FromString,
                 _registered_method=True)
+        self.StepDown = channel.unary_unary(
+                '/mesh.v1.Control/StepDown',
+                request_serializer=mesh_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.StepDownResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -262,6 +267,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StepDown(self, request, context):
+        """Has a controller that stands by lead; this one stands by from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -359,6 +371,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.WatchRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.CellEvent.SerializeToString,
+            ),
+            'StepDown': grpc.unary_unary_rpc_method_handler(
+                    servicer.StepDown,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.StepDownRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.StepDownResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -874,6 +891,33 @@ class Control:
             '/mesh.v1.Control/Watch',
             mesh_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.CellEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StepDown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/StepDown',
+            mesh_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.StepDownResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class ControlStub:
     """Ends a request; its client is told that it was cancelled."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
+    StepDown: _grpc.UnaryUnaryMultiCallable[_control_pb2.StepDownRequest, _control_pb2.StepDownResponse]
+    """Has a controller that stands by lead; this one stands by from then on."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -102,6 +104,8 @@ class ControlAsyncStub(ControlStub):
     """Ends a request; its client is told that it was cancelled."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
+    StepDown: _aio.UnaryUnaryMultiCallable[_control_pb2.StepDownRequest, _control_pb2.StepDownResponse]  # type: ignore[assignment]
+    """Has a controller that stands by lead; this one stands by from then on."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -250,5 +254,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.CellEvent], _abc.AsyncIterator[_control_pb2.CellEvent]]:
         """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
+
+    @_abc_1.abstractmethod
+    def StepDown(
+        self,
+        request: _control_pb2.StepDownRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.StepDownResponse, _abc.Awaitable[_control_pb2.StepDownResponse]]:
+        """Has a controller that stands by lead; this one stands by from then on."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

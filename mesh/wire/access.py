@@ -34,7 +34,7 @@ _CONTROL = {
             "Cancel",
         ),
     ),
-    _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch"),
+    _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch", "StepDown"),
 }
 _OPEN_INFERENCE: Mapping[str, frozenset[Role] | None] = {
     "ServerLive": None,

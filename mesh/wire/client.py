@@ -259,6 +259,10 @@ class MeshClient:
             request = pb.CancelRequest(request_id=request_id)
         self._calls.unary(self._control.Cancel, request)
 
+    def step_down(self) -> None:
+        """Have a controller that stands by lead. Raises Unavailable where there is none."""
+        self._calls.unary(self._control.StepDown, pb.StepDownRequest())
+
     def tokenizer(self, name: DeploymentName) -> TextAssets:
         """The text assets of the deployment's model. Raises NotFound, and Unavailable while the
         model is being imported.

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +23,12 @@ from mesh.controller.registry import (
 from mesh.domain.errors import InvalidInput, StorageError, Unavailable
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
-from tests.cluster.conftest import leading, settled, until, within, written
+from tests.cluster.conftest import LEAD_S_MAX, leading, settled, until, within, written
 from tests.controller.test_registry import TEXT, deployment
 from tests.support.postgres_server import PostgresServer
 
 asyncpg = pytest.importorskip("asyncpg")
-from mesh.controller.postgres import _SETTINGS, Place, PostgresRegistry  # noqa: E402
+from mesh.controller.postgres import _SETTINGS, _SIGN, Place, PostgresRegistry  # noqa: E402
 
 REFUSED_S_MAX = 1.5
 """An operator hears within a second; the machine of a test may be busy."""
@@ -217,6 +217,75 @@ async def test_a_database_that_is_read_only_for_a_while_costs_writes_alone(
             await read_only("off")
         await until(lambda: leader.tables.histories() == {chat: HISTORY})
         assert not leader.deposed.is_set()
+
+
+async def test_a_leader_that_loses_its_sign_alone_leads_on(
+    server: PostgresServer, cell: str
+) -> None:
+    async with standby(server.url(cell), "one:7070") as leader:
+        await within(leader.leads)
+        async with standby(server.url(cell), "two:7070") as second:
+            await until(lambda: second.lease.row is not None)
+            for _ in range(3):
+                await until_so(lambda: _waiting(leader))
+                leader._signing.terminate()
+                await asyncio.sleep(LEASE_S)
+                assert not second.leads.is_set()
+                assert not leader.deposed.is_set()
+                await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+
+
+async def test_a_leader_hands_over_to_one_that_stands_by_and_to_nobody_else(
+    server: PostgresServer, cell: str
+) -> None:
+    url = server.url(cell)
+    async with standby(url, "one:7070") as leader:
+        await within(leader.leads)
+        with pytest.raises(Unavailable, match="no controller stands by"):
+            await leader.hand_over()
+        assert not leader.deposed.is_set()
+        async with standby(url, "two:7070") as second:
+            await until_so(lambda: _waiting(leader))
+            begun_s = time.monotonic()
+            await leader.hand_over()
+            await within(second.leads)
+            took_s = time.monotonic() - begun_s
+            assert (leader.handed_over, second.epoch) == (True, leader.epoch + 1)
+            assert took_s < LEASE_S, "as quick as its early sign, and not as its lease"
+            with pytest.raises(StorageError):
+                await leader.commit(stored(deployment(), TEXT))
+
+
+async def _waiting(leader: PostgresRegistry) -> bool:
+    """Whether another one waits for the leader's sign."""
+    async with leader._asked("ask") as connection:
+        return await leader._locks(connection, _SIGN, leader.epoch, granted=False) > 0
+
+
+async def until_so(what: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LEAD_S_MAX):
+        while not await what():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_one_that_stands_by_reads_keys_once_something_was_written(
+    server: PostgresServer, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.postgres.REFRESH_S", 0.0)
+    url = server.url(cell)
+    async with leading(url) as leader, standby(url) as second:
+        reads, read = [0], second._read_changes
+
+        async def counted(connection: object) -> None:
+            reads[0] += 1
+            await read(connection)
+
+        monkeypatch.setattr(second, "_read_changes", counted)
+        await asyncio.sleep(2 * LEASE_S)
+        assert reads == [0]
+        await written(RegistryWrites(leader).store, deployment(), TEXT, None)
+        await until(lambda: names(second) == ["chat"])
+        assert reads == [1]
 
 
 async def test_one_that_stands_by_goes_on_where_no_new_connection_can_be_made(

@@ -131,6 +131,31 @@ def answers(client: MeshClient) -> bool:
     return True
 
 
+async def test_one_that_steps_down_stands_by_and_the_other_leads(
+    server: PostgresServer, cell: str, tmp_path: Path
+) -> None:
+    state, at = server.url(cell), free_address()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    config = ControllerConfig(listen=at, home=tmp_path / "two", state=state, limits=PATIENT)
+    async with live_cell(tmp_path / "one", state=state) as first:
+        with pytest.raises(Unavailable, match="no controller stands by"):
+            await first.ask(first.client.step_down)
+        await first.deployed()
+        second = asyncio.create_task(serve(config, lambda *_: ready.set(), stop))
+        async with asyncio.timeout(LEAD_S_MAX):
+            while True:
+                with suppress(Unavailable):
+                    await first.ask(first.client.step_down)
+                    break
+                await asyncio.sleep(0.05)
+            await ready.wait()
+            assert await first.serving, "it is to stand by from now on"
+        with MeshClient(at) as client:
+            assert [one.spec.name for one in await asyncio.to_thread(client.list)] == [SPEC.name]
+        stop.set()
+        assert not await second
+
+
 async def test_a_leader_that_is_shown_a_higher_epoch_ends(
     server: PostgresServer, cell: str, tmp_path: Path
 ) -> None:

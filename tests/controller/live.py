@@ -275,7 +275,7 @@ class LiveCell:
     """A controller that serves, and a client of it."""
 
     def __init__(
-        self, address: str, stop: asyncio.Event, serving: "asyncio.Task[None]", http: str | None
+        self, address: str, stop: asyncio.Event, serving: "asyncio.Task[bool]", http: str | None
     ) -> None:
         self.address = address
         self.http = http

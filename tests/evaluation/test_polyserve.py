@@ -105,13 +105,21 @@ def test_gains_are_over_the_best_baseline_of_each_workload() -> None:
             "polyserve-co": came_to(80, 60),
             "co-random": came_to(50, 20),
             "co-minimal": came_to(64, 30),
+            "polyserve-co-no-promotion": came_to(100, 90),
+            "co-random-no-refusal": came_to(90, 90),
+            "polyserve-co-no-refusal": came_to(45, 45),
+            "llm-mesh": came_to(100, 100),
         },
         "b": {"polyserve-co": came_to(60, 60)},
+        "c": {"polyserve-co": came_to(10, 5), "co-random": came_to(0, 0)},
     }
-    optima = dict.fromkeys((("a", "co"), ("b", "co")), Optimum(rate_per_s=10.0, offered_share=0.5))
-    made = record(optima, found)
-    assert (made["gain_co"], made["gain_each_class_co"]) == (1.25, 2.0)
-    assert (made["optimal_share_co"], made["overload_share_co"]) == (0.7, 0.9)
+    optimal = Optimum(rate_per_s=10.0, offered_share=0.5)
+    made = record({(name, "co"): optimal for name in found}, found)
+    # In c the baseline comes to less than 5 %, as which it counts.
+    assert (made["gain_co"], made["gain_each_class_co"]) == (1.625, 1.5)
+    assert (made["optimal_share_co"], made["overload_share_co"]) == (0.5, 0.9)
+    assert (made["gain_co_no_refusal"], made["gain_pd"]) == (0.5, None)
+    assert "gain_pd_no_refusal" not in made
 
 
 def test_a_light_load_is_met_where_each_tier_has_a_server() -> None:

@@ -128,6 +128,12 @@ class RunQueue(PaceClass):
     _profiled_s: float = field(default=0.0, init=False)
     """The same by the profile alone."""
     _lookahead_tokens: int = field(default=0, init=False)
+    _chunk: tuple[int, int, int, float] = field(default=(0, 0, 0, 0.0), init=False)
+    """Prompt tokens, past ones, the batch and the factor of the last chunk that was asked for: a
+    rule asks several times for the one that it grants.
+    """
+    _chunk_added_s: float = field(default=0.0, init=False)
+    """The seconds that it adds to a decode, or takes alone."""
 
     @property
     def parts(self) -> Sequence[PaceClass]:
@@ -209,10 +215,10 @@ class RunQueue(PaceClass):
             into.owed_s = min(into.owed_s, due_s)
             self.gather()
 
-    def decoding(self, decode: Decode) -> list[PaceClass]:
+    def decoding(self, decode: Decode) -> Sequence[PaceClass]:
         """The classes of those who decode; some are divided for it."""
         if decode is None:
-            return list(self.parts) if self.batch else []
+            return () if not self.batch else tuple(self.classes) or (self,)
         found = []
         for part in tuple(self.parts):
             named = [request_id for request_id in part.running if request_id in decode]
@@ -297,9 +303,13 @@ class RunQueue(PaceClass):
         return seconds
 
     def _chunk_s(self, tokens: int, past_tokens: int) -> float:
-        if self.batch:
-            return self.decode_s + self.times.chunk_s(tokens, past_tokens, self.batch)
-        return self.times.prefill_s(tokens, past_tokens)
+        batch, times = self.batch, self.times
+        of = tokens, past_tokens, batch, times.factor
+        if of != self._chunk:
+            alone = times.prefill_s(tokens, past_tokens) if not batch else 0.0
+            self._chunk_added_s = alone or times.chunk_s(tokens, past_tokens, batch)
+            self._chunk = of
+        return self.decode_s + self._chunk_added_s if batch else self._chunk_added_s
 
 
 def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:

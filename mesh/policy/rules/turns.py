@@ -76,9 +76,10 @@ def next_turn(
 ) -> Grant | None:
     """Who is next, by the rule; None when no run queue has work."""
     working = [queue for queue in queues if queue.batch or queue.prompts]
-    if all(queue.out for queue in working):
-        return None
-    return rule.turn(working, now_s, TurnBounds(prefill_tokens_max, turn_s_max))
+    for queue in working:
+        if not queue.out:
+            return rule.turn(working, now_s, TurnBounds(prefill_tokens_max, turn_s_max))
+    return None
 
 
 def note_turn(grant: Grant) -> None:

@@ -179,7 +179,8 @@ def forecast_on(
         return Forecast(verdict=Verdict.DELAYS_RUNNING)
     elif estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
-    if decode_share_with(instance, now_s, request, *beside) > 1.0:
+    exceeded = instance.refusals.exceeded
+    if exceeded and decode_share_with(instance, now_s, request, *beside) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
@@ -606,13 +607,14 @@ def _fill(
     join, and those whose KV blocks are on their way do so `later`. `validate` predicts its decodes.
     """
     dues_s, running, mixed = run_queue.dues_s, run_queue.running, False
-    context_tokens, led = 0, dict[RequestEntry | None, Prompt]()
+    led: dict[RequestEntry | None, Prompt] = {}
+    context_tokens = 0
     for request in _work(instance):
         left = request.prefill_left
         if not left:
             context_tokens += request.tokens
             dues_s.append(request.due_s)
-            running.append(request.request_id)
+            running.append(request.original.request_id)
             if request.pace_s != run_queue.tpot_s:
                 mixed = True
             continue

@@ -136,14 +136,14 @@ class Price:
             ctx.note_validation()
             return _UNSEEN[known]
         ctx.note_validation(self.node)
-        forecast = self.forecast()
+        forecast, as_predicted = self.forecast(), False
         if forecast.verdict is not Verdict.PASSES:
             care = self.node.rule.overestimate
             as_predicted = forecast.in_time_as_predicted(request.due_s, ctx.now_s, care)
             if as_predicted:
                 request.refusals.note_in_time_as_predicted()
-            at, verdict = (self.node.version, ctx.now_s), forecast.verdict
-            instance.refusals.note(*at, request, left, verdict, as_predicted=as_predicted)
+        at, verdict = (self.node.version, ctx.now_s), forecast.verdict
+        instance.refusals.note(*at, request, left, verdict, as_predicted=as_predicted)
         return forecast
 
     def _known(

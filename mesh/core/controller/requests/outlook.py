@@ -32,6 +32,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason, Verdict
+from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
 from mesh.memory.station import ReservationKind
 from mesh.policy.plans import Shortage
@@ -211,7 +212,8 @@ class Outlook:
         been tried it says nothing. It never takes less than the way to the client, so that a
         refusal is there before the first token was due.
         """
-        ctx, entry, seen = self.ctx, self.entry, dict[str, float]()
+        ctx, entry = self.ctx, self.entry
+        seen: dict[str, float] = {}
         assert entry.deployment is not None
         cached = max((i.cached_tokens(request) for i in entry.instances.values()), default=0)
         most_s = GUESSED_SHARE_MOST * (request.due_s - request.arrival_s)
@@ -273,7 +275,7 @@ def refuse_past_deadline(outlook: Outlook) -> None:
         if request.waits_for is None:
             heads.setdefault(request.slo.name, request)
     untried = [name for name, head in heads.items() if stops_queue(head)]
-    causes: dict[str, Cause] = {}
+    causes: dict[tuple[Slo, Verdict | None], Cause] = {}
     for request in list(entry.queue):
         best_effort = request.slo.best_effort
         most_s = request.slo.ttft_s if best_effort else ctx.limits.queue_wait_s_max
@@ -293,8 +295,8 @@ def refuse_past_deadline(outlook: Outlook) -> None:
             continue
         if isinstance(waits, Shortage):
             request.refusals.note(waits)
-        causes[name], message = _why(ctx, outlook, request, causes.get(name))
-        reason = causes[name].reason
+        cause, message = _why(ctx, outlook, request, causes)
+        reason = cause.reason
         if ctx.is_too_long(request):
             too_slow = ctx.latest_start_s(request) == -inf
             raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
@@ -327,8 +329,8 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
     """
     if not ctx.policy.promises:
         return frozenset()
-    looks = sum(instance.takes_now for instance in entry.candidates)
-    most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
+    instances = [instance for instance in entry.candidates if instance.takes_now]
+    most = LOOKED_AT * (ctx.validations_left // max(len(instances), 1))
     waiting = (r for r in entry.queue if r.waits_for is None and not r.has_own_slo)
     by_class: dict[str, list[RequestEntry]] = {}
     for request in islice(waiting, most):
@@ -336,11 +338,9 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
             by_class.setdefault(request.slo.name, []).append(request)
     found: list[RequestEntry] = []
     for left in by_class.values():
-        for instance in entry.candidates:
+        for instance in instances:
             if not left:
                 break
-            if not instance.takes_now:
-                continue
             ctx.note_validations(-(-len(left) // LOOKED_AT))
             left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
         found += left
@@ -348,9 +348,14 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
 
 
 def _why(
-    ctx: EventContext, outlook: Outlook, request: RequestEntry, before: Cause | None
+    ctx: EventContext,
+    outlook: Outlook,
+    request: RequestEntry,
+    causes: dict[tuple[Slo, Verdict | None], Cause],
 ) -> tuple[Cause, str]:
-    """What it is refused for, and in words. `before`: what the one before it was."""
+    """What it is refused for, and in words. `causes`: what those before it were, by their SLO and
+    by what their last try found, which says the same of this one.
+    """
     entry, waited = outlook.entry, f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not outlook.has_node():
         if request.attempt:
@@ -367,7 +372,9 @@ def _why(
         late = RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE
         cause = Cause(reason=late)
     else:
-        cause = (before if not ctx.looks_left else None) or _cause(ctx, outlook, request)
+        found = request.slo, request.refusals.last
+        known = causes.get(found) if found[1] is not None or not ctx.looks_left else None
+        cause = causes[found] = known or _cause(ctx, outlook, request)
     return cause, _words(entry, request, cause, waited)
 
 

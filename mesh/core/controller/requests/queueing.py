@@ -322,10 +322,10 @@ def _displace_best_effort(
     """
     deployment = entry.deployment
     assert deployment is not None
-    if request.slo.best_effort or not ctx.may_start(entry):
+    if request.slo.best_effort or not ctx.mixed_nodes or not ctx.may_start(entry):
         return False
     needs: InstanceNeeds | None = None
-    for node in ctx.cell.nodes.values():
+    for node in ctx.mixed_nodes:
         alone = [i for i in node.instances.values() if 0 < i.batch == len(i.best_effort)]
         alone = [i for i in alone if may_be_preempted(ctx, i)]
         if not alone or not ctx.may_evict or not ctx.may_validate:

@@ -61,6 +61,7 @@ class EventContext:
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
+    _mixed_nodes: list[NodeEntry] | None = None
     _obtainable: dict[tuple[NodeId, DeploymentName | None], tuple[int, int]] = field(
         default_factory=dict
     )
@@ -153,6 +154,15 @@ class EventContext:
     def note_evicted(self, request: RequestEntry) -> None:
         """A request of best effort has left its instance."""
         self.evicted.add(request.original.request_id)
+
+    @property
+    def mixed_nodes(self) -> list[NodeEntry]:
+        """Nodes with instances whose requests may have several SLOs, when the event first asks."""
+        if self._mixed_nodes is None:
+            nodes = self.cell.nodes.values()
+            mixed = [n for n in nodes if any(i.mixed_slos for i in n.instances.values())]
+            self._mixed_nodes = mixed
+        return self._mixed_nodes
 
     def note_retries(self) -> None:
         """All who wait are tried anew."""

@@ -62,6 +62,8 @@ class NodeEntry:
     """
     footprints: dict[str, Footprint] = field(default_factory=dict)
     """What an instance of a shape takes here, as the last one that was loaded said."""
+    _footprint_of: dict[DeploymentName, tuple[Deployment, Footprint]] = field(default_factory=dict)
+    """What `footprint_of` said last, as long as nothing else is known of the deployment."""
     rss_bytes: int = 0
     engine_bytes: int = 0
     iteration_started_s: float | None = None
@@ -212,10 +214,17 @@ class NodeEntry:
         """As instances of the shape said here; else as an engine of its kind stated, or about. It
         is that of the deployment's context limit, which theirs may differ from.
         """
+        of, known = self._footprint_of.get(deployment.spec.name, (None, None))
+        if known is not None and of is deployment:
+            return known
         stated = dict(deployment.footprints).get(self.hello.engine)
         found = self.footprints.get(deployment.model.shape) or stated
         found = found or estimate_footprint(deployment.model)
-        return found.at_context(deployment.context_tokens_max)
+        found = found.at_context(deployment.context_tokens_max)
+        if len(self._footprint_of) >= FOOTPRINTS_MAX:
+            self._footprint_of.clear()
+        self._footprint_of[deployment.spec.name] = deployment, found
+        return found
 
     def shared_weights(
         self, model_id: ModelId, context_tokens_max: int, footprint: Footprint
@@ -405,6 +414,7 @@ class NodeEntry:
 
     def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
         """A load has shown what an instance of the model's shape takes here."""
+        self._footprint_of.clear()
         self.footprints.pop(model.shape, None)
         self.footprints[model.shape] = footprint
         while len(self.footprints) > FOOTPRINTS_MAX:
