@@ -70,6 +70,8 @@ class JournalView:
         self._now_s = self._first_s
         self._next: Decision | None = None
         """The decision that was read already, and is not made yet."""
+        self._torn: InvalidInput | None = None
+        """Why it cannot be read on from here."""
         self._begin()
 
     def now_s(self) -> float:
@@ -108,7 +110,7 @@ class JournalView:
             until_s = self._now_s + seconds
             while self._index < self._events:
                 if self._next is None:
-                    self._next = next(self._decisions, None)
+                    self._next = self._read()
                 if self._next is None or self._next.now_s > until_s:
                     break
                 self._step()
@@ -119,7 +121,7 @@ class JournalView:
     def _begin(self) -> None:
         self._core = controller_core(self._start)
         self._decisions: Iterator[Decision] = read_journal(self._path)[1]
-        self._next = None
+        self._next = self._torn = None
         self._last: Decision | None = None
         self._index = 0
         self._now_s = self._sampled_s = self._first_s
@@ -150,7 +152,7 @@ class JournalView:
 
     def _step(self) -> bool:
         """Whether there was a further decision."""
-        decision = self._next or next(self._decisions, None)
+        decision = self._next or self._read()
         self._next = None
         if decision is None:
             return False
@@ -166,6 +168,16 @@ class JournalView:
         self._now_s, self._last = decision.now_s, decision
         self._index += 1
         return True
+
+    def _read(self) -> Decision | None:
+        """Raises InvalidInput at a line that is no decision, each time."""
+        if self._torn is not None:
+            raise self._torn
+        try:
+            return next(self._decisions, None)
+        except InvalidInput as error:
+            self._torn = error
+            raise
 
     def _spec(self, name: DeploymentName) -> DeploymentSpec | None:
         found = self._core.deployment(name)

@@ -105,6 +105,8 @@ class Feed:
         self._number = 0
         self._audiences: dict[Caller, _Audience] = {}
         self._lines: deque[tuple[CellLine, bytes]] = deque(maxlen=LINES_MAX)
+        self._fresh: list[tuple[CellLine, bytes]] = []
+        """Those of this turn of the loop, told together: hundreds may come at once."""
         self._refreshing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -139,6 +141,7 @@ class Feed:
             blocks = audience.since(self._number_of(last_id))
             if blocks is None:
                 # What is told from here on comes after this state.
+                self._tell_lines()
                 viewer.blocks = Mailbox(VIEWER_EVENTS_MAX)
                 blocks = await self._opening(asks, audience, LOST if last_id else "")
             yield blocks
@@ -241,22 +244,29 @@ class Feed:
             await asyncio.sleep(TICK_S)
 
     def _line(self, event: CellEvent) -> None:
-        block = self._keep(event)
-        for asks, audience in self._audiences.items():
-            if self._watched.sees(asks, event.line):
-                self._tell(audience, block)
+        if not self._fresh:
+            asyncio.get_running_loop().call_soon(self._tell_lines)
+        self._keep(event)
+        self._fresh.append(self._lines[-1])
 
-    def _keep(self, event: CellEvent) -> bytes:
+    def _tell_lines(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        for asks, audience in self._audiences.items():
+            seen = [block for line, block in fresh if self._watched.sees(asks, line)]
+            if seen:
+                self._tell(audience, seen[-1], before=b"".join(seen[:-1]))
+
+    def _keep(self, event: CellEvent) -> None:
         at_s = round(self._unix_s() - event.age_s, 3)
         block = b"event: line\ndata: %b\n\n" % encoded(
             {"time_unix_s": at_s, **plain_fields(event.line)}
         )
         self._lines.append((event.line, block))
-        return block
 
-    def _tell(self, audience: _Audience, block: bytes) -> None:
+    def _tell(self, audience: _Audience, block: bytes, before: bytes = b"") -> None:
         self._number += 1
-        audience.tell(self._number, f"id: {self._run}-{self._number}\n".encode() + block)
+        head = f"id: {self._run}-{self._number}\n".encode()
+        audience.tell(self._number, before + head + block)
 
 
 def _audience_of(asks: Caller) -> Caller:

@@ -81,13 +81,14 @@ class Moving:
         return {**where, "speed": self._speed, "trouble": self._trouble}
 
     async def _move(self, asked: _Move) -> None:
-        """Raises InvalidInput where a line of the journal is no decision."""
+        """As far as the journal can be read. What is wrong with it is told until the next move."""
         if asked.index is not None:
             self._speed, self._trouble = 0.0, ""
             try:
                 await self._journal.seek(asked.index)
-            finally:
-                await self._feed.again()
+            except InvalidInput as error:
+                self._trouble = error.message
+            await self._feed.again()
         if asked.speed is not None:
             self._speed = asked.speed
             if self._speed and (self._playing is None or self._playing.done()):

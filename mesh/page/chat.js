@@ -39,7 +39,7 @@ function parsed(what, text) {
 }
 
 // Calls `told` with what is new of { text, calls, usage, finish, firstMs, lastMs, graceMs }. Throws
-// { message, hint, retryS } for a refusal, and an AbortError when `signal` stops it.
+// { message, hint } for a refusal, and an AbortError when `signal` stops it.
 export async function stream(body, signal, told) {
   const began = performance.now();
   const answer = await fetch("v1/chat/completions", {
@@ -47,7 +47,7 @@ export async function stream(body, signal, told) {
     headers: headers(),
     body: JSON.stringify(body),
   });
-  if (!answer.ok) throw { ...(await answer.json()).error, retryS: answer.headers.get("retry-after") };
+  if (!answer.ok) throw (await answer.json()).error;
   told({ graceMs: Number(answer.headers.get("x-slo-grace-ms") ?? 0) });
   for await (const { name, data } of events(answer.body)) {
     if (name === "error") throw JSON.parse(data).error;

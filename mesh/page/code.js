@@ -1,12 +1,21 @@
-// The same call as a command or a program.
+// The same call as a command or a program. Where keys are needed, it takes one from MESH_KEY.
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { bodyOf, optionsOf } from "./chat.js";
+import { session } from "./session.js";
 
 const FORMS = {
-  curl: ({ base, body }) => `curl ${base}/v1/chat/completions -H 'content-type: application/json' \\\n  -d ${quoted(JSON.stringify(body))}`,
-  Python: ({ base, body: { stream, stream_options: _, ...rest } }) =>
-    `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}/v1", api_key="none")\nfor chunk in client.chat.completions.create(\n    stream=${stream ? "True" : "False"},\n    **json.loads(r'''${JSON.stringify(rest)}'''),\n):\n    print(chunk.choices[0].delta.content or "", end="")`.replace("from openai", "import json\n\nfrom openai"),
+  curl: ({ base, body }) => `curl ${base}/v1/chat/completions -H 'content-type: application/json' \\\n  ${session.wants_keys ? '-H "authorization: Bearer $MESH_KEY" ' : ""}-d ${quoted(JSON.stringify(body))}`,
+  Python: ({ base, body: { stream: _, stream_options: __, ...rest } }) => `import json${session.wants_keys ? "\nimport os" : ""}
+
+from openai import OpenAI
+
+client = OpenAI(base_url="${base}/v1", api_key=${session.wants_keys ? 'os.environ["MESH_KEY"]' : '"none"'})
+for chunk in client.chat.completions.create(
+    stream=True,
+    **json.loads(r'''${JSON.stringify(rest).replaceAll("'", "\\u0027")}'''),
+):
+    print(chunk.choices[0].delta.content or "", end="")`,
   "mesh invoke": ({ name, given }) => `mesh invoke ${name} ${quoted(given.prompt || "PROMPT")}`,
 };
 

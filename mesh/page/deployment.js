@@ -1,12 +1,13 @@
 // One deployment: its numbers, what an operator can do with it, its manifest, revisions and events.
 
 import { html, useState } from "./vendor/preact-htm.js";
+import { Line } from "./logs.js";
 import { post } from "./post.js";
 import { Badge, Fault, Loading, Notice, Table, Text } from "./parts.js";
 import { Profiles } from "./profile.js";
 import { address } from "./route.js";
 import { session } from "./session.js";
-import { clock, count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
+import { count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
 
 export function Deployment({ live, name }) {
   const one = live.state.deployments[name];
@@ -22,8 +23,8 @@ export function Deployment({ live, name }) {
       <${Pair} name="queued" value=${count(one.queued)} />
       <${Pair} name="served" value=${count(one.served)} />
       <${Pair} name="SLO met, last ${recent.window_s / 60} min" value=${percent(recent.attainment)} />
-      <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" />
-      <${Pair} name="TPOT p50 / p95, SLO ${millis(spec.slo.tpot_s)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" />
+      <${Pair} name="TTFT p50 / p95, SLO ${limit(spec.slo.ttft_s)}" value="${seconds(recent.ttft_p50_s)} / ${seconds(recent.ttft_p95_s)}" small />
+      <${Pair} name="TPOT p50 / p95, SLO ${millis(spec.slo.tpot_s)}" value="${millis(recent.tpot_p50_s)} / ${millis(recent.tpot_p95_s)}" small />
       <${Pair} name="refused lately, by reason" value=${refusals(recent.refused)} small />
       <${Pair} name="replicas" value="${spec.scaling.replicas_min} to ${spec.scaling.replicas_max}" />
     </dl>
@@ -37,8 +38,7 @@ export function Deployment({ live, name }) {
       <${Table} label="Revisions" columns=${REVISIONS} rows=${one.revisions} keyOf=${(r) => r.number} />`}
     <${Profiles} key=${name} name=${name} loaded=${instances.filter((i) => i.state === "ready").length} />
     <h2>Events</h2>
-    ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`
-      <li><time>${clock(line.time_unix_s)}</time> <b><${Text}>${line.subject}<//></b> <${Text}>${line.text}<//></li>`)}</ol>`
+    ${lines.length ? html`<ol class="lines">${lines.slice(-50).map((line) => html`<${Line} key=${line.number} line=${line} />`)}</ol>`
       : html`<p class="dim">None of late.</p>`}
     <h2>Manifest</h2>
     <pre class="code" tabindex="0">${JSON.stringify(spec, null, 2)}</pre>`;

@@ -3,6 +3,7 @@
 import { html } from "./vendor/preact-htm.js";
 import { Badge, Notice, Table, Text } from "./parts.js";
 import { address, ask } from "./route.js";
+import { session } from "./session.js";
 import { count, limit, millis, percent, phase, refusals, seconds } from "./words.js";
 
 export function Deployments({ state, asked }) {
@@ -17,7 +18,7 @@ export function Deployments({ state, asked }) {
     <p><label>Filter by name, state or source
       <input type="search" value=${filter} onInput=${(event) => ask({ filter: event.target.value })} /></label>
       <span class="dim" role="status"> ${rows.length} of ${all.length}</span></p>
-    <${Table} label="Deployments" columns=${COLUMNS} rows=${rows} keyOf=${(row) => row.name} sort=${sort}
+    <${Table} label="Deployments" columns=${session.journal ? COLUMNS.slice(0, -1) : COLUMNS} rows=${rows} keyOf=${(row) => row.name} sort=${sort}
       onSort=${({ name, number }) => ask({ sort: next(name, number, sort) })} />`;
 }
 
@@ -45,6 +46,7 @@ const next = (name, number, sort) => (sort === (number ? `-${name}` : name) ? (n
 
 const pair = (say, middle, high) => (middle === undefined ? "–" : `${say(middle)} / ${say(high)}`);
 
+// The last is left out over a journal, in which there is nothing to try.
 const COLUMNS = [
   { name: "name", title: "name", of: (d) => d.name,
     cell: (d) => html`<a href=${address("deployments", d.name)}><${Text}>${d.name}<//></a>` },

@@ -10,7 +10,7 @@ export const live = {
   samples: {}, // columns by name, the oldest first
   lines: [], // { number, time_unix_s, kind, subject, text }, the oldest first
   heardMs: performance.now(), // when the controller was heard last
-  note: "", // why what is shown began anew, in the controller's words
+  note: "", // why what is shown began anew, or nothing more was told, in the controller's words
   error: null, // { status, message, hint }: why the controller refuses to show anything
 };
 const listeners = new Set();
@@ -45,13 +45,13 @@ export function follow() {
       take(JSON.parse(event.data));
       draw();
     });
-  on("cell", ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why }));
+  on("cell", ({ why, samples, ...state }) => Object.assign(live, { state, samples, lines: [], note: why && `Shown anew: ${why}` }));
   on("change", ({ patch, samples }) => {
     live.state = merged(live.state, patch);
     live.samples = appended(live.samples, samples);
   });
   on("line", (line) => { live.lines = [...live.lines.slice(1 - LINES_MAX), { ...line, number: ++lines }]; });
-  on("end", ({ why }) => { live.note = why; });
+  on("end", ({ why }) => { live.note = `Nothing more was told: ${why}`; });
   source.onerror = async () => {
     if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
     source.close();
@@ -63,8 +63,10 @@ export function follow() {
 
 async function reason() {
   try {
-    const answer = await fetch("api/v1/cell");
-    return answer.ok ? null : { status: answer.status, ...(await answer.json()).error };
+    const answer = await fetch("api/v1/events");
+    if (!answer.ok) return { status: answer.status, ...(await answer.json()).error };
+    await answer.body.cancel(); // there is room again
+    return null;
   } catch {
     return null; // nobody answers: the silence says so
   }

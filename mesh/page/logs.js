@@ -3,6 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { Text } from "./parts.js";
 import { ask } from "./route.js";
+import { session } from "./session.js";
 import { clock } from "./words.js";
 
 const KINDS = ["deployment", "instance", "request", "node", "cell"];
@@ -31,14 +32,14 @@ export function Logs({ live, asked }) {
       <span class="dim" role="status">${shown.length} of ${(held ?? live.lines).length} lines${held ? `, paused; ${newer(held, live.lines)} newer` : ""}</span>
     </div>
     ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`
-      : html`<p class="dim">${live.lines.length ? "No line fits." : "Nothing has happened since this page was opened."}</p>`}`;
+      : html`<p class="dim">${live.lines.length ? "No line fits." : session.role === "tenant" ? "Lines name what others run: they are an operator's." : "Nothing has happened since this page was opened."}</p>`}`;
 }
 
 const newer = (held, lines) => (lines.at(-1)?.number ?? 0) - (held.at(-1)?.number ?? 0);
 
 const written = (line) => `${clock(line.time_unix_s)} ${line.kind} ${line.subject} ${line.text}`;
 
-function Line({ line }) {
+export function Line({ line }) {
   const long = line.text.length > CHARS_MAX;
   return html`<li><time>${clock(line.time_unix_s)}</time> <span class="dim">${line.kind}</span> <b><${Text}>${line.subject}<//></b> <${Text}>${long ? `${line.text.slice(0, CHARS_MAX)} …` : line.text}<//>
     ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;

@@ -50,6 +50,7 @@ class Page extends Component {
     }
     if (live.error) return html`<${Refused} error=${live.error} />`;
     if (!live.state) return html`<${Notice}>Loading …<//>`;
+    if (session.journal && !isThere(view)) return html`<${Notice}>A journal has no such view. <a href=${address("cell")}>The cell</a><//>`;
     if (view === "deployments" && name) return html`<${Deployment} live=${live} name=${name} />`;
     if (view === "deployments") return html`<${Deployments} state=${live.state} asked=${asked} />`;
     if (view === "requests" && name) return html`<${OneRequest} key=${name} name=${name} />`;
@@ -67,7 +68,7 @@ class Page extends Component {
 
 function Connection({ silent }) {
   if (silent) return html`<${Notice} bad>controller silent for ${silentS().toFixed(0)} s, trying<//>`;
-  return live.note ? html`<p class="notice" role="status">Shown anew: ${live.note}. <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
+  return live.note ? html`<p class="notice" role="status">${live.note}. <button onClick=${() => { live.note = ""; dispatchEvent(new HashChangeEvent("hashchange")); }}>ok</button></p>` : null;
 }
 
 const Refused = ({ error }) => html`<h1>Not shown</h1><${Fault} error=${error} />`;

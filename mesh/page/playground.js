@@ -30,7 +30,8 @@ export function Playground({ state, asked }) {
   });
 
   const send = async (event) => {
-    event?.preventDefault();
+    event.preventDefault();
+    if (running) return;
     let options;
     try {
       options = optionsOf(given);
@@ -40,20 +41,22 @@ export function Playground({ state, asked }) {
     setFault(null);
     const abort = new AbortController();
     setRunning(abort);
-    await Promise.all(shown.map(async (name) => {
+    const answered = await Promise.all(shown.map(async (name) => {
       const earlier = (latest.current[name] ?? []).filter((turn) => turn.finish);
       const turn = { prompt: given.prompt, text: "", thought: "", calls: [], waiting: true };
       setTurns((all) => ({ ...all, [name]: [...(all[name] ?? []), turn] }));
       try {
         await stream(bodyOf(name, { ...given, options }, earlier), abort.signal, (told) => update(name, (one) => added(one, told)));
         update(name, (one) => ({ ...one, waiting: false }));
+        return true;
       } catch (error) {
         const stopped = error.name === "AbortError";
-        update(name, (one) => ({ ...one, waiting: false, stopped, error: stopped ? null : { message: String(error.message ?? error), hint: error.hint, retryS: error.retryS } }));
+        update(name, (one) => ({ ...one, waiting: false, stopped, error: stopped ? null : { message: String(error.message ?? error), hint: error.hint } }));
+        return stopped;
       }
     }));
     setRunning(null);
-    setGiven((all) => ({ ...all, prompt: "" }));
+    if (answered.some(Boolean)) setGiven((all) => ({ ...all, prompt: "" })); // a refused one can be sent again
   };
 
   if (!names.length) return html`<h1>Playground</h1><${Notice}>Nothing is deployed yet.${" "}
@@ -80,7 +83,7 @@ export function Playground({ state, asked }) {
     <${Fault} error=${fault} />
     <form class="prompt" onSubmit=${send}>
       <label>Prompt <textarea rows="3" required value=${given.prompt} onInput=${set("prompt")}
-        onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event); }}></textarea></label>
+        onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); }}></textarea></label>
       ${running ? html`<button type="button" class="bad" onClick=${() => running.abort()}>stop</button>`
         : html`<button class="first">send <span class="dim">Ctrl+Enter</span></button>`}
     </form>
@@ -103,8 +106,7 @@ function Answers({ name, state, turns }) {
       ${turn.calls.map((call) => html`<pre class="code" tabindex="0">${call.name}(${call.arguments})</pre>`)}
       ${turn.waiting && turn.firstMs === undefined && html`<${Waiting} name=${name} deployment=${deployment} state=${state} />`}
       <${Measured} turn=${turn} slo=${deployment.spec.slo} />
-      <${Fault} error=${turn.error} />
-      ${turn.error?.retryS && html`<p class="dim">Try again in ${turn.error.retryS} s.</p>`}`)}
+      <${Fault} error=${turn.error} />`)}
   </section>`;
 }
 

@@ -5,7 +5,7 @@ import { Badge, Fault, Notice, Table, Text } from "./parts.js";
 import { post } from "./post.js";
 import { address, ask } from "./route.js";
 import { session } from "./session.js";
-import { clock, count, millis, seconds, span } from "./words.js";
+import { clock, count, limit, millis, seconds, span } from "./words.js";
 
 const PATH = "api/v1/requests";
 const POLL_MS = 2000;
@@ -191,7 +191,7 @@ export function OneRequest({ name }) {
     <p><a href=${address("requests")}>All requests</a></p>`;
 }
 
-const [WIDE, HIGH, EDGE] = [800, 220, 46];
+const [WIDE, HIGH, EDGE] = [800, 220, 64];
 
 function Tokens({ told }) {
   const most = Math.max(told.due_after_s.at(-1), ...told.tokens_after_s) || 1;
@@ -200,7 +200,7 @@ function Tokens({ told }) {
   const y = (s) => HIGH - 22 - ((HIGH - 34) * s) / most;
   const line = told.due_after_s.map((s, index) => `${x(index).toFixed(1)},${y(s).toFixed(1)}`).join(" ");
   return html`<svg class="tokens" viewBox="0 0 ${WIDE} ${HIGH}" role="img" aria-label=${`${told.tokens_after_s.length} tokens beside their deadlines`}>
-    ${[0, 0.5, 1].map((share) => html`<text x="2" y=${y(share * most) + 4}>${seconds(share * most)}</text>
+    ${[0, 0.5, 1].map((share) => html`<text x="2" y=${y(share * most) + 4}>${limit(share * most)}</text>
       <line class="grid" x1=${EDGE} x2=${WIDE} y1=${y(share * most)} y2=${y(share * most)} />`)}
     <text x=${EDGE} y=${HIGH - 4}>token 1</text><text x=${WIDE - 8} y=${HIGH - 4} text-anchor="end">${told.tokens_after_s.length}</text>
     <polyline class="due" points=${line} />

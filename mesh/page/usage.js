@@ -24,7 +24,7 @@ export function Usage({ asked }) {
     ${Object.entries(all).map(([one, title]) => html`<option value=${one} selected=${one === value}>${title}</option>`)}</select></label>`;
   return html`<h1>Usage</h1>
     <div class="chosen">${choice("by", "by", by, Object.fromEntries(BY.map((one) => [one, NAMES[one] ?? one])))}
-      ${choice("of", "since_h", hours, HOURS)}</div>
+      ${choice("within", "since_h", hours, HOURS)}</div>
     <${Fault} error=${told.error} />
     ${told.rows && (told.rows.length
       ? html`<${Table} label="Usage" columns=${[...COLUMNS[told.by], ...COUNTS]} rows=${told.rows} keyOf=${(u) => `${u.hour_unix_s} ${u.deployment} ${u.tenant} ${u.key_id} ${u.slo_class}`} />`

@@ -35,6 +35,8 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
+from mesh.wire.resuming import Asked as AskedCall
+from mesh.wire.resuming import LeaderWatch, ResumedAnswer
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -124,14 +126,17 @@ Progress = Callable[[str, float], None]
 
 class MeshClient:
     """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call. A
-    call that is answered from memory raises Unavailable after `answer_s_max`.
+    call that is answered from memory raises Unavailable after `answer_s_max`. Of several addresses,
+    with commas between, the others are for invocations that the first does not take, or loses.
     """
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._channel = dial_blocking(address)
+        self._addresses = address.split(",")
+        self._watch = LeaderWatch(self._addresses)
+        self._channel = dial_blocking(self._addresses[0])
         self._control = ControlStub(self._channel)
         self._inference = InferenceStub(self._channel)
-        self._calls = Calls(address, answer_s_max)
+        self._calls = Calls(self._addresses[0], answer_s_max)
 
     def __enter__(self) -> "MeshClient":
         return self
@@ -299,13 +304,29 @@ class MeshClient:
         self, invocation: Invocation, timeout_s: float | None = None
     ) -> Stream[InvocationEvent]:
         """The answer as it is generated, from Accepted to Finished. Raises Refused with the reason.
+        Where its controller goes away it is asked for again, at each of the addresses, and goes on
+        where it was; what broke it is raised after RESUME_S_MAX.
 
         The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
         """
+        answer = ResumedAnswer(
+            invocation, self._invoke, self._addresses, timeout_s, self._watch.watched
+        )
+        return answer.events()
+
+    def _invoke(self, address: str, asked: Invocation, timeout_s: float | None) -> AskedCall:
+        """The call is made at once. One that goes on has a channel of its own: one that was refused
+        would first back off for a while.
+        """
         with _writing("the invocation"):
-            request = invocation_to_wire(invocation)
-        call = self._inference.Invoke(request, timeout=timeout_s)
-        return _each(event_from_wire, self._calls.stream(call, timeout_s=timeout_s))
+            request = invocation_to_wire(asked)
+        first = asked.resume is None and address == self._addresses[0]
+        channel = None if first else dial_blocking(address)
+        inference = self._inference if channel is None else InferenceStub(channel)
+        calls = self._calls if channel is None else Calls(address)
+        call = inference.Invoke(request, timeout=timeout_s)
+        events = calls.stream(call, timeout_s=timeout_s)
+        return call, _each(event_from_wire, events, channel)
 
     def _operation(
         self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None
@@ -319,9 +340,16 @@ class MeshClient:
         return done
 
 
-def _each(read: Callable[[M], V], messages: Iterator[M]) -> Stream[V]:
-    for message in messages:
-        yield read(message)
+def _each(
+    read: Callable[[M], V], messages: Iterator[M], channel: grpc.Channel | None = None
+) -> Stream[V]:
+    """What they say. A channel of their own is closed at the end."""
+    try:
+        for message in messages:
+            yield read(message)
+    finally:
+        if channel is not None:
+            channel.close()
 
 
 @contextmanager

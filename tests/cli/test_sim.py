@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.runtime.journal import ControllerStart, read_journal
+from mesh.domain.limits import NodeLimits
+from mesh.runtime.journal import ControllerStart, NodeStart, open_journal, read_journal
 from tests.cli.running import mesh
 from tests.sim.scenarios import SMALL
 
@@ -236,6 +237,23 @@ def test_a_wrong_replay_is_told(arguments: tuple[str, ...], code: int, named: st
     assert ran.code == code
     assert named in ran.error_lines[0]
     assert ran.out == ""
+
+
+def test_the_page_takes_no_journal_that_it_cannot_show(scenario: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert mesh("sim", scenario, "--journal", str(whole)).code == 0
+    open_journal(tmp_path / "node", NodeStart(version="1", limits=NodeLimits())).close()
+    (tmp_path / "other").write_text("<html>")
+    (tmp_path / "broken").write_text(whole.read_text() + "no decision\n")
+    for name, said in (
+        ("absent", "cannot read the journal"),
+        ("other", "is no journal"),
+        ("broken", "is no decision"),
+        ("node", "is the journal of a node"),
+    ):
+        ran = mesh("page", "--journal", str(tmp_path / name), "--http", "127.0.0.1:0")
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.error_lines[0]
 
 
 FAULTS = """

@@ -1,8 +1,8 @@
 """The page in a real browser, on a real cell with the demo model: what is shown, and what is done.
 
 In every test no error may come to the console, which is where a breach of the page's policy would
-be said, too, and no other host may be asked. MESH_PAGE_PICTURES names a folder for pictures of each
-view, light, dark and narrow.
+be said, too, and no other host may be asked; in every view axe-core finds nothing, light and dark,
+narrow and wide. MESH_PAGE_PICTURES names a folder for pictures of all of them.
 """
 
 import json
@@ -10,31 +10,38 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from subprocess import PIPE, Popen
+from subprocess import run as run_command
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.cli.cell import running_cell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
 from mesh.controller.keys import KeyBook
-from mesh.domain.access import NOBODY, Role, TenantName
+from mesh.domain.access import NOBODY, Role, TenantLimits, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import Cancelled, Unauthenticated
+from mesh.domain.errors import Cancelled, MeshError, Refused, Unauthenticated
+from mesh.domain.events import NodeDisconnected
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.recent import CellGauges
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellLine
+from mesh.http.feed import VIEWERS_MAX
 from mesh.report.calls import CallEnd
 from mesh.report.cell_page import page as page_of
 from mesh.report.cell_report import cell_report
@@ -42,7 +49,7 @@ from mesh.runtime.journal import open_journal
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import arrivals, plan
 from mesh.wire.client import MeshClient
-from mesh.wire.credentials import Credentials
+from mesh.wire.credentials import KEY_VARIABLE, Credentials
 from mesh.wire.credentials import show as show_credentials
 from mesh_loader.store import StoredModel
 from tests.cli.running import MESH
@@ -64,12 +71,18 @@ ARGUMENTS = (
 )
 WAIT_MS_MAX = 30_000
 READY_S_MAX = 100.0
+SENDERS, SENT_MAX = 12, 20
 REFUSABLE = re.compile("/api/v1/|/v1/chat/completions")
-MARKUP = "<img src=x onerror=alert(1)> \u202egnp\x1b[31m"
+TAG = "<img src=x onerror=alert(1)>"
+MARKUP = f"{TAG} \u202egnp\x1b[31m"
+LONG = 1 << 20
+SCHEMES = ("light", "dark")
+NARROW, WIDE, WIDEST = 360, 1280, 2560
 VIEWS = {
     "cell": "#/cell",
     "deployments": "#/deployments",
     "deployment": "#/deployments/chat",
+    "no-deployment": "#/deployments/nobody",
     "requests": "#/requests",
     "charts": "#/charts",
     "logs": "#/logs",
@@ -93,6 +106,38 @@ def spec_of(cell: Cell, name: str, replicas_min: int = 0) -> DeploymentSpec:
         slo=Slo(ttft_s=30.0, tpot_s=5.0),
         scaling=Scaling(replicas_min=replicas_min, replicas_max=1),
     )
+
+
+def manifest_of(source: str, name: str) -> str:
+    head = f"apiVersion: mesh/v1\nkind: Model\nmetadata: {{name: {name}}}\n"
+    return f"{head}spec: {{source: '{source}', slo: {{ttft_s: 30, tpot_s: 5}}}}\n"
+
+
+def asked(max_tokens: int, name: str = "chat", prompt: tuple[int, ...] = (1, 2, 3)) -> Invocation:
+    return Invocation(
+        deployment=DeploymentName(name),
+        prompt=TokenPrompt(token_ids=prompt),
+        max_tokens=max_tokens,
+    )
+
+
+def tokens_of(client: MeshClient, invocation: Invocation) -> None:
+    for _ in client.invoke(invocation):
+        pass
+
+
+def terminal(cell: Cell, *arguments: str, stdin: str = "") -> str:
+    """What a command writes."""
+    done = run_command(
+        [*MESH, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=READY_S_MAX,
+        env={**os.environ, "MESH_CONTROLLER": cell.address},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +203,40 @@ def watched(browser: Any, url: str, heading: str = "Cell", **how: Any) -> Iterat
     page.on("request", lambda request: asked.append(request.url))
     page.goto(url)
     page.get_by_role("heading", name=heading).wait_for()
-    yield page
-    here = urlsplit(url).netloc
-    assert said == []
-    assert [url for url in asked if urlsplit(url).netloc != here] == []
-    context.close()
+    with closing(context):
+        yield page
+        here = urlsplit(url).netloc
+        assert said == []
+        assert [url for url in asked if urlsplit(url).netloc != here] == []
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = os.environ.get("MESH_PAGE_PICTURES")
+    folder = Path(named) if named else tmp_path_factory.mktemp("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fits(page: Any, name: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    for _ in range(20):  # charts follow within a few frames
+        page.wait_for_timeout(100)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        if wide <= width:
+            return
+    raise AssertionError(f"{name} is {wide} wide, not {width}")
+
+
+def looked_at(page: Any, name: str, pictures: Path) -> None:
+    """The view as it is now, in each scheme, in a narrow and a wide window."""
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        for width in (NARROW, WIDE):
+            fits(page, name, width)
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
 
 
 def show(page: Any, view: str) -> None:
@@ -186,9 +260,9 @@ def test_the_cell_is_shown_in_the_words_and_numbers_of_the_command_line(
 def test_a_deployment_appears_and_goes_without_a_reload(page: Any, cell: Cell) -> None:
     show(page, "#/deployments?filter=brief")
     page.get_by_text("0 of 2").wait_for()
+    terminal(cell, "deploy", "-", stdin=manifest_of(f"file://{cell.model}", "brief"))
+    page.get_by_role("link", name="brief", exact=True).wait_for(timeout=2_000)
     with MeshClient(cell.address) as client:
-        client.deploy(spec_of(cell, "brief"))
-        page.get_by_role("link", name="brief", exact=True).wait_for(timeout=2_000)
         page.get_by_role("link", name="brief", exact=True).click()
         page.get_by_role("button", name="delete …").click()
         page.get_by_role("button", name="keep it").click()
@@ -241,36 +315,32 @@ def wait_for_none(page: Any, client: MeshClient) -> None:
     raise AssertionError("a stopped request runs on")
 
 
-def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell) -> None:
+def test_a_request_is_seen_told_whole_and_cancelled(page: Any, cell: Cell, pictures: Path) -> None:
     show(page, "#/requests")
     with MeshClient(cell.address) as client, ThreadPoolExecutor(1) as beside:
-        asked = beside.submit(asked_in_full, client)
+        running = beside.submit(tokens_of, client, asked(6_000))
         page.get_by_role("button", name="cancel").first.wait_for()
         page.get_by_role("region", name="Timeline").get_by_text("d", exact=True).last.wait_for()
-        page.get_by_role("region", name="Open requests").get_by_role("link").first.click()
+        link = page.get_by_role("region", name="Open requests").get_by_role("link").first
+        name = link.inner_text()
+        link.click()
         page.get_by_text("first token after").wait_for()
         page.get_by_text("to chat-").first.wait_for()
         page.locator("svg.tokens circle").nth(3).wait_for()
         page.go_back()
         page.get_by_role("button", name="cancel").first.click()
         page.get_by_text("was cancelled").first.wait_for()
-        assert isinstance(asked.exception(), Cancelled)
+        assert isinstance(running.exception(), Cancelled)
     page.get_by_role("region", name="Ended requests").get_by_text("cancelled").first.wait_for()
+    page.get_by_role("region", name="Ended requests").get_by_role("link", name=name).click()
+    page.locator("h1", has_text="cancelled").wait_for()
+    page.locator("svg.tokens circle").first.wait_for()
+    looked_at(page, "request", pictures)
+    page.go_back()
     with page.expect_download() as kept:
         page.get_by_role("link", name="Chrome trace").click()
     trace = json.loads(Path(kept.value.path()).read_text())
     assert {"wait", "decode"} <= {event["name"] for event in trace["traceEvents"]}
-
-
-def asked_in_full(client: MeshClient) -> None:
-    for _ in client.invoke(
-        Invocation(
-            deployment=DeploymentName("chat"),
-            prompt=TokenPrompt(token_ids=(1, 2, 3)),
-            max_tokens=6_000,
-        )
-    ):
-        pass
 
 
 def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: Cell) -> None:
@@ -286,16 +356,83 @@ def test_lines_are_filtered_searched_paused_and_shown_as_text(page: Any, cell: C
         page.get_by_text(re.compile("paused; [1-9][0-9]* newer")).wait_for()
         page.get_by_role("button", name="go on").click()
         page.locator(".log").get_by_text("delete").first.wait_for()
+        with pytest.raises(MeshError):
+            client.deploy(replace(spec_of(cell, "brief-log"), source=MARKUP))
+        page.locator(".log").get_by_text(TAG).first.wait_for()
+        assert page.locator("img").count() == 0
     page.reload()
     assert page.get_by_label("search").input_value() == "brief-log"
 
 
-def asked(max_tokens: int, name: str = "chat") -> Invocation:
-    return Invocation(
-        deployment=DeploymentName(name),
-        prompt=TokenPrompt(token_ids=(1, 2, 3)),
-        max_tokens=max_tokens,
-    )
+def test_a_deployment_is_copied_asked_about_deployed_replayed_and_saved(
+    page: Any, cell: Cell
+) -> None:
+    show(page, "#/deployments/chat")
+    page.locator("svg.times polyline").first.wait_for()
+    page.get_by_role("link", name="Copy it").click()
+    manifest = page.get_by_role("textbox", name="Manifests")
+    playwright.expect(manifest).to_have_value(re.compile("chat-copy"))
+    page.get_by_role("button", name="will it fit").click()
+    told = page.get_by_role("region", name="Prospects of chat-copy")
+    told.get_by_text(re.compile("fits (now|once idle instances go)")).wait_for()
+    told.get_by_text("kept", exact=True).wait_for()
+    page.get_by_role("button", name="deploy", exact=True).click()
+    became = page.get_by_role("region", name="What became of chat-copy")
+    became.get_by_role("link", name="chat-copy").click()
+    with MeshClient(cell.address) as client:
+        for _ in range(2):
+            tokens_of(client, asked(4, "chat-copy"))
+        page.get_by_role("button", name="replay").click()
+        page.get_by_text("2 of 2 calls as of 'chat-copy' met the SLO of 'chat-copy'").wait_for()
+        assert client.get(DeploymentName("chat-copy")).served == 4
+        with page.expect_download() as kept:
+            show(page, "#/deploy")
+            page.get_by_label("save all deployments as").fill("all.yaml")
+            page.get_by_role("link", name="save", exact=True).click()
+        client.delete(DeploymentName("chat-copy"))
+        page.get_by_label("load a file of manifests").set_input_files(kept.value.path())
+        playwright.expect(manifest).to_have_value(re.compile("chat-copy"))
+        page.get_by_role("button", name="deploy", exact=True).click()
+        became.wait_for()
+        assert len(client.list()) == 3
+        client.delete(DeploymentName("chat-copy"))
+
+
+def test_overload_is_refused_where_it_was_asked(page: Any, cell: Cell) -> None:
+    slo = Slo(ttft_s=1.0, ttft_tokens_per_s=1e6, tpot_s=1.0)
+    enough, numbers = threading.Event(), count()
+
+    def call(client: MeshClient) -> None:
+        while not enough.is_set():
+            prompt = (next(numbers) % 10_000, *range(500))
+            with suppress(Refused):
+                tokens_of(client, asked(50, "busy", prompt))
+            enough.wait(0.05)
+
+    with MeshClient(cell.address) as client, ThreadPoolExecutor(SENDERS) as senders:
+        client.deploy(replace(spec_of(cell, "busy", replicas_min=1), slo=slo))
+        wait_for(client, DeploymentName("busy"), Goal.READY, READY_S_MAX)
+        calls = [senders.submit(call, client) for _ in range(SENDERS)]
+        try:
+            show(page, "#/try?a=busy")
+            page.get_by_text("System prompt, sampling").click()
+            page.get_by_label("at most so many tokens").fill("4")
+            answer = page.get_by_label("Answers of busy")
+            for number in range(SENT_MAX):
+                send(page, f"{number}" + 500 * " sea")
+                answer.locator(".said.user").nth(number).wait_for()
+                page.get_by_role("button", name="send").wait_for()
+                if answer.get_by_role("alert").count():
+                    break
+            answer.get_by_role("alert").get_by_text("hint: ").wait_for()
+            assert page.get_by_label("Prompt", exact=True).input_value(), "it can be sent again"
+            show(page, "#/cell")
+            page.locator(".totals .small", has_text=re.compile("[a-z_]+ [1-9]")).wait_for()
+        finally:
+            enough.set()
+        for each in calls:
+            each.result()
+        client.delete(DeploymentName("busy"))
 
 
 def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -> None:
@@ -309,25 +446,141 @@ def test_a_drain_and_a_rollout_are_shown_as_they_happen(page: Any, cell: Cell) -
         show(page, "#/deployments/chat-too")
         client.deploy(replace(spec_of(cell, "chat-too"), context_tokens_max=1024))
         page.get_by_role("region", name="Revisions").get_by_role("cell", name="2").wait_for()
+        page.get_by_text('"context_tokens_max": 1024').wait_for(timeout=1e3 * READY_S_MAX)
+        page.get_by_role("button", name="undo rollout").click()
+        page.get_by_text('"context_tokens_max": 1024').wait_for(
+            state="detached", timeout=1e3 * READY_S_MAX
+        )
 
 
-def test_page_and_command_line_give_the_same_numbers(page: Any, cell: Cell) -> None:
+def test_the_report_of_a_replay_says_what_the_command_line_says(
+    browser: Any, cell: Cell, tmp_path: Path
+) -> None:
+    trace, report = tmp_path / "calls.csv", tmp_path / "report.html"
+    rows = [f"{0.2 * n},{n % 2},{16 + n},{2 + n % 3}" for n in range(8)]
+    trace.write_text("\n".join(["t_s,function,input_tokens,output_tokens", *rows]))
+    names = ("--map", "popularity", "--deployments", "chat,chat-too")
+    told = terminal(cell, "replay", str(trace), *names, "--report", str(report), "-o", "json")
+    said = {
+        one["deployment"]: [
+            str(one["calls"]),
+            str(one["finished"]),
+            str(sum(one["refused"].values())),
+            *(f"{100 * one[met] / one['judged']:.1f}" for met in ("met", "met_in_the_mean")),
+            *(f"{one[f'ttft_s_{p}']:.3f}" for p in ("p50", "p95")),
+            *(f"{1000 * one[f'tpot_s_{p}']:.3f}" for p in ("p50", "p95")),
+        ]
+        for one in json.loads(told)["numbers"]
+    }
+    assert set(said) == {"all", "chat", "chat-too"}
+    context = browser.new_context(offline=True)
+    shown = context.new_page()
+    shown.goto(report.as_uri())
+    of_page = {}
+    for row in shown.locator("table").first.locator("tbody tr").all():
+        name, *cells = row.locator("td, th").all_inner_texts()
+        of_page[name] = cells
+    differences = {name for name in (*said, *of_page) if said.get(name) != of_page.get(name)}
+    assert differences == set()
+    context.close()
+
+
+def test_page_command_line_and_metrics_give_the_same_numbers(page: Any, cell: Cell) -> None:
+    """At rest, and while a request runs."""
     with MeshClient(cell.address) as client:
-        for _ in client.invoke(asked(4)):
-            pass
-        page.wait_for_timeout(1_500)
-        status = client.status()
-    shown = {
-        name: page.locator(".totals div", has=page.get_by_text(name, exact=True)).locator("dd")
-        for name in ("nodes ready", "requests running", "queued", "served")
+        tokens_of(client, asked(4))
+        wait_for_none(page, client)
+        none_differ(page, lambda: {**of_cell(page, cell), **of_memory(page, cell)})
+        with closing(client.invoke(asked(6_000))) as answer:
+            next(iter(answer))
+            none_differ(page, lambda: of_cell(page, cell))
+            assert totals(page)["requests running"] == "1"
+        wait_for_none(page, client)
+    show(page, "#/deployments/chat")
+    page.get_by_role("heading", name="Manifest").wait_for()
+    none_differ(page, lambda: of_deployment(page, cell))
+
+
+def none_differ(page: Any, look: Callable[[], Mapping[str, set[str]]]) -> None:
+    """A page is told once a second: it may be looked at amid a change."""
+    differences: Mapping[str, set[str]] = {}
+    for _ in range(5):
+        differences = {name: said for name, said in look().items() if len(said) > 1}
+        if not differences:
+            return
+        page.wait_for_timeout(500)
+    assert differences == {}
+
+
+def totals(page: Any) -> dict[str, str]:
+    shown = page.locator(".totals")
+    names, values = (shown.locator(part).all_inner_texts() for part in ("dt", "dd"))
+    return {name: said.replace(",", "") for name, said in zip(names, values, strict=True)}
+
+
+def of_cell(page: Any, cell: Cell) -> dict[str, set[str]]:
+    """By name, what is said by the page, by `mesh status` and by `/metrics`."""
+    shown, status = totals(page), json.loads(terminal(cell, "status", "-o", "json"))
+    ready = measured(page, cell, "mesh_node", state="ready")
+    refused = ", ".join(f"{reason} {n}" for reason, n in status["refused"].items())
+    return {
+        "ready": {shown["nodes ready"].split()[0], str(status["nodes_ready"]), ready},
+        "running": {
+            shown["requests running"],
+            str(status["running"]),
+            measured(page, cell, "vllm:num_requests_running"),
+        },
+        "queued": {
+            shown["queued"],
+            str(status["queued"]),
+            measured(page, cell, "vllm:num_requests_waiting"),
+        },
+        "served": {shown["served"], str(status["served"])},
+        "refused": {shown["refused, by reason"], (refused or "0").replace(",", "")},
     }
-    texts = {name: one.inner_text().replace(",", "") for name, one in shown.items()}
-    assert texts == {
-        "nodes ready": f"{status.nodes_ready} of {status.nodes}",
-        "requests running": str(status.running),
-        "queued": str(status.queued),
-        "served": str(status.served),
-    }
+
+
+def of_memory(page: Any, cell: Cell) -> dict[str, set[str]]:
+    """The same of the node's books, in MiB."""
+    (node,) = json.loads(terminal(cell, "nodes", "-o", "json"))
+    shown = page.locator(f"#node-{node['node_id']}").inner_text()
+    names = {"limit": "memory_bytes", "promised": "promised_bytes", "tracked": "tracked_bytes"}
+    said = {}
+    for name, key in names.items():
+        found = re.search(f"{name} ([0-9.]+)", shown)
+        of = {"node": node["node_id"], "of": name}
+        sizes = float(node[key]), float(measured(page, cell, "mesh_node_memory_bytes", **of))
+        said[name] = {found[1] if found else shown, *map(mib, sizes)}
+    return said
+
+
+def of_deployment(page: Any, cell: Cell) -> dict[str, set[str]]:
+    shown, chat = totals(page), json.loads(terminal(cell, "get", "chat", "-o", "json"))
+    ends = [
+        int(
+            measured(
+                page, cell, "vllm:request_success_total", model_name="chat", finished_reason=end
+            )
+        )
+        for end in ("stop", "length")
+    ]
+    return {"served": {shown["served"], str(chat["served"]), str(sum(ends))}}
+
+
+def mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.{1 if size_bytes < 100 * 2**20 else 0}f}"
+
+
+def measured(page: Any, cell: Cell, name: str, **labels: str) -> str:
+    """The sum of a metric's series that have these labels."""
+    told = page.request.get(f"{cell.url}metrics").text()
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(told)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return f"{sum(found):.0f}"
 
 
 def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
@@ -341,19 +594,100 @@ def test_charts_have_one_cursor(page: Any, cell: Cell) -> None:
 def test_what_cannot_be_asked_is_said_where_it_was_asked(page: Any, cell: Cell) -> None:
     show(page, "#/try?a=chat")
     page.get_by_text("System prompt, sampling").click()
-    page.get_by_label("JSON schema of the answer").fill("{")
-    page.get_by_label("Prompt", exact=True).fill(MARKUP)
-    page.get_by_role("button", name="send").click()
-    page.get_by_role("alert").get_by_text("JSON schema: this is no JSON").wait_for()
-    page.get_by_label("JSON schema of the answer").fill("")
-    page.get_by_label("Prompt", exact=True).fill(5_000 * "far too long ")
-    page.get_by_role("button", name="send").click()
-    page.get_by_role("alert").get_by_text("maximum context length is").wait_for()
     page.get_by_label("at most so many tokens").fill("4")
-    page.get_by_label("Prompt", exact=True).fill(MARKUP)
+    answer, schema = page.get_by_label("Answers of chat"), page.get_by_label("JSON schema")
+    prompt, alert = page.get_by_label("Prompt", exact=True), answer.get_by_role("alert")
+    schema.fill("{")
+    send(page, MARKUP)
+    page.get_by_role("alert").get_by_text("JSON schema: this is no JSON").wait_for()
+    for number, (given, said) in enumerate((('{"type": 5}', "schema"), ("[]", "schema"))):
+        schema.fill(given)
+        send(page, MARKUP)
+        alert.nth(number).get_by_text(said).wait_for()
+    schema.fill("")
+    send(page, 5_000 * "far too long ")
+    alert.get_by_text("maximum context length is").wait_for()
+    page.evaluate(
+        """() => { const prompt = document.querySelector("textarea[required]");
+          prompt.value = "half a \\ud83d";
+          prompt.dispatchEvent(new Event("input", { bubbles: true })); }"""
+    )
     page.get_by_role("button", name="send").click()
-    page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()
-    assert page.locator("main img").count() == 0
+    alert.nth(3).wait_for()
+    send(page, MARKUP)
+    answer.get_by_text("ended by").wait_for()
+    playwright.expect(prompt).to_have_value("")
+    show(page, "#/deploy")
+    manifest = page.get_by_role("textbox", name="Manifests")
+    for given, said in (
+        (manifest_of("file://x", json.dumps(MARKUP)), TAG[:12]),
+        (LONG * "x", "bytes"),
+        ("kind: [", "manifest:"),
+    ):
+        manifest.fill(given)
+        page.get_by_role("button", name="deploy", exact=True).click()
+        page.get_by_role("alert").get_by_text(said).wait_for()
+    for lost in ("..%2f..%2fetc", quote(TAG, safe=""), "%E0%A4%A"):
+        show(page, f"#/requests/{lost}")
+        page.get_by_role("alert").wait_for()
+        show(page, f"#/deployments/{lost}")
+        page.get_by_text("There is no deployment of this name.").wait_for()
+    show(page, f"#/{TAG}")
+    page.get_by_text("There is no view of this name.").wait_for()
+    assert page.locator("img").count() == 0
+
+
+def send(page: Any, prompt: str) -> None:
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    page.get_by_role("button", name="send").click()
+
+
+def test_what_is_asked_and_answered_is_shown_as_text(page: Any, cell: Cell) -> None:
+    """An answer that a schema makes hold markup; and a conversation as the tab keeps it."""
+    show(page, "#/try?a=chat")
+    page.get_by_text("System prompt, sampling").click()
+    page.get_by_label("JSON schema").fill(json.dumps({"const": MARKUP}))
+    send(page, MARKUP)
+    answers = page.get_by_label("Answers of chat").locator(".said:not(.user)")
+    answers.get_by_text(TAG).wait_for()
+    page.get_by_text("ended by").wait_for()
+    page.get_by_text("As code").click()
+    for form in ("curl", "Python", "mesh invoke"):
+        page.get_by_role("button", name=form, exact=True).click()
+        page.locator("pre.code", has_text="chat").wait_for()
+    hostile = f"{MARKUP}\ud800\n" + LONG * "x"
+    call = {"name": MARKUP, "arguments": hostile}
+    said = {"text": hostile, "thought": MARKUP, "calls": [call], "finish": MARKUP}
+    fault = {"message": hostile, "hint": MARKUP}
+    turn = {"prompt": hostile, "waiting": False, "firstMs": 1, "lastMs": 2, "error": fault, **said}
+    kept = json.dumps({"given": {"system": MARKUP}, "turns": {"chat": [turn]}})
+    page.evaluate("kept => sessionStorage.setItem('mesh.playground', kept)", kept)
+    page.reload()
+    shown = page.get_by_label("Answers of chat")
+    for part in (".user", ".thought", ".said:not(.user, .thought)", "pre", ".notice"):
+        text = shown.locator(part).first.inner_text()
+        assert TAG in text
+        assert part == ".thought" or len(text) > LONG
+    assert page.locator("img").count() == 0
+    page.evaluate("sessionStorage.clear()")
+
+
+def test_a_tab_too_many_is_told_so_and_comes_in_once_another_goes(
+    browser: Any, cell: Cell, pictures: Path
+) -> None:
+    with ExitStack() as tabs:
+        others = []
+        for _ in range(VIEWERS_MAX + 1):
+            one = tabs.enter_context(
+                requests.get(f"{cell.url}api/v1/events", stream=True, timeout=20)
+            )
+            others.append(one)
+        assert [one.status_code for one in others[-2:]] == [200, 503]
+        with watched(browser, cell.url, "Not shown") as page:
+            page.get_by_role("alert").get_by_text(f"{VIEWERS_MAX} viewers are here").wait_for()
+            looked_at(page, "too-many", pictures)
+            others[0].close()
+            page.get_by_role("heading", name="Cell").wait_for()
 
 
 def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
@@ -370,30 +704,28 @@ def test_a_view_is_an_address_that_keys_reach(page: Any, cell: Cell) -> None:
     assert page.get_by_label("Filter by name, state or source").input_value() == "chat"
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_view_fits_its_window(
-    browser: Any, cell: Cell, scheme: str, width: int, tmp_path: Path
-) -> None:
-    pictures = Path(os.environ.get("MESH_PAGE_PICTURES") or tmp_path)
-    window = {"width": width, "height": 900}
-    with watched(browser, cell.url, color_scheme=scheme, viewport=window) as page:
-        for name, view in VIEWS.items():
-            show(page, view)
-            page.get_by_role("heading").first.wait_for()
-            if name == "playground":
-                page.get_by_label("Prompt", exact=True).fill("Tell me of the sea.")
-                page.get_by_text("System prompt, sampling").click()
-                page.get_by_label("at most so many tokens").fill("16")
-                page.get_by_text("System prompt, sampling").click()
-                page.get_by_role("button", name="send").click()
-                page.get_by_text("ended by").nth(1).wait_for()
-            page.wait_for_timeout(300)
-            found = Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
-            page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, f"{name} is {wide} wide"
+def test_each_view_fits_its_window(page: Any, cell: Cell, pictures: Path) -> None:
+    for name, view in VIEWS.items():
+        show(page, view)
+        page.get_by_role("heading").first.wait_for()
+        if name == "playground":
+            page.get_by_text("System prompt, sampling").click()
+            page.get_by_label("at most so many tokens").fill("16")
+            page.get_by_text("System prompt, sampling").click()
+            send(page, "Tell me of the sea.")
+            page.get_by_text("ended by").nth(1).wait_for()
+        fits(page, name, WIDEST)
+        looked_at(page, name, pictures)
+
+
+@contextmanager
+def journal_page(browser: Any, path: Path) -> Iterator[tuple[Any, "Popen[str]"]]:
+    command = [*MESH, "page", "--journal", str(path), "--http", "127.0.0.1:0"]
+    with Popen(command, stdout=PIPE, text=True) as shown, ExitStack() as opened:
+        opened.callback(shown.kill)
+        assert shown.stdout is not None
+        with watched(browser, shown.stdout.readline().strip()) as page:
+            yield page, shown
 
 
 def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
@@ -405,35 +737,82 @@ def test_a_journal_is_stepped_to_its_end(browser: Any, tmp_path: Path) -> None:
     journal.close()
     with path.open("a") as torn:
         torn.write('{"now_s": 9')
-    command = [*MESH, "page", "--journal", str(path), "--http", "127.0.0.1:0"]
-    with Popen(command, stdout=PIPE, text=True) as shown:
-        assert shown.stdout is not None
-        opened = ExitStack()
-        opened.callback(shown.kill)
-        with opened, watched(browser, shown.stdout.readline().strip()) as page:
-            where = page.locator(".journal [role=status]")
-            where.get_by_text("0 of ").wait_for()
-            page.get_by_text("No node has joined").wait_for()
-            for _ in range(3):
-                page.get_by_role("button", name="step on").click()
-            where.get_by_text(re.compile("^3 of .*: NodeConnected")).wait_for()
-            page.locator(".card").nth(1).wait_for()
-            page.get_by_role("button", name="step back").click()
-            page.locator(".card").nth(1).wait_for(state="detached")
-            page.get_by_label("speed").select_option("10")
-            page.get_by_role("button", name="play").click()
-            page.get_by_role("button", name="pause").click()
-            page.get_by_role("button", name="to its end").click()
-            page.get_by_role("button", name="step on").and_(page.locator(":disabled")).wait_for()
-            show(page, "#/requests")
-            page.get_by_role("region", name="Timeline").wait_for()
-            page.get_by_role("region", name="Ended requests").get_by_role("link").first.click()
-            page.get_by_text("asked: ").wait_for()
-            shown.send_signal(signal.SIGINT)
-            assert shown.wait(20) == 0
+    with journal_page(browser, path) as (page, shown):
+        where = page.locator(".journal [role=status]")
+        where.get_by_text("0 of ").wait_for()
+        page.get_by_text("No node has joined").wait_for()
+        for _ in range(3):
+            page.get_by_role("button", name="step on").click()
+        where.get_by_text(re.compile("^3 of .*: NodeConnected")).wait_for()
+        page.locator(".card").nth(1).wait_for()
+        page.get_by_role("button", name="step back").click()
+        page.locator(".card").nth(1).wait_for(state="detached")
+        page.get_by_label("speed").select_option("10")
+        page.get_by_role("button", name="play").click()
+        page.get_by_role("button", name="pause").click()
+        page.get_by_role("button", name="to its end").click()
+        page.get_by_role("button", name="step on").and_(page.locator(":disabled")).wait_for()
+        show(page, "#/requests")
+        page.get_by_role("region", name="Timeline").wait_for()
+        page.get_by_role("region", name="Ended requests").get_by_role("link").first.click()
+        page.get_by_text("asked: ").wait_for()
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(20) == 0
 
 
-def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path: Path) -> None:
+def test_a_broken_journal_of_hostile_names_is_shown_as_text_until_there(
+    browser: Any, tmp_path: Path, pictures: Path
+) -> None:
+    """A node, a deployment, its tenant and a line of 1 MB: each name is markup."""
+    read = scenario(tmp_path, SMALL)
+    made = plan(read)
+    path = tmp_path / "journal"
+    journal = open_journal(path, made.start())
+    virtual = VirtualCell(made, recorders=(journal,))
+    virtual.run(arrivals(read))
+    reason = f"{MARKUP}\ud800" + LONG * "x"
+    for link_id in (1, 999):
+        journal.record(virtual.clock.now_s(), NodeDisconnected(link_id=link_id, reason=reason), [])
+    journal.close()
+    text = path.read_text().replace('"tenant":""', f'"tenant":{json.dumps(MARKUP)}')
+    for name in ("gpu-1", "chat-1"):
+        hostile = json.dumps(f"{TAG}\u202e\x1b[31m{name}")[:-1].replace("\\", r"\\")
+        text = re.sub(f'"{re.escape(name)}(?=["-])', hostile, text)
+    *lines, last = text.splitlines(keepends=True)
+    path.write_text("".join([*lines, "no decision\n", last]))
+    with journal_page(browser, path) as (page, _):
+        page.get_by_role("button", name="to its end").click()
+        where = page.get_by_role("region", name="Journal")
+        where.get_by_role("alert").get_by_text(
+            f"journal:{len(lines) + 1} is no decision"
+        ).wait_for()
+        looked_at(page, "journal", pictures)
+        for view, of in (
+            ("cell", ".card"),
+            ("deployments", "tbody"),
+            ("requests", ".timeline"),
+            ("charts", ".charts"),
+            ("logs", ".log"),
+        ):
+            show(page, f"#/{view}")
+            page.locator(f"main {of}").first.wait_for()
+            assert view == "charts" or TAG in page.locator("main").inner_text()
+            assert page.locator("img").count() == 0
+        page.get_by_text("all of its").first.click()
+        assert len(page.locator(".log details").first.inner_text()) > LONG
+        show(page, "#/deployments")
+        page.get_by_role("link", name=TAG).first.click()
+        page.get_by_role("heading", name="Manifest").wait_for()
+        assert TAG in page.locator("h1").inner_text()
+        assert page.locator("img").count() == 0
+
+
+def sign_in(page: Any, key: str) -> None:
+    page.get_by_label("Key").fill(key)
+    page.get_by_role("button", name="sign in").click()
+
+
+def test_signing_in_takes_a_key(browser: Any, tmp_path: Path, pictures: Path) -> None:
     book = KeyBook(tmp_path / "controller")
     admin, _ = book.create(Role.ADMIN, NOBODY)
     tenant, kept = book.create(Role.TENANT, TenantName("acme"))
@@ -444,11 +823,10 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         running_cell(plan, stopping),
         watched(browser, f"http://{plan.http}/", "Sign in") as page,
     ):
-        page.get_by_label("Key").fill("mesh_of_nobody")
-        page.get_by_role("button", name="sign in").click()
+        sign_in(page, "mesh_of_nobody")
         page.get_by_role("alert").get_by_text("the key is unknown").wait_for()
-        page.get_by_label("Key").fill(tenant)
-        page.get_by_role("button", name="sign in").click()
+        looked_at(page, "sign-in", pictures)
+        sign_in(page, tenant)
         page.get_by_text("No node has joined that this key may see.").wait_for()
         page.locator(".who").get_by_text("acme").wait_for()
         assert page.evaluate("document.cookie") == "", "no script can read it"
@@ -456,9 +834,11 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         page.locator(".who").get_by_text("acme").wait_for()
         book.revoke(kept.key_id)
         page.get_by_role("heading", name="Sign in").wait_for()
-        page.get_by_label("Key").fill(admin)
-        page.get_by_role("button", name="sign in").click()
+        sign_in(page, admin)
         page.get_by_role("link", name="Keys").click()
+        page.get_by_role("textbox", name="tenant").fill(MARKUP)
+        page.get_by_role("button", name="make a key").click()
+        page.get_by_role("alert").get_by_text(TAG).wait_for()
         page.get_by_role("textbox", name="tenant").fill("acme")
         page.get_by_role("button", name="make a key").click()
         fresh = page.get_by_role("status").locator("code").inner_text()
@@ -466,27 +846,84 @@ def test_signing_in_takes_a_key_and_a_tenant_sees_its_own(browser: Any, tmp_path
         assert mine.tenant == "acme"
         page.get_by_role("button", name="done").click()
         assert fresh not in page.content(), "it is shown once"
+        looked_at(page, "keys", pictures)
         page.get_by_role("button", name=f"revoke {mine.key_id}").click()
         page.get_by_role("button", name="revoke it").click()
         page.get_by_role("button", name=f"revoke {mine.key_id}").wait_for(state="detached")
         with pytest.raises(Unauthenticated):
             book.caller(fresh)
+        old = page.context.cookies()
         page.get_by_role("button", name="sign out").click()
+        page.get_by_role("heading", name="Sign in").wait_for()
+        page.context.add_cookies(old)
+        page.reload()
         page.get_by_role("heading", name="Sign in").wait_for()
     book.close()
 
 
-def test_a_killed_nodes_card_says_so(browser: Any, tmp_path: Path) -> None:
-    plan = replace(plan_of(tmp_path), nodes=plan_nodes(["cpu"]), precision="f32")
-    with (
-        Stopping() as stopping,
-        running_cell(plan, stopping) as cell,
-        watched(browser, f"http://{plan.http}/") as page,
-    ):
-        page.locator(".card .is-ready").first.wait_for()
-        os.killpg(cell.children[1].process.pid, signal.SIGKILL)
-        gone = page.locator(".card").locator(".is-lost, .is-starting").first
-        gone.wait_for(timeout=1e3 * (CellLimits().node_lease_s + 2.0))
+def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
+    browser: Any,
+    tmp_path: Path,
+    smollm2_model: StoredModel,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    book = KeyBook(tmp_path / "controller")
+    admin, _ = book.create(Role.ADMIN, NOBODY)
+    acme, other = (book.create(Role.TENANT, TenantName(name))[0] for name in ("acme", "other"))
+    book.limit(TenantName("acme"), TenantLimits(requests_per_s=0.01))
+    book.close()
+    (tmp_path / "store").symlink_to(smollm2_model.path.parents[1])
+    plan = replace(plan_of(tmp_path, keys=True), nodes=plan_nodes(["cpu"]), precision="f32")
+    url = f"http://{plan.http}/"
+    monkeypatch.setenv(KEY_VARIABLE, admin)  # which the node shows
+    show_credentials(Credentials(key=admin))
+    with Stopping() as stopping, running_cell(plan, stopping) as cell:
+        with watched(browser, url, "Sign in") as page:
+            sign_in(page, acme)
+            page.get_by_role("link", name="Deploy", exact=True).click()
+            page.get_by_role("textbox", name="Manifests").fill(
+                manifest_of(smollm2_model.info.source, "hers")
+            )
+            page.get_by_role("button", name="deploy", exact=True).click()
+            page.get_by_role("region", name="What became of hers").get_by_role("link").click(
+                timeout=1e3 * READY_S_MAX
+            )
+            page.get_by_role("link", name="Try it").click()
+            send(page, "Tell me of the sea.")
+            page.get_by_text("ended by").wait_for(timeout=1e3 * READY_S_MAX)
+            send(page, "And of the wind.")
+            answers = page.get_by_label("Answers of hers")
+            answers.get_by_role("alert").get_by_text("its limit is 0.01").wait_for()
+            answers.get_by_text(re.compile("hint: try again in [0-9]+")).wait_for()
+            looked_at(page, "refused", pictures)
+            show(page, "#/usage")
+            page.get_by_role("region", name="Usage").get_by_text("hers").wait_for()
+            show(page, "#/requests")
+            page.get_by_role("region", name="Ended requests").get_by_role("link").wait_for()
+            show(page, "#/logs")
+            page.get_by_text("they are an operator's").wait_for()
+        with watched(browser, url, "Sign in") as page:
+            sign_in(page, other)
+            show(page, "#/deployments")
+            page.get_by_text("0 of 0").wait_for()
+            show(page, "#/deployments/hers")
+            page.get_by_text("There is no deployment of this name.").wait_for()
+            show(page, "#/usage")
+            page.get_by_text("Nothing was used in that time.").wait_for()
+            show(page, "#/requests")
+            page.get_by_text("No request within 5 minutes.").wait_for()
+            looked_at(page, "tenant-requests", pictures)
+        with watched(browser, url, "Sign in") as page:
+            sign_in(page, admin)
+            show(page, "#/usage?by=tenant")
+            page.get_by_role("region", name="Usage").get_by_text("acme").wait_for()
+            show(page, "#/cell")
+            page.locator(".card .is-ready").first.wait_for()
+            os.killpg(cell.children[1].process.pid, signal.SIGKILL)
+            gone = page.locator(".card").locator(".is-lost, .is-starting").first
+            gone.wait_for(timeout=1e3 * (CellLimits().node_lease_s + 2.0))
+            looked_at(page, "lost-node", pictures)
 
 
 def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
@@ -538,7 +975,7 @@ def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
 
 
 def test_the_page_comes_back_by_itself_after_the_controller_was_killed(
-    browser: Any, tmp_path: Path
+    browser: Any, tmp_path: Path, pictures: Path
 ) -> None:
     plan = plan_of(tmp_path)
     with (
@@ -547,8 +984,10 @@ def test_the_page_comes_back_by_itself_after_the_controller_was_killed(
         watched(browser, f"http://{plan.http}/") as page,
     ):
         page.get_by_text("Nothing is deployed yet.").wait_for()
+        looked_at(page, "empty", pictures)
         os.killpg(cell.children[0].process.pid, signal.SIGKILL)
         page.get_by_text(re.compile("controller silent for [0-9]+ s, trying")).wait_for()
+        looked_at(page, "silent", pictures)
         with running_cell(plan, stopping):
             page.get_by_text("controller silent").wait_for(state="detached")
             page.get_by_text("Shown anew").wait_for()

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
@@ -16,9 +18,16 @@ from mesh.domain.errors import Unavailable
 from mesh.domain.recent import CellSample
 from mesh.domain.views import CellEvent, CellLine
 from mesh.http import feed as feeds
+from mesh.http import viewing
+from mesh.http.app import assembled
 from mesh.http.feed import VIEWER_EVENTS_MAX, VIEWERS_MAX, Feed
+from mesh.http.journal import view_only
+from mesh.http.reading import Reads
 from mesh.http.refusals import encoded
+from mesh.http.server import HttpServer
+from mesh.http.sessions import Sessions
 from mesh.report.cell_state import CellPicture
+from mesh.wire.access import Gate
 from tests.cli.views import CHAT_SMALL, NODE, STATUS
 from tests.controller.live import WAIT_S_MAX
 from tests.http.edge import Edge, raw
@@ -33,6 +42,8 @@ PICTURE = CellPicture(
     recent_of={CHAT_SMALL.spec.name: CALLS},
 )
 TENANT = Caller(role=Role.TENANT, tenant=TenantName("a"))
+LINES, LINE_CHARS = 24, 1 << 20
+"""More than the buffers of a connection hold."""
 
 
 class Watched:
@@ -166,12 +177,52 @@ async def test_a_viewer_that_reads_too_slowly_is_dropped_and_told(watched: Watch
     feed = feed_of(watched)
     async with aclosing(feed.events(ADMIN, "")) as slow:
         await anext(slow)
-        for n in range(VIEWER_EVENTS_MAX + 5):
+        for n in range(2 * VIEWER_EVENTS_MAX):
             watched.said.put_nowait(str(n))
-        await asyncio.sleep(20 * feeds.TICK_S)
+            await asyncio.sleep(0.001)
         names = [(name, data) async for _, name, data in told(slow)]
-        assert len(names) == VIEWER_EVENTS_MAX + 1
+        assert VIEWER_EVENTS_MAX < len(names) < 2 * VIEWER_EVENTS_MAX
         assert names[-1] == ("end", {"why": feeds.DROPPED})
+
+
+async def test_many_lines_at_once_are_one_event_and_drop_nobody(watched: Watched) -> None:
+    feed, count = feed_of(watched), 10 * VIEWER_EVENTS_MAX
+    async with aclosing(feed.events(ADMIN, "")) as blocks:
+        await anext(blocks)
+        for n in range(count):
+            watched.said.put_nowait(str(n))
+        texts: list[str] = []
+        ids = []
+        async with asyncio.timeout(WAIT_S_MAX):
+            async for number, name, data in told(blocks):
+                texts += [data["text"]] if name == "line" else []
+                ids += [number] if name == "line" and number else []
+                if len(texts) == count:
+                    break
+    assert texts == [str(n) for n in range(count)]
+    assert len(ids) < VIEWER_EVENTS_MAX
+
+
+async def test_a_viewer_that_never_reads_is_cut_off_and_delays_nobody(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewing, "WRITE_S_MAX", 0.2)
+    feed, server = feed_of(watched), HttpServer("127.0.0.1:0")
+    routes = view_only(feed, lambda: cast(Reads, None), journal=False)
+    server.start(assembled(routes, Gate(), Sessions(time.monotonic)))
+    host, port = server.address.split(":")
+    async with asyncio.timeout(WAIT_S_MAX), aclosing(feed.events(ADMIN, "")) as reads:
+        with socket.create_connection((host, int(port))) as silent:
+            silent.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            events = told(reads)
+            while feed.viewers < 2:
+                await anext(events)
+            for _ in range(LINES):
+                watched.said.put_nowait("\x1b[31m" + LINE_CHARS * "x")
+            found = 0
+            while found < LINES or feed.viewers > 1:
+                found += (await anext(events))[1] == "line"
+    await server.stop(1.0)
 
 
 async def test_viewers_are_bounded(watched: Watched) -> None:

@@ -69,6 +69,16 @@ async def test_a_file_is_sent_once_and_none_leads_out(http: Edge) -> None:
         assert (lost.status_code, lost.json()["error"]["code"]) == (404, "not_found")
 
 
+async def test_no_name_of_elsewhere_leads_to_the_page(http: Edge) -> None:
+    for path in ("/", "/page/main.js", "/api/v1/cell", "/api/v1/events", "/api/v1/session"):
+        for foreign in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+            told = await http.cell.ask(
+                lambda path=path, foreign=foreign: got(http, path, **BROWSER, **foreign)
+            )
+            assert told.status_code == 403, (path, foreign)
+            assert "evil.example" in told.json()["error"]["message"]
+
+
 async def test_there_may_be_no_page(tmp_path: Path) -> None:
     async with edge(tmp_path, page=False) as http:
         told = await http.cell.ask(lambda: got(http, "/", **BROWSER))
