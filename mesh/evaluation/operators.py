@@ -62,14 +62,13 @@ class Effort:
     executed: int = 5000
     visits: int = 2
     whole: int = 4
-    """So many times as many where the plan is of whole models, which take few events; where it is
-    of operators and each answer takes PASSES iterations, so many times fewer.
+    """So many times as many where the plan is of whole models, which take few events, and so many
+    times fewer where each answer takes PASSES iterations.
     """
 
     def of(self, placed: Placed, count: int, phase: Phase) -> int:
-        if len(placed.plan.stations) == 1:
-            return count * self.whole
-        return count if phase is Phase.PREFILL else count // self.whole
+        more = self.whole if len(placed.plan.stations) == 1 else 1
+        return count * more // (1 if phase is Phase.PREFILL else self.whole)
 
 
 QUICK = Effort(trial=2000, executed=2000)
