@@ -11,14 +11,17 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Protocol
 
 from mesh.controller.invocation_checks import (
     check_invocation,
     check_named_tokens,
+    check_output,
     check_prompt_logprobs,
     check_task,
     check_token_ids,
+    end_of,
     sampling_of,
     slo_of,
 )
@@ -30,14 +33,15 @@ from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import Cancelled, Refused, Unavailable
+from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.request import Request
+from mesh.domain.request import Request, Resumed
+from mesh.domain.revision import public_name
 from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
@@ -48,6 +52,9 @@ from mesh.wire.access import caller
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
 REVISIONS_TRIED_MAX = 4
+RESUME_S_MAX = 60.0
+"""For so long after its start a controller takes it that who comes again was accepted before."""
+ENDED_KEYS_MAX = 4096
 STARTING_RETRY_S = 5.0
 """Who is refused while the only nodes for it are starting is told to come again then: a trial of
 precisions takes 24 s on two cores.
@@ -62,6 +69,8 @@ class Cell(Protocol):
     def deployment(self, name: DeploymentName) -> Deployment | None: ...
 
     def snapshot(self, now_s: float) -> CellSnapshot: ...
+
+    def asked_before(self, request_id: RequestId) -> tuple[Request, Sequence[int]] | None: ...
 
 
 class Tracing(Protocol):
@@ -111,7 +120,8 @@ class Call:
 class Gateway:
     """What every protocol's calls go through, and the Clients port of the performer. Request ids
     are r<epoch>-<n>: the epoch keeps them apart from those that a node still holds from before a
-    restart.
+    restart. That of a call with a key is made of its tenant and the key, so that a later controller
+    knows it.
     """
 
     def __init__(
@@ -138,6 +148,9 @@ class Gateway:
         self._epoch = epoch
         self._limits = limits
         self._tenants = tenants or TenantMeter(lambda _: TenantLimits(), clock)
+        self._began_s = clock.now_s()
+        self._ended_keys: dict[RequestId, None] = {}
+        """The last calls with a key that have ended, by their requests."""
         self._calls = 0
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
@@ -338,6 +351,8 @@ class Gateway:
 
     def _cancel_together(self) -> None:
         left, self._cancelled = self._cancelled, []
+        if not left:
+            return  # it went before its turn came
         self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
     def _drop(self, stream: ClientStream, why: Cancelled) -> None:
@@ -399,6 +414,8 @@ class Gateway:
         slo = slo_of(asked, deployment.spec)
         self._requests += 1
         request_id = RequestId(f"r{self._epoch}-{self._requests}")
+        if asked.key:
+            request_id = RequestId(f"k-{_digest_of(asked.key).hex()[:24]}")
         spec = deployment.spec
         # No tenant's requests share with another's, nor a caller's with those of other salts. What
         # is cached has no log-probabilities, and no hidden states.
@@ -413,12 +430,14 @@ class Gateway:
             request_id=request_id,
             deployment=asked.deployment,
             prompt_tokens=prompt_tokens,
-            sampling=sampling_of(asked, room_tokens=room_tokens, rng=self._rng),
+            sampling=sampling_of(asked, room_tokens=room_tokens, rng=self._drawn(asked)),
             cache_salt=salt,
             digests=digests_of(prompt_tokens, block_sizes, salt),
             answers=answers if shares else 1,
             first=first.request_id if shares and first is not None else None,
+            keyed=bool(asked.key) and answers == 1 and first is None,
         )
+        resumed = self._resumed(asked, request, deployment) if request.keyed else None
         stream = ClientStream(
             request=request,
             slo=slo,
@@ -427,8 +446,54 @@ class Gateway:
             told_max=self._limits.told_max,
             join_s=self._limits.join_s,
             caller=caller(),
+            resumed=resumed,
         )
+        if asked.resume is not None:
+            stops = deployment.model.stop_token_ids
+            stream.end_known = end_of(asked.resume, request.sampling, stops)
         return stream, deployment.model.model_id
+
+    def _drawn(self, asked: Invocation) -> random.Random:
+        """What seeds are drawn from: the same for the same key, under whichever controller."""
+        return random.Random(_digest_of(asked.key)) if asked.key else self._rng
+
+    def _resumed(
+        self, asked: Invocation, request: Request, deployment: Deployment
+    ) -> Resumed | None:
+        """What the core is told of an earlier call with the key. Raises AlreadyExists for a key
+        that is in use or has been, and InvalidInput for one of another call, or for tokens that its
+        answer does not have.
+        """
+        request_id, resume = request.request_id, asked.resume
+        stream, before = self._streams.get(request_id), self._cell.asked_before(request_id)
+        if before is not None and _differs(before[0], request):
+            raise InvalidInput(
+                "the key is that of another call: of another prompt, model or sampling",
+                hint="give each call a key of its own",
+                field="key",
+            )
+        if resume is None:
+            if stream is not None or request_id in self._ended_keys:
+                raise AlreadyExists(
+                    f"a call with this key {'runs' if stream is not None else 'has ended'}",
+                    hint="give each call a key of its own, or say with resume what you have of it",
+                )
+            return None
+        tokens = None if before is None else before[1]
+        check_output(resume, request.sampling, deployment.model.vocabulary_tokens, tokens)
+        if stream is not None and len(resume.output_tokens) > stream.output_tokens:
+            raise InvalidInput(
+                f"resume.next_index is {resume.next_index}; the answer has "
+                f"{stream.output_tokens} tokens yet",
+                hint="give the tokens as they came",
+                field="resume",
+            )
+        recent = self._clock.now_s() - self._began_s < RESUME_S_MAX
+        return Resumed(
+            output_tokens=resume.output_tokens,
+            age_s=resume.age_s,
+            accepted=recent or (stream is not None and stream.has_place),
+        )
 
     async def _tokenised(
         self, asked: Invocation, *, is_part: bool = False
@@ -479,6 +544,13 @@ class Gateway:
     def _asked(self, stream: ClientStream) -> Iterator[None]:
         """The request is posted; at the end it is cancelled, unless it has ended."""
         request_id = stream.request.request_id
+        earlier = self._streams.get(request_id)
+        if earlier is not None and stream.resumed is None:
+            raise AlreadyExists("a call with this key runs", hint="give each call a key of its own")
+        if earlier is not None:
+            # It broke, and nobody has told: whoever reads it still is told so.
+            self._drop(earlier, Cancelled("its client has asked for it again by its key"))
+            self._cancel_together()
         self._streams[request_id] = stream
         reader = self._readers[request_id] = running_task()
         try:
@@ -490,9 +562,13 @@ class Gateway:
                 raise stream.dropped from None
             raise
         finally:
-            self._streams.pop(request_id, None)
-            del self._readers[request_id]
+            if self._streams.get(request_id) is stream:
+                del self._streams[request_id]
+            if self._readers.get(request_id) is reader:
+                del self._readers[request_id]
             self._calls_coming.pop(request_id, None)
+            if stream.request.keyed and stream.finished:
+                self._note_ended(request_id)
             if not stream.ended:
                 stream.ended = True
                 self._cancel(request_id)
@@ -502,6 +578,9 @@ class Gateway:
         so that nobody else gets the places of the later ones.
         """
         request, together = stream.request, [stream]
+        if stream.end_known is not None:
+            stream.tell_end(self._clock.now_s())
+            return
         if request.answers > 1:
             self._calls_coming[request.request_id] = together
             return
@@ -513,7 +592,26 @@ class Gateway:
             del self._calls_coming[request.call]
         for one in together:
             if not one.ended:
-                self._post(InvokeRequested(request=one.request, slo=one.own_slo))
+                asked = InvokeRequested(request=one.request, slo=one.own_slo, resumed=one.resumed)
+                self._post(asked)
+
+    def _note_ended(self, request_id: RequestId) -> None:
+        self._ended_keys[request_id] = None
+        if len(self._ended_keys) > ENDED_KEYS_MAX:
+            del self._ended_keys[next(iter(self._ended_keys))]
+
+
+def _digest_of(key: str) -> bytes:
+    """The digest of a key that the caller gives: no other tenant's comes to the same."""
+    return sha256(f"{caller().tenant}\0{key}".encode()).digest()
+
+
+def _differs(before: Request, now: Request) -> bool:
+    """Whether a call asks for something else than that of a request did. A revision's name is its
+    own.
+    """
+    same = before.prompt_tokens == now.prompt_tokens and before.sampling == now.sampling
+    return not same or public_name(before.deployment) != public_name(now.deployment)
 
 
 def running_task() -> "asyncio.Task[Any]":

@@ -6,14 +6,22 @@ InvalidInput names the field, what was given and what is allowed.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mesh.domain.checks import CACHE_SALT_CHARS_MAX, CONTEXT_TOKENS_MAX, NAME_CHARS_MAX
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
-from mesh.domain.invocation import ChatPrompt, Invocation, PairPrompt, TextPrompt, TokenPrompt
+from mesh.domain.invocation import (
+    ChatPrompt,
+    Invocation,
+    PairPrompt,
+    Resume,
+    TextPrompt,
+    TokenPrompt,
+)
 from mesh.domain.model import Task
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.slo import SLO_S_MAX, SLO_TOKENS_PER_S_MAX, Slo
 
@@ -29,6 +37,9 @@ LOGIT_BIASES_MAX = 1024
 BIAS_MAX = 100.0
 """As with OpenAI: this much forbids a token, or allows no other."""
 STOP_TOKENS_MAX = 128
+KEY_CHARS_MAX = 128
+AGE_S_MAX = 86_400.0
+"""No answer takes longer than a day."""
 DEFAULT_TIERS = ("auto", "default", "flex", "priority", "scale")
 """OpenAI's tiers: they stand for the default class, where no class has such a name."""
 SEED_MAX = (1 << 63) - 1
@@ -119,6 +130,10 @@ def _check_limits(asked: Invocation) -> None:
             raise InvalidInput(
                 f"{name}: an answer that keeps to a grammar ends where that does", field=name
             )
+    if len(asked.key) > KEY_CHARS_MAX:
+        raise _wrong("key", len(asked.key), f"at most {KEY_CHARS_MAX} long")
+    if asked.resume is not None:
+        _check_resume(asked, asked.resume)
     if len(asked.stop) > STOPS_MAX:
         raise InvalidInput(
             f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
@@ -133,6 +148,53 @@ def _check_limits(asked: Invocation) -> None:
                 f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}",
                 field="stop",
             )
+
+
+def _check_resume(asked: Invocation, resume: Resume) -> None:
+    if not asked.key:
+        raise InvalidInput(
+            "resume is given without the key of the call", hint="give its key", field="key"
+        )
+    count = len(resume.output_tokens)
+    if resume.next_index != count:
+        raise _wrong(
+            "resume.next_index", resume.next_index, f"the number of output_tokens, {count}"
+        )
+    if not 0.0 <= resume.age_s <= AGE_S_MAX:
+        raise _wrong("resume.age_s", resume.age_s, f"from 0 to {AGE_S_MAX:g} s")
+
+
+def check_output(
+    resume: Resume, sampling: SamplingParams, vocabulary_tokens: int, known: Sequence[int] | None
+) -> None:
+    """Raise InvalidInput for tokens that a client cannot have had: `known` are those of its request
+    so far, `None` where nobody knows of it.
+    """
+    count = len(resume.output_tokens)
+    if count > sampling.max_tokens:
+        raise _wrong("resume.next_index", count, f"at most max_tokens, {sampling.max_tokens}")
+    for index, token_id in enumerate(resume.output_tokens):
+        if not 0 <= token_id < vocabulary_tokens:
+            raise _wrong("resume.output_tokens", token_id, f"from 0 to {vocabulary_tokens - 1}")
+        if known is not None and index < len(known) and known[index] != token_id:
+            raise InvalidInput(
+                f"resume.output_tokens: token {index} is {token_id}; the answer has {known[index]}",
+                hint="give the tokens as they came, or another key",
+                field="resume",
+            )
+
+
+def end_of(
+    resume: Resume, sampling: SamplingParams, stop_token_ids: tuple[int, ...]
+) -> FinishReason | None:
+    """The end that an answer has with these tokens already, where its client did not hear of it:
+    `stop_token_ids` are its model's. A stop string is found by its node.
+    """
+    tokens = resume.output_tokens
+    ends = (*(() if sampling.ignore_eos else stop_token_ids), *sampling.stop_token_ids)
+    if tokens and tokens[-1] in ends and len(tokens) >= sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(tokens) >= sampling.max_tokens else None
 
 
 def check_task(asked: Invocation, task: Task | None) -> None:

@@ -15,7 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mesh.controller.gateway import GatewayLimits
-from mesh.controller.options import HTTP_OFF, JOIN_MS_LARGEST, OPTIONS, TURN_S_LARGEST
+from mesh.controller.options import (
+    GRACE_S_LARGEST,
+    HTTP_OFF,
+    JOIN_MS_LARGEST,
+    OPTIONS,
+    TURN_S_LARGEST,
+)
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.limits import CellLimits
@@ -59,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tls=_tls(Path(options.tls)) if options.tls else None,
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
+            grace_s=_grace_s(options.grace_s),
         )
         while asyncio.run(serve(config, ready=_settle)):
             pass  # it has handed over, and stands by
@@ -143,6 +150,12 @@ def _turn_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
     hint = "0.02 makes a turn of the decodes that take 20 ms together"
     return _number("--turn", text, "seconds", TURN_S_LARGEST, hint)
+
+
+def _grace_s(text: str) -> float:
+    """Raises InvalidInput for what is none."""
+    hint = "30 lets answers end for half a minute"
+    return _number("--grace-s", text, "seconds", GRACE_S_LARGEST, hint)
 
 
 def _join_s(text: str) -> float:

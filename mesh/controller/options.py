@@ -7,6 +7,7 @@ from mesh.wire.credentials import TLS_VARIABLE
 HTTP_OFF = "off"
 TURN_S_LARGEST = 1
 """The largest --turn: no other event is looked at before a turn ends."""
+GRACE_S_LARGEST = 3600
 JOIN_MS_LARGEST = 1000
 """The largest --join-ms: a reader sees the text jump long before."""
 
@@ -79,6 +80,14 @@ OPTIONS = (
     ),
     Option(flag="--keys", kind=bool, help="Each call needs a key, on the loopback, too."),
     Option(flag="--open", kind=bool, help="None does, off the loopback either."),
+    Option(
+        flag="--grace-s",
+        metavar="SECONDS",
+        kind=float,
+        most=GRACE_S_LARGEST,
+        default="0",
+        help="After SIGTERM, open answers may end within so long; new calls are refused.",
+    ),
     Option(flag="--journal", metavar="FILE", help="Write every decision of the cell there."),
     STATE,
     HOME,

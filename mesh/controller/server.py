@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from mesh.http.feed import Feed
     from mesh.http.server import HttpServer
 
+DRAIN_POLL_S = 0.02
 DRAIN_S_MAX = 2.0
 """From the wish to stop to the end of the last call. Well below the grace that `mesh up` gives."""
 SERVICES = (
@@ -139,6 +140,8 @@ class ControllerConfig:
     """What each role may deploy from."""
     traces: bool = False
     """Whether calls are traced, as the environment's OTEL_* say."""
+    grace_s: float = 0.0
+    """For answers that are open when it is to end."""
 
 
 async def serve(
@@ -190,6 +193,8 @@ async def serve(
                     giving_back = asyncio.create_task(give_back_freed())
                     opened.callback(giving_back.cancel)
                     await _first_of(ending, database.deposed)
+                    if not database.deposed.is_set():
+                        await controller.drain(config.grace_s)
                 finally:
                     await controller.stop(server, http)
                     logger.info("stopped")
@@ -542,6 +547,17 @@ class Controller:
             origins=origins,
         )
         http.start(shared(routes, origins))
+
+    async def drain(self, grace_s: float) -> None:
+        """Let open answers end within so long, and take no further calls."""
+        if self.failure is not None or not grace_s:
+            return
+        self._gateway.stop()
+        await self._health.enter_graceful_shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.failure is None and self._gateway.requests():  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""

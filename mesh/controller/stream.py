@@ -14,7 +14,7 @@ from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, Tell
 from mesh.domain.errors import Cancelled, Refused
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import Request, RequestTokens
+from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import Slo
 from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
@@ -40,8 +40,13 @@ class ClientStream:
         told_max: int,
         join_s: float = 0.0,
         caller: Caller = ANYONE,
+        resumed: Resumed | None = None,
     ) -> None:
         self.request = request
+        self.resumed = resumed
+        """What its client has of it already."""
+        self.end_known: FinishReason | None = None
+        """How it has ended, where its client has all of it but that."""
         self.own_slo = slo if has_own_slo or slo.name else None
         """What the core is told of its SLO: `None` where that of its deployment holds."""
         self.caller = caller
@@ -59,7 +64,8 @@ class ClientStream:
         self._arrived_s = arrived_s
         self._first_s: float | None = None
         self._last_s = arrived_s
-        self._output_tokens = 0
+        self._had = 0 if resumed is None else len(resumed.output_tokens)
+        self._output_tokens = self._had
         self._has_place = False
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
@@ -95,6 +101,30 @@ class ClientStream:
         self._put_s = now_s
         return self._told.put(told)
 
+    def tell_end(self, now_s: float) -> None:
+        """What the core would say of one that has ended: nobody else knows of it any more."""
+        assert self.end_known is not None
+        request_id = self.request.request_id
+        last = RequestTokens(
+            request_id=request_id,
+            attempt=0,
+            first_index=self._had,
+            token_ids=(),
+            finish=self.end_known,
+        )
+        self.tell(TellAccepted(request_id=request_id, grace_s=0.0), now_s)
+        self.tell(DeliverTokens(outputs=last), now_s)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether its client was told which deadlines hold."""
+        return self._has_place
+
+    @property
+    def output_tokens(self) -> int:
+        """Those that its client has, or has before it to read."""
+        return self._output_tokens
+
     def _buffer(self, told: DeliverTokens, now_s: float) -> bool:
         """Whether these tokens wait for the next: those that come soon after others were given, if
         none is due soon. The next tokens take them along, so that the answers of a batch go out at
@@ -125,8 +155,9 @@ class ClientStream:
     @property
     def tokens(self) -> int:
         """The tokens of prompt and answer as they are metered: 0 as long as there is no answer."""
-        prompt = self.request.counted_prompt_tokens
-        return prompt + self._output_tokens if self._output_tokens else 0
+        prompt = 0 if self._had else self.request.counted_prompt_tokens
+        came = self._output_tokens - self._had
+        return prompt + came if came else 0
 
     def snapshot(self, now_s: float) -> RequestSnapshot:
         phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED
@@ -191,7 +222,7 @@ class ClientStream:
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:
         first_s = self._last_s if self._first_s is None else self._first_s
-        gaps = self._output_tokens - 1
+        gaps = self._output_tokens - self._had - 1
         return Finished(
             reason=reason,
             prompt_tokens=len(self.request.prompt_tokens),

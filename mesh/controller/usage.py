@@ -167,10 +167,12 @@ class UsageMeter:
             request = event.request
             name = request.deployment if self._known(request.deployment) else DeploymentName("")
             payer = self._payer(request.request_id)
+            # The prompt of one that goes on was charged when its answer began.
+            goes_on = event.resumed is not None and bool(event.resumed.output_tokens)
             self._under_way[request.request_id] = Usage(
                 hour_unix_s=0,
                 deployment=name,
-                prompt_tokens=request.counted_prompt_tokens,
+                prompt_tokens=0 if goes_on else request.counted_prompt_tokens,
                 tenant=payer.tenant,
                 key_id=payer.key_id,
                 slo_class=event.slo.name if event.slo is not None and name else "",

@@ -5,7 +5,7 @@
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeHello, NodeReport
-from mesh.domain.request import Request
+from mesh.domain.request import Request, Resumed
 from mesh.domain.slo import Slo
 from mesh.domain.values import dataclass
 
@@ -112,6 +112,8 @@ class InvokeRequested:
     request: Request
     slo: Slo | None = None
     """Its own, in place of its deployment's."""
+    resumed: Resumed | None = None
+    """What its client has of it from an earlier controller, or an earlier stream of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,17 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt | PairPrompt | FillPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """What a client has of an answer."""
+
+    next_index: int = 0
+    """The first token that it lacks: there are so many `output_tokens`."""
+    output_tokens: tuple[int, ...] = ()
+    age_s: float = 0.0
+    """Since it asked first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
     """What a client asks for. None: the default of `SamplingParams`, or for `seed` a drawn one."""
 
@@ -93,6 +104,12 @@ class Invocation:
     """Seconds for each further token; None: as its deployment's SLO."""
     slo_class: str = ""
     """The name of one of its deployment's SLO classes; empty for the default one."""
+    key: str = ""
+    """Names this call alone, within its tenant: it can be asked for again by it. Empty: it cannot
+    be.
+    """
+    resume: Resume | None = None
+    """Where it goes on with an earlier call of the same key."""
     task: Task | None = None
     """What is asked for in place of text; its deployment must have the same task."""
 

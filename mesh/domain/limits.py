@@ -19,6 +19,10 @@ memory until all of it is there.
 """
 KV_SLICE_BYTES = 4 << 20
 """Iterations wait for copies of about so many bytes of KV blocks at a time, or of one block."""
+KEPT_OUTPUTS_MAX = 512
+"""The most outputs of one request that its node keeps for a next controller."""
+HELD_TOKENS_MAX = 1 << 20
+"""Tokens of all requests in a hello."""
 KEPT_CACHES_MAX = 64
 """The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0
@@ -117,6 +121,9 @@ class CellLimits:
     """The most later requests that may get a place before an earlier one that wants to compute
     there.
     """
+    adopted_s_max: float = 10.0
+    """A request that a node has brought along waits so long for its client; then it is cancelled.
+    """
     place_retry_s: float = 0.05
     """The time between two attempts to place requests that wait for headroom."""
     validations_max: int = 32
@@ -142,6 +149,8 @@ class NodeLimits:
     """Decodes of more requests than this are not computed ahead: they are rare, and an iteration of
     theirs takes longer than building its kernels does.
     """
+    hold_s_max: float = 5.0
+    """So long it computes on without a controller."""
     deadline_margin_s_max: float = 0.01
     """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
     that take longer than predicted, and for the way of the tokens to their clients.

@@ -217,6 +217,27 @@ class NodeStarting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRequest:
+    """A request that the node has computed on without a controller."""
+
+    instance_id: InstanceId
+    order: RequestOrder
+    """As of now; its `output_tokens` are those before `outputs`."""
+    outputs: tuple[RequestTokens, ...] = ()
+    """Its last ones, one after the other, those that a controller may have told its client, too.
+    One that ends it is the last.
+    """
+    prefill_left: Count = 0
+    """Tokens that are still to be computed before its next one."""
+
+    @property
+    def size_tokens(self) -> int:
+        """By which it is counted in a hello."""
+        order, told = self.order, sum(1 + len(output.logprobs) * 5 for output in self.outputs)
+        return len(order.request.prompt_tokens) + len(order.output_tokens) + told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHello:
     """A node's first report on a link: who it is and what is loaded on it."""
 
@@ -280,6 +301,7 @@ class NodeHello:
     one.
     """
     instances: tuple[InstanceReport, ...] = ()
+    requests: tuple[HeldRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

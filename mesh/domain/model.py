@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
 
 from mesh.domain.ids import ModelId
@@ -113,7 +112,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 """The architectures whose tokens attend to all others: a text is computed in one iteration."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """A model in the store. Shapes as in its config.json; sizes in bytes."""
 
@@ -189,7 +188,7 @@ class ModelInfo:
         unread = self.mixture.unread(1) * self.mixture.parameters if self.mixture else 0.0
         return self.parameters - int(unread)
 
-    @cached_property
+    @property
     def shape(self) -> str:
         """Equal for models that take equally much, on one engine: all but the weights' values."""
         if self.format is ModelFormat.OPENVINO_IR:

@@ -10,6 +10,7 @@ from typing import Self
 
 from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, TURN_S_MAX, CellLimits
 
 
@@ -21,6 +22,15 @@ class RuleName:
     parameters: tuple[tuple[str, float], ...] = ()
     digest: str = ""
     """The digest of the policy file that has it; empty for a rule that every node has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """A request in the hello that goes on. The controller has its tokens before `next_index`."""
+
+    request_id: RequestId
+    attempt: int
+    next_index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,8 @@ class NodeRule:
     """What weights on the device and KV caches may take together on a node whose turn rule swaps:
     what the KV caches leave is its pool of weights. The controller says it; 0: nothing is swapped.
     """
+    adopted: tuple[Adopted, ...] = ()
+    """The requests of the hello that go on; the others end there."""
 
     def within(self, limits: CellLimits) -> Self:
         """The rule as the nodes of a cell are told it."""

@@ -87,6 +87,11 @@ class Request:
     its own.
     """
 
+    keyed: bool = False
+    """Whether its client may ask for it again, by a key that its id is made of: its node computes
+    on while no controller is there.
+    """
+
     @property
     def counted_prompt_tokens(self) -> int:
         """Those that it is counted with: the prompt of several answers counts once."""
@@ -106,6 +111,17 @@ class Request:
     def tokens_max(self) -> int:
         """Prompt and output tokens together, at most."""
         return len(self.prompt_tokens) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What a client has of an answer whose controller it has lost."""
+
+    output_tokens: tuple[int, ...] = ()
+    age_s: float = 0.0
+    """Since it asked first."""
+    accepted: bool = False
+    """An earlier controller may have accepted it: it is served, late or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

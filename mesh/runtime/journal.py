@@ -24,16 +24,24 @@ from cattrs.strategies import configure_tagged_union
 from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
-from mesh.domain.events import ControllerEvent, ControllerTimer
+from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested
 from mesh.domain.grammar import Grammar
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import ContinueRequest, NodeCommand, NodeReport, OfferKv
+from mesh.domain.messages import ContinueRequest, NodeCommand, NodeHello, NodeReport, OfferKv
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import NodeEvent
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
-from mesh.domain.request import KvSource, Request, RequestOrder, RequestTokens, SamplingParams
+from mesh.domain.request import (
+    KvSource,
+    Request,
+    RequestOrder,
+    RequestTokens,
+    Resumed,
+    SamplingParams,
+)
 from mesh.domain.revision import Revisions
 from mesh.domain.slo import Slo
 from mesh.domain.steps import EngineRequest
@@ -94,6 +102,7 @@ _WHETHER = override(unstruct_hook=lambda salt: None if salt is None else "")
 _NOTHING = override(unstruct_hook=lambda said: said[:0])
 _NAMED = override(unstruct_hook=lambda ticket: ticket if "/" in ticket else "")
 """The controller's core names tickets REQUEST/ATTEMPT; those that open something have no slash."""
+_UNSAID = override(omit_if_default=True)
 _PAUSED = override(rename="held")
 """Its name in formats 6 and 7."""
 _SAID: Mapping[type[Any], Mapping[str, Any]] = {
@@ -101,7 +110,8 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     SamplingParams: {"stop": _NOTHING, "stop_token_ids": _NOTHING, "logit_bias": _NOTHING},
     KvSource: {"ticket": _NAMED},
     OfferKv: {"ticket": _NAMED},
-    Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER},
+    Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER, "keyed": _UNSAID},
+    Resumed: {"output_tokens": _NUMBER},
     RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
     EngineRequest: {
         "prompt_tokens": _NUMBER,
@@ -122,6 +132,14 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
 another comes after it.
 """
 
+_LATER: Mapping[type[Any], Sequence[str]] = {
+    NodeRule: ("adopted",),
+    NodeHello: ("requests",),
+    InvokeRequested: ("resumed",),
+    Footprint: ("shared_bytes", "context_token_bytes", "context_tokens"),
+}
+"""Fields that are written only where they say anything, of what holds some of the above."""
+
 _CLASSES: Mapping[type[Any], Sequence[str]] = {
     Slo: ("name", "price", "best_effort"),
     DeploymentSpec: ("classes", "class_default"),
@@ -136,7 +154,7 @@ def _converter() -> JsonConverter:
     """
     converter = make_converter()
     # What classes have, and what models share, is written only where there is any.
-    unsaid: Any = override(omit_if_default=True)
+    unsaid: Any = _UNSAID
     for kind, names in _CLASSES.items():
         hook = make_dict_unstructure_fn(kind, converter, **dict.fromkeys(names, unsaid))
         converter.register_unstructure_hook(kind, hook)
@@ -145,14 +163,9 @@ def _converter() -> JsonConverter:
             kind, make_dict_unstructure_fn(kind, converter, **fields)
         )
         converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **fields))
-    footprint = make_dict_unstructure_fn(
-        Footprint,
-        converter,
-        shared_bytes=unsaid,
-        context_token_bytes=unsaid,
-        context_tokens=unsaid,
-    )
-    converter.register_unstructure_hook(Footprint, footprint)
+    for kind, names in _LATER.items():
+        hook = make_dict_unstructure_fn(kind, converter, **dict.fromkeys(names, unsaid))
+        converter.register_unstructure_hook(kind, hook)
     for union in _UNIONS:
         configure_tagged_union(union, converter)
     return converter

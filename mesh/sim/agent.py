@@ -114,7 +114,8 @@ class VirtualAgent:
     def _dial(self) -> None:
         if not self.alive:
             return
-        hello = replace(self._identity, instances=self.core.instances())
+        loaded, requests = self.core.instances(), self.core.requests()
+        hello = replace(self._identity, instances=loaded, requests=requests)
         self.link_id = dialled = self._links.dial(self, hello)
         if dialled is None:
             self._ended_with("Unavailable")

@@ -18,12 +18,13 @@ from mesh.domain.actions import (
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
+from mesh.domain.events import InvokeRequested
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.request import Request
+from mesh.domain.request import Request, Resumed
 from mesh.domain.revision import Revisions, public_name
 from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
@@ -42,6 +43,8 @@ class _Waiting:
     """What it has to be told."""
     grace_s: float | None = None
     """As told; None: it was not told yet that it has a place."""
+    resumes: bool = False
+    """It asks again where its controller is gone, and is told anew that it has a place."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -87,13 +90,39 @@ class Callers:
         self._end(request_id, FinishReason.CANCELLED)
 
     def cut_off(self) -> None:
-        """Nobody answers any more: the stream of each who waits breaks."""
+        """Nobody answers any more: each stream breaks. Those with a key wait on."""
         for request_id in self.open_ids():
-            self._end(request_id, FinishReason.FAILED)
+            if self._waiting[request_id].request.keyed:
+                self._waiting[request_id].resumes = True
+            else:
+                self._end(request_id, FinishReason.FAILED)
+
+    def asking_again(self) -> tuple[RequestId, ...]:
+        """Those whose stream has broken, by their arrival."""
+        return tuple(r for r, caller in self._waiting.items() if caller.resumes)
+
+    def again(self, request_id: RequestId) -> InvokeRequested | None:
+        """What a caller asks a new controller; None where it has gone."""
+        caller = self._waiting.get(request_id)
+        if caller is None:
+            return None
+        resumed = Resumed(
+            output_tokens=caller.answer[: len(caller.tokens_s)],
+            age_s=self._clock.now_s() - caller.arrival_s,
+            accepted=True,
+        )
+        own = caller.slo is not caller.deployment.spec.slo
+        return InvokeRequested(
+            request=caller.request, slo=caller.slo if own else None, resumed=resumed
+        )
 
     def open_ids(self) -> tuple[RequestId, ...]:
         """The ids of those who wait, by their arrival."""
         return tuple(self._waiting)
+
+    def unanswered_ids(self) -> tuple[RequestId, ...]:
+        """Those who wait, and have not been told to ask again."""
+        return tuple(r for r, caller in self._waiting.items() if not caller.resumes)
 
     def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:
         """Those who wait longer than this for the first token, and their TPOT SLO for the others,
@@ -114,8 +143,9 @@ class Callers:
     def accepted(self, told: TellAccepted) -> None:
         caller = self._waiting.get(told.request_id)
         assert caller is not None, f"{told.request_id} has ended, yet it is accepted"
-        assert caller.grace_s is None, f"{told.request_id} was accepted twice"
-        caller.grace_s = told.grace_s
+        assert caller.grace_s is None or caller.resumes, f"{told.request_id} was accepted twice"
+        caller.resumes = False
+        caller.grace_s = told.grace_s if caller.grace_s is None else caller.grace_s
 
     def waiting(self, told: TellWaiting) -> None:
         assert told.request_id in self._waiting, f"{told.request_id} has ended, yet it waits"
@@ -137,6 +167,10 @@ class Callers:
 
     def refuse(self, refusal: RefuseRequest) -> None:
         assert refusal.request_id in self._waiting, f"{refusal.request_id} ended twice"
+        caller = self._waiting[refusal.request_id]
+        if caller.request.keyed and refusal.reason is RefusalReason.SHUTTING_DOWN:
+            caller.resumes = True
+            return
         self._end(refusal.request_id, refusal.reason)
 
     def _end(self, request_id: RequestId, end: FinishReason | RefusalReason) -> None:

@@ -80,7 +80,7 @@ class CellChecks:
                 check_node_core(made.agent.core)
         if cell.controller.alive:
             check_cell(cell.core, now_s)
-            check_callers(cell.core.cell, cell.callers.open_ids())
+            check_callers(cell.core.cell, cell.callers.unanswered_ids())
             self._watch.look(cell.core, now_s)
             for node in cell.core.cell.nodes.values():
                 _check_node(cell, node)

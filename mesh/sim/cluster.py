@@ -9,6 +9,7 @@ After: `mesh.domain.outcome`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from mesh import __version__
@@ -41,6 +42,10 @@ SETTLE_S = 1.0
 DRAIN_S_MAX = 3600.0
 """From the last arrival to the last end; a cell that takes longer has lost a request."""
 TOKEN_ID = 1
+KEYED_EACH = 2
+"""One of so many callers has a key, where any has."""
+RESUME_S_MAX = 3.0
+"""Callers ask a new controller within so long: before nodes have joined it, and after."""
 
 
 class Arrival(NamedTuple):
@@ -76,6 +81,8 @@ class CellPlan:
     """
     output_tokens_max: int | None = None
     """The most tokens that callers take; `None` stands for what the context leaves."""
+    resumes: bool = False
+    """Some callers have keys, and ask again where their controller is gone."""
 
     def max_tokens(self, arrival: Arrival, deployment: Deployment) -> int:
         """What its caller asks for."""
@@ -160,7 +167,23 @@ class VirtualCell:
     def cancel(self, request_id: RequestId) -> None:
         """Its caller goes away."""
         self.callers.cancel(request_id)
-        self.controller.tell(CancelRequested(request_id=request_id))
+        if self.controller.alive:
+            self.controller.tell(CancelRequested(request_id=request_id))
+
+    def restart(self) -> None:
+        """The next controller; callers with keys ask it again, one after the other."""
+        self.controller.start()
+        epoch, asking = self.controller.epoch, self.callers.asking_again()
+        for n, request_id in enumerate(asking):
+            after_s = RESUME_S_MAX * (n + 0.5) / len(asking)
+            self.clock.call_at(
+                self.clock.now_s() + after_s, partial(self._ask_again, request_id, epoch)
+            )
+
+    def _ask_again(self, request_id: RequestId, epoch: int) -> None:
+        asked = self.callers.again(request_id)
+        if asked is not None and self.controller.alive and self.controller.epoch == epoch:
+            self.controller.tell(asked)
 
     def run(
         self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
@@ -235,6 +258,7 @@ class VirtualCell:
             prompt_tokens=prompt_tokens,
             cache_salt=salt,
             digests=digests_of(prompt_tokens, block_sizes, salt),
+            keyed=self.plan.resumes and self._arrived % KEYED_EACH == 0,
             # A seed of its own gives every request tokens of its own.
             sampling=SamplingParams(
                 max_tokens=self.plan.max_tokens(arrival, deployment),
@@ -249,4 +273,4 @@ class VirtualCell:
         if self.controller.alive:
             self.controller.tell(InvokeRequested(request=request, slo=arrival.slo))
         else:
-            self.callers.cut_off()
+            self.callers.cut_off()  # those with a key ask the next one

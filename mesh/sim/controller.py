@@ -91,7 +91,8 @@ class VirtualController:
             self.tell(ShutdownRequested())
             self.alive = False
             self._links.hang_up("the controller is stopping")
-            assert not len(self._callers), "a controller has stopped without an answer for each"
+            waiting = self._callers.unanswered_ids()
+            assert not waiting, "a controller has stopped without an answer for each"
 
     def _is(self, epoch: int) -> bool:
         return self.alive and self.epoch == epoch

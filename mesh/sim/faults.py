@@ -127,6 +127,12 @@ def check_faults(faults: Faults) -> None:
             raise InvalidInput(f"faults: {rate:g} {kind} a minute cannot be meant; 0 to 600 can")
 
 
+def loses_controllers(faults: Faults) -> bool:
+    """Whether a controller ends now and then."""
+    kinds = (FaultKind.KILL_CONTROLLER, FaultKind.STOP_CONTROLLER)
+    return any(faults.per_minute.get(kind, 0.0) > 0.0 for kind in kinds)
+
+
 def occurrences(faults: Faults, node_ids: Sequence[NodeId], seed: int) -> tuple[Fault, ...]:
     """The occurrences of all faults, ordered by time. Each kind is a Poisson process on its own, so
     that a further kind leaves the others alone.

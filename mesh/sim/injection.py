@@ -77,7 +77,7 @@ class Injection:
         if did:
             end = controller.kill if fault.kind is FaultKind.KILL_CONTROLLER else controller.stop
             end()
-            self._later(fault, controller.start)
+            self._later(fault, self._cell.restart)
         return did
 
     def _cancel(self, fault: Fault) -> bool:

@@ -183,6 +183,7 @@ class Welcome(_message.Message):
     TURN_DIGEST_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """The turn rule: which instance computes next. Empty: headroom."""
@@ -202,6 +203,10 @@ class Welcome(_message.Message):
     def turn_parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers of the turn rule, by their names."""
 
+    @_builtins.property
+    def adopted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adopted]:
+        """Of the requests in the hello those that go on; the others end."""
+
     def __init__(
         self,
         *,
@@ -214,14 +219,41 @@ class Welcome(_message.Message):
         turn_digest: _builtins.str = ...,
         swap_bytes: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        adopted: _abc.Iterable[Global___Adopted] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted", b"adopted", "chunk_tokens_max", b"chunk_tokens_max", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "swap_bytes", b"swap_bytes", "turn_digest", b"turn_digest", "turn_parameters", b"turn_parameters", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Adopted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    next_index: _builtins.int
+    """The controller has the tokens before this one."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        next_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adopted: _TypeAlias = Adopted  # noqa: Y015
 
 @_typing.final
 class ImportModel(_message.Message):
@@ -376,6 +408,7 @@ class SubmitRequest(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
+    KEYED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -395,6 +428,8 @@ class SubmitRequest(_message.Message):
     """Of its tokens, those that the node is believed to have computed already."""
     first: _builtins.str
     """The request of the same prompt that computes it for this one, too, which begins then."""
+    keyed: _builtins.bool
+    """Its client may ask for it again: it is computed on while no controller is there."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -427,10 +462,11 @@ class SubmitRequest(_message.Message):
         cached_tokens: _builtins.int = ...,
         kv: Global___KvSource | None = ...,
         first: _builtins.str | None = ...,
+        keyed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "first", b"first", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "instance_id", b"instance_id", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "instance_id", b"instance_id", "keyed", b"keyed", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -871,6 +907,7 @@ class NodeHello(_message.Message):
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -924,6 +961,10 @@ class NodeHello(_message.Message):
     def models(self) -> Global___HeldModels:
         """All that the node has at hand. Absent: it does not say."""
 
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
+        """What the node has computed on without a controller."""
+
     def __init__(
         self,
         *,
@@ -955,14 +996,46 @@ class NodeHello(_message.Message):
         kv_address: _builtins.str = ...,
         kv_format: _builtins.str = ...,
         kv_bytes_per_s: _builtins.float = ...,
+        requests: _abc.Iterable[Global___HeldRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
+
+@_typing.final
+class HeldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMITTED_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    PREFILL_LEFT_FIELD_NUMBER: _builtins.int
+    prefill_left: _builtins.int
+    @_builtins.property
+    def submitted(self) -> Global___SubmitRequest:
+        """As of now: its output tokens are those before `outputs`."""
+
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.RequestTokens]:
+        """Its last ones. One that ends it is the last."""
+
+    def __init__(
+        self,
+        *,
+        submitted: Global___SubmitRequest | None = ...,
+        outputs: _abc.Iterable[_model_pb2.RequestTokens] | None = ...,
+        prefill_left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["submitted", b"submitted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "prefill_left", b"prefill_left", "submitted", b"submitted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRequest: _TypeAlias = HeldRequest  # noqa: Y015
 
 @_typing.final
 class LoadRate(_message.Message):

@@ -5,6 +5,7 @@ or a stream breaks, DeadlineExceeded when the caller's own time limit passed, In
 value that no message can hold. Safe to use from several threads.
 """
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -35,10 +36,14 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
+from mesh.wire.resuming import LOOK_S, LeaderWatch, ResumedAnswer, leads
+from mesh.wire.resuming import Asked as AskedCall
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
+LEADER_S_MAX = 5.0
+"""Until one of several controllers leads."""
 UNARY_S_MAX = 10.0
 """For a call that is answered from memory, unless its client is in a hurry."""
 
@@ -49,7 +54,7 @@ class Calls:
     """
 
     def __init__(self, address: str, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._address = address
+        self.address = address
         self._answer_s_max = answer_s_max
 
     def unary(self, call: "grpc.UnaryUnaryMultiCallable[Asked, Answer]", request: Asked) -> Answer:
@@ -59,7 +64,7 @@ class Calls:
             ended = cast(EndedCall, error)
             if ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Unavailable(
-                    f"the controller at {self._address} did not answer within "
+                    f"the controller at {self.address} did not answer within "
                     f"{self._answer_s_max:g} s",
                     hint="see its log; is the machine overloaded?",
                 ) from error
@@ -91,24 +96,24 @@ class Calls:
         match ended.code():
             case grpc.StatusCode.UNAVAILABLE if started:
                 return Unavailable(
-                    f"the controller at {self._address} went away while it answered",
+                    f"the controller at {self.address} went away while it answered",
                     hint="run the command again; see the controller's log",
                 )
             case grpc.StatusCode.UNAVAILABLE:
-                return why_refused(self._address, credentials().tls) or Unavailable(
-                    f"no controller answers at {self._address}",
+                return why_refused(self.address, credentials().tls) or Unavailable(
+                    f"no controller answers at {self.address}",
                     hint="start one with `mesh up`, or name another with --controller HOST:PORT",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
                 return Unavailable(
-                    f"what answers at {self._address} is no controller of this version of mesh",
+                    f"what answers at {self.address} is no controller of this version of mesh",
                     hint="check the address and the versions at both ends",
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return InvalidInput(f"the message is too large: {ended.details()}")
             case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
                 return MeshError(
-                    f"the controller at {self._address} failed: {ended.details()}",
+                    f"the controller at {self.address} failed: {ended.details()}",
                     hint="this is a fault of mesh; the controller's log has more",
                 )
             case _:
@@ -124,14 +129,19 @@ Progress = Callable[[str, float], None]
 
 class MeshClient:
     """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call. A
-    call that is answered from memory raises Unavailable after `answer_s_max`.
+    call that is answered from memory raises Unavailable after `answer_s_max`. Several addresses,
+    with commas between, are those of one cell's controllers: it asks the one that leads.
     """
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._channel = dial_blocking(address)
-        self._control = ControlStub(self._channel)
-        self._inference = InferenceStub(self._channel)
-        self._calls = Calls(address, answer_s_max)
+        self._addresses = address.split(",")
+        self._watch = LeaderWatch(self._addresses)
+        self._channels = [dial_blocking(one) for one in self._addresses]
+        """They connect when they are first used."""
+        self._at = 0
+        """Which of them led last."""
+        self._inference = InferenceStub(self._channels[0])
+        self._calls = Calls(self._addresses[0], answer_s_max)
 
     def __enter__(self) -> "MeshClient":
         return self
@@ -145,7 +155,21 @@ class MeshClient:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
+
+    @property
+    def _control(self) -> ControlStub:
+        """The controller that leads, where there are several; the last one where none does."""
+        until_s = time.monotonic() + LEADER_S_MAX
+        while len(self._channels) > 1 and not leads(self._channels[self._at]):
+            self._at = (self._at + 1) % len(self._channels)
+            self._calls.address = self._addresses[self._at]
+            if time.monotonic() > until_s:
+                break
+            if not self._at:
+                time.sleep(LOOK_S)
+        return ControlStub(self._channels[self._at])
 
     def deploy(self, spec: DeploymentSpec, progress: Progress | None = None) -> str:
         """Deploy and wait until it is acknowledged; what the controller says of it in a word.
@@ -299,13 +323,29 @@ class MeshClient:
         self, invocation: Invocation, timeout_s: float | None = None
     ) -> Stream[InvocationEvent]:
         """The answer as it is generated, from Accepted to Finished. Raises Refused with the reason.
+        Where its controller goes away it is asked for again, at each of the addresses, and goes on
+        where it was; what broke it is raised after RESUME_S_MAX.
 
         The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
         """
+        answer = ResumedAnswer(
+            invocation, self._invoke, self._addresses, timeout_s, self._watch.watched
+        )
+        return answer.events()
+
+    def _invoke(self, address: str, asked: Invocation, timeout_s: float | None) -> AskedCall:
+        """The call is made at once. One that goes on has a channel of its own: one that was refused
+        would first back off for a while.
+        """
         with _writing("the invocation"):
-            request = invocation_to_wire(invocation)
-        call = self._inference.Invoke(request, timeout=timeout_s)
-        return _each(event_from_wire, self._calls.stream(call, timeout_s=timeout_s))
+            request = invocation_to_wire(asked)
+        first = asked.resume is None and address == self._addresses[0]
+        channel = None if first else dial_blocking(address)
+        inference = self._inference if channel is None else InferenceStub(channel)
+        calls = self._calls if channel is None else Calls(address)
+        call = inference.Invoke(request, timeout=timeout_s)
+        events = calls.stream(call, timeout_s=timeout_s)
+        return call, _each(event_from_wire, events, channel)
 
     def _operation(
         self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None
@@ -319,9 +359,16 @@ class MeshClient:
         return done
 
 
-def _each(read: Callable[[M], V], messages: Iterator[M]) -> Stream[V]:
-    for message in messages:
-        yield read(message)
+def _each(
+    read: Callable[[M], V], messages: Iterator[M], channel: grpc.Channel | None = None
+) -> Stream[V]:
+    """What they say. A channel of their own is closed at the end."""
+    try:
+        for message in messages:
+            yield read(message)
+    finally:
+        if channel is not None:
+            channel.close()
 
 
 @contextmanager

@@ -25,11 +25,13 @@ from mesh.domain.invocation import (
     InvocationEvent,
     PairPrompt,
     Prompt,
+    Resume,
     TextPrompt,
     TokenPrompt,
 )
 from mesh.domain.messages import (
     Heartbeat,
+    HeldRequest,
     InstanceLoaded,
     NodeCommand,
     NodeHello,
@@ -38,7 +40,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.model import Mixture, Task
-from mesh.domain.node_rule import CELL_RULE, NodeRule, RuleName
+from mesh.domain.node_rule import CELL_RULE, Adopted, NodeRule, RuleName
 from mesh.domain.profile import Grid
 from mesh.domain.ranges import Range
 from mesh.domain.reasons import FinishReason
@@ -78,6 +80,7 @@ def welcome(heartbeat_s: float, rule: NodeRule, epoch: int = 0) -> pb.NodeComman
         chunk_tokens_max=rule.chunk_tokens_max,
         swap_bytes=rule.swap_bytes,
         epoch=epoch,
+        adopted=[to_wire(one, pb.Adopted) for one in rule.adopted],
     )
     return pb.NodeCommand(welcome=greeting)
 
@@ -100,6 +103,7 @@ def rule_of(message: pb.Welcome) -> NodeRule:
         overestimate=message.overestimate or CELL_RULE.overestimate,
         chunk_tokens_max=message.chunk_tokens_max or CELL_RULE.chunk_tokens_max,
         swap_bytes=message.swap_bytes,
+        adopted=tuple(from_wire(one, Adopted) for one in message.adopted),
     )
 
 
@@ -181,6 +185,7 @@ def _submit_to_wire(submit: SubmitRequest) -> pb.SubmitRequest:
         cached_tokens=order.cached_tokens,
         kv=None if order.kv is None else to_wire(order.kv, pb.KvSource),
         first=request.first,
+        keyed=request.keyed,
     )
 
 
@@ -193,6 +198,7 @@ def _submit_from_wire(message: pb.SubmitRequest, _: str) -> SubmitRequest:
         sampling=from_wire(message.sampling, SamplingParams),
         cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
         first=RequestId(message.first) if message.HasField("first") else None,
+        keyed=message.keyed,
     )
     return SubmitRequest(
         instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
@@ -215,27 +221,51 @@ def _submit_from_wire(message: pb.SubmitRequest, _: str) -> SubmitRequest:
 def _tokens_to_wire(report: TokensReport) -> pb.TokensReport:
     return pb.TokensReport(
         instance_id=report.instance_id,
-        outputs=[
-            model_pb2.RequestTokens(
-                request_id=output.request_id,
-                attempt=output.attempt,
-                first_index=output.first_index,
-                token_ids=output.token_ids,
-                text=output.text,
-                finish=output.finish or "",
-                logprobs=map(_logprobs_to_wire, output.logprobs),
-                cached_tokens=output.cached_tokens,
-                prompt_logprobs=map(_logprobs_to_wire, output.prompt_logprobs),
-                embedding=output.embedding,
-            )
-            for output in report.outputs
-        ],
+        outputs=_outputs_to_wire(report.outputs),
         prefill_left=[
             pb.PrefillLeft(request_id=request_id, tokens=tokens)
             for request_id, tokens in report.prefill_left
         ],
         starved=report.starved,
         correction=report.correction,
+    )
+
+
+def _outputs_to_wire(outputs: Iterable[RequestTokens]) -> list[model_pb2.RequestTokens]:
+    return [
+        model_pb2.RequestTokens(
+            request_id=output.request_id,
+            attempt=output.attempt,
+            first_index=output.first_index,
+            token_ids=output.token_ids,
+            text=output.text,
+            finish=output.finish or "",
+            logprobs=map(_logprobs_to_wire, output.logprobs),
+            cached_tokens=output.cached_tokens,
+            prompt_logprobs=map(_logprobs_to_wire, output.prompt_logprobs),
+            embedding=output.embedding,
+        )
+        for output in outputs
+    ]
+
+
+def _held_to_wire(held: HeldRequest) -> pb.HeldRequest:
+    submitted = SubmitRequest(instance_id=held.instance_id, order=held.order)
+    return pb.HeldRequest(
+        submitted=_submit_to_wire(submitted),
+        outputs=_outputs_to_wire(held.outputs),
+        prefill_left=held.prefill_left,
+    )
+
+
+def _held_from_wire(message: pb.HeldRequest, _: str) -> HeldRequest:
+    require(message, "submitted")
+    submitted = _submit_from_wire(message.submitted, "")
+    return HeldRequest(
+        instance_id=submitted.instance_id,
+        order=submitted.order,
+        outputs=tuple(_outputs(message.outputs)),
+        prefill_left=message.prefill_left,
     )
 
 
@@ -289,6 +319,7 @@ _MAPPINGS = Mappings(
         DeploymentSpec: Rule(required=frozenset({"slo", "scaling"})),
         Finished: Rule(names={"node_id": "node"}),
         Grid: ByHand(encode=_grid_to_wire, decode=_grid_from_wire),
+        HeldRequest: ByHand(encode=_held_to_wire, decode=_held_from_wire),
         Heartbeat: Rule(tolerant=frozenset({"models"})),
         InstanceLoaded: Rule(tolerant=frozenset({"tier"})),
         Mixture: Rule(check=_check_mixture),
@@ -333,7 +364,7 @@ _SAME: tuple[str, ...] = (
     *("deployment", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "stop"),
     *("slo_ttft_s", "slo_tpot_s", "slo_class", "cache_salt", "min_tokens", "stop_token_ids"),
-    "prompt_logprobs",
+    *("prompt_logprobs", "key"),
 )
 """Fields of the same name and form in an invocation and its message."""
 
@@ -342,8 +373,9 @@ def invocation_to_wire(asked: Invocation) -> inference_pb2.InvokeRequest:
     grammar = to_wire(asked.grammar, model_pb2.Grammar) if asked.grammar is not None else None
     same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     biases = [to_wire(one, model_pb2.TokenBias) for one in asked.logit_bias]
+    resume = None if asked.resume is None else to_wire(asked.resume, inference_pb2.Resume)
     message = inference_pb2.InvokeRequest(
-        grammar=grammar, logit_bias=biases, task=asked.task or "", **same
+        resume=resume, grammar=grammar, logit_bias=biases, task=asked.task or "", **same
     )
     match asked.prompt:
         case TextPrompt():
@@ -368,6 +400,7 @@ def invocation_from_wire(message: inference_pb2.InvokeRequest) -> Invocation:
         prompt=_prompt(message),
         grammar=from_wire(message.grammar, Grammar) if message.HasField("grammar") else None,
         task=member(Task, message.task, message, "task") if message.task else None,
+        resume=from_wire(message.resume, Resume) if message.HasField("resume") else None,
         logit_bias=tuple(from_wire(one, TokenBias) for one in message.logit_bias),
         **same | {"stop": tuple(message.stop), "stop_token_ids": tuple(message.stop_token_ids)},
     )

@@ -221,9 +221,15 @@ class Agent:
 
     def _hello(self) -> NodeHello:
         with self._deciding:
-            instances = self._core.instances()
+            instances, requests = self._core.instances(), self._core.requests()
         rates = () if self._loads is None else self._loads.rates()
-        return replace(self._identity, instances=instances, load_rates=rates, models=self._models)
+        return replace(
+            self._identity,
+            instances=instances,
+            requests=requests,
+            load_rates=rates,
+            models=self._models,
+        )
 
     def _note_load(self, loaded: InstanceLoaded) -> None:
         if self._loads is not None:

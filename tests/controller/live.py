@@ -124,6 +124,8 @@ class FakeNode:
         self.hello = hello
         self.epoch = 0
         """The epoch of the controller that leads, as its lease says."""
+        self.adopted: Any = ()
+        """The requests of its hello that the controller has taken over."""
         self.commands: list[NodeCommand] = []
         self.held = False
         self.says = ""
@@ -135,6 +137,7 @@ class FakeNode:
         connect: Any = NodeLinkStub(self._channel).Connect
         self.call: Any = connect(metadata=(*(credentials().metadata or ()), *metadata))
         self._told = asyncio.Condition()
+        self._sending = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
 
     async def join(self) -> "FakeNode":
@@ -143,6 +146,7 @@ class FakeNode:
         first = await self.call.read()
         assert first.WhichOneof("command") == "welcome"
         self.epoch = first.welcome.epoch
+        self.adopted = first.welcome.adopted
         self.listening = asyncio.create_task(self._listen())
         return self
 
@@ -155,7 +159,8 @@ class FakeNode:
         await self._channel.close(None)
 
     async def send(self, report: NodeReport) -> None:
-        await self.call.write(report_to_wire(report))
+        async with self._sending:  # a call takes one message at a time
+            await self.call.write(report_to_wire(report))
 
     async def told(self, kind: type[T]) -> T:
         """The first command of a kind that came, or comes."""
@@ -166,8 +171,18 @@ class FakeNode:
                         return command
                 await self._told.wait()
 
-    async def answer(self, order: RequestOrder, first: int, count: int, *, last: bool) -> None:
-        """Tokens for a request, one message each."""
+    async def answer(
+        self,
+        order: RequestOrder,
+        first: int,
+        count: int,
+        *,
+        last: bool,
+        instance_id: InstanceId | None = None,
+    ) -> None:
+        """Tokens for a request, one message each; from the instance that it was told to load unless
+        another one is given.
+        """
         for index in range(first, first + count):
             ends = last and index == first + count - 1
             end = FinishReason.STOP if self.says else FinishReason.LENGTH
@@ -186,7 +201,9 @@ class FakeNode:
                 prompt_logprobs=() if top is None or index else (prompt,) * (before - 1),
                 embedding=VECTOR if order.request.deployment == EMBEDS else (),
             )
-            await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))
+            await self.send(
+                TokensReport(instance_id=instance_id or self.instance_id, outputs=(output,))
+            )
 
     @property
     def instance_id(self) -> Any:

@@ -281,7 +281,7 @@ async def test_a_deployment_outlives_the_controller(tmp_path: Path) -> None:
         assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
         await cell.node()
         again = await cell.accepted(asking())
-    assert (first.request_id, again.request_id) == ("r1-1", "r2-1")
+    assert first.request_id != again.request_id
 
 
 async def test_without_a_node_nothing_can_be_deployed(cell: LiveCell) -> None:

@@ -21,7 +21,7 @@ from mesh.domain.errors import (
     Refused,
     Unavailable,
 )
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import (
     Accepted,
     ChatPrompt,
@@ -111,7 +111,7 @@ async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> No
     finished = events[-1]
     assert isinstance(finished, Finished)
     assert accepted == Accepted(
-        request_id=RequestId("r1-1"),
+        request_id=accepted.request_id,
         prompt_tokens=3,
         ttft_limit_s=SPEC.slo.ttft_limit_s(3),
         tpot_limit_s=SPEC.slo.tpot_s,

@@ -1,6 +1,7 @@
 """A node core at a time that the test moves, and what its engine says."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, SendReport
@@ -77,9 +78,10 @@ class NodeUnderTest:
         so_far: Sequence[int] = (),
         slo: Slo | None = None,
         prompt: int = 3,
+        keyed: bool = False,
     ) -> list[NodeAction]:
         order = RequestOrder(
-            request=request(name, prompt=(1,) * prompt),
+            request=replace(request(name, prompt=(1,) * prompt), keyed=keyed),
             attempt=attempt,
             output_tokens=tuple(so_far),
             slo=slo or Slo(),
@@ -109,6 +111,10 @@ class NodeUnderTest:
             iterations=iterations,
         )
         return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
+
+    def heartbeat_unheard(self) -> list[NodeAction]:
+        """What it does at a heartbeat that nobody hears."""
+        return self.tell(HeartbeatDue(rss_bytes=RSS_BYTES, engine_bytes=ENGINE_BYTES))
 
     def heartbeat(self) -> Heartbeat:
         actions = self.tell(HeartbeatDue(rss_bytes=RSS_BYTES, engine_bytes=ENGINE_BYTES))

@@ -107,6 +107,23 @@ class Answer:
         return last
 
 
+def invoked(
+    client: MeshClient, name: str, prompt: str, *, max_tokens: int, **sampling: float
+) -> Answer:
+    """Ask in a thread; returns at once."""
+    invocation = Invocation(
+        deployment=DeploymentName(name),
+        prompt=TextPrompt(text=prompt),
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        **sampling,  # type: ignore[arg-type]
+    )
+    answer = Answer()
+    asked = client.invoke(invocation)
+    threading.Thread(target=_collect, args=(asked, answer), daemon=True).start()
+    return answer
+
+
 class LiveCell:
     """`root` is this cell's own; `store_home` may be shared by cells, so that a model is imported
     once for all tests.
@@ -273,18 +290,7 @@ class LiveCell:
 
     def invoke(self, name: str, prompt: str, *, max_tokens: int, **sampling: float) -> Answer:
         """Invoke in a thread; returns at once."""
-        invocation = Invocation(
-            deployment=DeploymentName(name),
-            prompt=TextPrompt(text=prompt),
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            **sampling,  # type: ignore[arg-type]
-        )
-        answer = Answer()
-        threading.Thread(
-            target=_collect, args=(self.client.invoke(invocation), answer), daemon=True
-        ).start()
-        return answer
+        return invoked(self.client, name, prompt, max_tokens=max_tokens, **sampling)
 
     def warm(self, name: str) -> None:
         """Have an instance loaded, on whichever node the cell has now."""

@@ -1,13 +1,15 @@
 """The controller dies and comes back: what it acknowledged is there, and nodes find it again."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Accepted
 from mesh.domain.usage import UsageBy, summed
-from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell, Process
 
 
 def test_a_killed_controller_comes_back_with_its_deployments_and_adopts_instances(
@@ -31,9 +33,50 @@ def test_a_killed_controller_comes_back_with_its_deployments_and_adopts_instance
     assert after.token_ids == before.token_ids
 
 
-def test_a_client_whose_controller_dies_is_told_so_and_the_node_drops_its_request(
+@pytest.mark.parametrize("end", [Process.kill, Process.terminate])
+def test_open_answers_go_on_under_the_next_controller_as_if_nothing_had_been(
+    cell: LiveCell, tiny_model: Path, end: Callable[[Process], object]
+) -> None:
+    controller = cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.03")
+    cell.deploy("chat", tiny_model)
+    unbroken = cell.invoke("chat", "go on", max_tokens=120, temperature=1.0, seed=7)
+    unbroken.finished()
+    (instance,) = cell.client.get(DeploymentName("chat")).instances
+    answers = [
+        cell.invoke("chat", "go on", max_tokens=120, temperature=1.0, seed=7) for _ in range(3)
+    ]
+    for n, answer in enumerate(answers):
+        cell.wait_tokens(answer, 3 + 9 * n)
+    end(controller)
+    cell.start_controller()
+    for answer in answers:
+        finished = answer.finished()
+        assert (answer.token_ids, answer.text) == (unbroken.token_ids, unbroken.text)
+        assert sum(isinstance(event, Accepted) for event in answer.events) == 1
+        assert finished.ttft_s > 0.0
+    (same,) = cell.client.get(DeploymentName("chat")).instances
+    assert same.instance_id == instance.instance_id, "nothing had to be loaded"
+    cell.wait_for("nothing to run", lambda: cell.client.status().running == 0)
+
+
+def test_answers_end_within_the_grace_of_a_controller_that_is_stopped(
     cell: LiveCell, tiny_model: Path
 ) -> None:
+    controller = cell.start_controller("--grace-s", "50")
+    cell.start_node("n1", "--step-s", "0.02")
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "let me end", max_tokens=60)
+    cell.wait_tokens(answer, 3)
+    assert controller.terminate() == 0
+    assert answer.finished().output_tokens == 60
+    assert answer.finished().ttft_s > 0.0
+
+
+def test_a_client_whose_controller_stays_away_is_told_so_and_the_node_drops_its_request(
+    cell: LiveCell, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 1.0)
     controller = cell.start_controller()
     cell.start_node("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
@@ -41,7 +84,7 @@ def test_a_client_whose_controller_dies_is_told_so_and_the_node_drops_its_reques
     cell.wait_tokens(answer, 3)
     controller.kill()
     assert answer.ended.wait(WAIT_S_MAX)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="went away while it answered"):
         answer.finished()
     cell.start_controller()
     cell.wait_for("the node to come back", lambda: cell.node("n1"))
@@ -53,7 +96,10 @@ def test_a_client_whose_controller_dies_is_told_so_and_the_node_drops_its_reques
     assert (status.running, status.queued) == (0, 0)
 
 
-def test_what_clients_used_is_on_the_books_after_a_kill(cell: LiveCell, tiny_model: Path) -> None:
+def test_what_clients_used_is_on_the_books_after_a_kill(
+    cell: LiveCell, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)
     controller = cell.start_controller()
     cell.start_node("n1", "--step-s", "0.002")
     cell.deploy("chat", tiny_model)

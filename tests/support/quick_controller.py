@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--lease-s", type=float, default=CellLimits().node_lease_s)
     parser.add_argument("--parked-s", type=float, default=0.3)
     parser.add_argument("--journal", type=Path)
+    parser.add_argument("--grace-s", type=float, default=0.0)
     parser.add_argument("--http", default=HTTP_OFF)
     parser.add_argument("--policy", default=DEFAULT_POLICY)
     given = parser.parse_args()
@@ -40,6 +41,7 @@ def main() -> None:
         journal=given.journal,
         limits=limits,
         policy=given.policy,
+        grace_s=given.grace_s,
     )
     asyncio.run(serve(config))
 

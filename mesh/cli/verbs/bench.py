@@ -17,6 +17,7 @@ class Benches(Verbs):
     verbs: ClassVar = {
         "paper": "The evaluation of the LLM-Mesh paper, on virtual nodes.",
         "polyserve": "The goodput of PolyServe and its baselines, on virtual H200.",
+        "operators": "Operator-level autoscaling, by the paper's formulas and executed.",
         "fidelity": "A live cell of this machine beside a simulation of it.",
     }
     module = "mesh.cli.bench_{}"

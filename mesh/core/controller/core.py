@@ -13,7 +13,7 @@ from mesh.core.controller import deployments, nodes, profiling, reports, rollout
 from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
-from mesh.core.controller.requests import migration, queueing, replicas, serving
+from mesh.core.controller.requests import migration, queueing, replicas, resuming, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.prospect import prospect
 from mesh.core.controller.requests.upkeep import go_on, keep_up, release
@@ -54,11 +54,12 @@ from mesh.domain.events import (
     UnloadRequested,
 )
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, ModelId, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
+from mesh.domain.request import Request
 from mesh.domain.revision import Revisions, public_name
 from mesh.domain.views import CellSnapshot, ProfileView, Prospect
 from mesh.policy.guarded import Guarded
@@ -123,6 +124,14 @@ class ControllerCore:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
 
+    def asked_before(self, request_id: RequestId) -> tuple[Request, Sequence[int]] | None:
+        """A request of this id that runs, or waits for its client, with the tokens that it has;
+        None where there is none.
+        """
+        orphan = self.cell.orphans.get(request_id)
+        found = self.cell.requests.get(request_id) if orphan is None else orphan.request
+        return None if found is None else (found.original, found.output_tokens)
+
     def load(self) -> tuple[int, int]:
         """The requests that run, and those that are queued."""
         return self.cell.running(), self.cell.queued()
@@ -167,7 +176,7 @@ class ControllerCore:
             case NodeReported():
                 reports.take_in(ctx, event.link_id, event.report)
             case InvokeRequested():
-                serving.invoke(ctx, event.request, event.slo)
+                serving.invoke(ctx, event.request, event.slo, event.resumed)
             case CancelRequested():
                 ctx.expect_more()
                 for request_id in event.request_ids:
@@ -180,6 +189,7 @@ class ControllerCore:
                 migration.look_again(ctx)
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
+                resuming.drop_old(ctx)
                 _keep_up(ctx)
             case LoadExpired():
                 reports.load_expired(ctx, event.instance_id)
@@ -307,6 +317,8 @@ def _retry_load(ctx: EventContext, name: DeploymentName) -> None:
 
 def _shut_down(ctx: EventContext) -> None:
     for request in list(ctx.cell.requests.values()):
+        if request.original.keyed:
+            resuming.let_go(ctx, request)
         refuse(ctx, request, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
     for operation_id in list(ctx.cell.operations):
         reply_error(ctx, operation_id, "Unavailable", "the controller is stopping")

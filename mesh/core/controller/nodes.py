@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
 from mesh.core.controller.operations import fail_operation, reply_error
+from mesh.core.controller.requests import resuming
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.replicas import room_changed
 from mesh.core.controller.requests.serving import requeue
@@ -63,9 +64,14 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         deployments=ctx.cell.deployments,
     )
     ctx.cell.add_node(node)
-    ctx.act(AcceptLink(link_id=link_id, rule=node.rule))
+    welcome = len(ctx.actions)
     for report in hello.instances:
         adopt(ctx, node, report)
+    found = [resuming.adopt(ctx, node, held) for held in hello.requests]
+    adopted = tuple([one for one in found if one is not None])
+    # Before what the node is told of its instances.
+    rule = replace(node.rule, adopted=adopted)
+    ctx.act(AcceptLink(link_id=link_id, rule=rule), at=welcome)
     room_changed(ctx)
 
 

@@ -24,6 +24,7 @@ from mesh.domain.messages import (
     CancelProfile,
     ComputedAhead,
     ContinueRequest,
+    HeldRequest,
     ImportDone,
     ImportFailed,
     ImportModel,
@@ -79,6 +80,10 @@ class NodeCore:
     def instances(self) -> tuple[InstanceReport, ...]:
         """What is loaded, for the hello of a new link."""
         return self._node.reports(self._now_s, whole=True)
+
+    def requests(self) -> tuple[HeldRequest, ...]:
+        """What it has computed on without a controller, for the same."""
+        return self._node.held(self._now_s)
 
     @property
     def base_bytes(self) -> int:
@@ -156,6 +161,7 @@ class NodeCore:
                 self._command(ctx, event.command)
             case HeartbeatDue():
                 models = self._node.beat(event)
+                instances.end_held(ctx, self._node, self._limits.hold_s_max)
                 prefixes.ask(ctx, self._node)
                 ctx.report(self._node.heartbeat(ctx.now_s, models))
                 tell_refined(ctx, self._node)
@@ -211,6 +217,7 @@ class NodeCore:
                 swapping.end(ctx, self._node)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
+                instances.open_link(ctx, self._node, event.rule.adopted)
                 prefixes.tell_left(ctx, self._node)
             case LinkClosed():
                 instances.close_link(ctx, self._node)

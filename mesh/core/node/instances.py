@@ -1,5 +1,6 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.compute.correction import share_trials
@@ -13,6 +14,7 @@ from mesh.domain.actions import AbortInEngine
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
     CancelImport,
+    HeldRequest,
     InstanceGone,
     InstanceLoaded,
     KvResized,
@@ -21,8 +23,10 @@ from mesh.domain.messages import (
     LoadProgress,
     RequestReturned,
     ResizeKv,
+    TokensReport,
     UnloadInstance,
 )
+from mesh.domain.node_rule import Adopted
 
 
 def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
@@ -167,15 +171,61 @@ def loading(
 
 
 def close_link(ctx: NodeEventContext, node: LocalNode) -> None:
-    """The link is gone: nobody waits for the requests and imports, and the controller will
-    know nothing of what loads or leaves. What is loaded stays, for the next link.
+    """The link is gone: nobody waits for the imports, and the controller will know nothing of what
+    loads or leaves. What is loaded stays, for the next link, and so do requests that their clients
+    may ask the next controller for.
     """
     for operation_id in node.imports:
         ctx.engine(CancelImport(operation_id=operation_id))
-    node.link_closed()
+    node.link_closed(ctx.now_s)
+    for instance in node.instances.values():
+        for request in list(instance.requests.values()):
+            if request.held(instance.instance_id, ctx.now_s) is None:
+                cancel(ctx, instance, request)
+
+
+def open_link(ctx: NodeEventContext, node: LocalNode, adopted: Sequence[Adopted]) -> None:
+    """Requests that the controller has taken over go on, and it is told what it has not been; the
+    others end.
+    """
+    taken = {(one.request_id, one.attempt): one for one in adopted}
+
+    def tell(held: HeldRequest | None, correction: float = 1.0) -> bool:
+        if held is None:
+            return False
+        one = taken.pop((held.order.request.request_id, held.order.attempt), None)
+        if one is None:
+            return False
+        more = tuple(o for o in held.outputs if o.first_index >= one.next_index)
+        if more:
+            told = TokensReport(instance_id=held.instance_id, outputs=more, correction=correction)
+            ctx.report(told)
+        return True
+
+    for instance in node.instances.values():
+        for request in list(instance.requests.values()):
+            held = request.held(instance.instance_id, ctx.now_s)
+            if not tell(held, instance.correction.factor(ctx.now_s)):
+                cancel(ctx, instance, request)
+    for ended in node.ended.values():
+        tell(ended)
+    node.forget_ended()
+    for one in taken.values():
+        message = "its node computed it no more when the controller came"
+        returned = RequestReturned(
+            request_id=one.request_id, attempt=one.attempt, error="Unavailable", message=message
+        )
+        ctx.report(returned)
+
+
+def end_held(ctx: NodeEventContext, node: LocalNode, hold_s_max: float) -> None:
+    """Nobody has come for what was computed on without a controller."""
+    if node.linked or ctx.now_s - node.unlinked_s <= hold_s_max:
+        return
     for instance in node.instances.values():
         for request in list(instance.requests.values()):
             cancel(ctx, instance, request)
+    node.forget_ended()
 
 
 def cancel(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:

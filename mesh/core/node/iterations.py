@@ -78,8 +78,11 @@ def step_finished(
         request = requests.get(output.request_id)
         if request is not None and request.order.attempt == output.attempt:
             outputs.append(output)
+            request.keep(output)
             request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
+                if not ctx.node.linked:
+                    ctx.node.note_ended(instance, request, now_s)
                 instance.remove(request)
     prefill_left, starved = result.prefill_left, result.starved
     ahead = [

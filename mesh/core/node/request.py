@@ -1,11 +1,14 @@
 """A request on its node: what of it is still to compute, and when its next token is due."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from mesh.domain.ids import RequestId
-from mesh.domain.request import RequestOrder
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.limits import KEPT_OUTPUTS_MAX
+from mesh.domain.messages import HeldRequest
+from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import next_due_s
 
 
@@ -31,6 +34,10 @@ class LocalRequest:
     """Its KV blocks are on their way, or computed by another one of its prompt: its engine does not
     know of it yet.
     """
+    kept: deque[RequestTokens] = field(default_factory=deque)
+    """Its last outputs, for a next controller, of one that its client may ask for again."""
+    before: list[int] = field(default_factory=list)
+    """Its tokens between those of its order and the first that is kept."""
     told: RequestOrder = field(init=False)
     """As its engine knows it. In the midst of an iteration, which may be the request's last, that
     is told nothing.
@@ -48,6 +55,39 @@ class LocalRequest:
     @property
     def request_id(self) -> RequestId:
         return self.order.request.request_id
+
+    def keep(self, output: RequestTokens) -> None:
+        """It has this output."""
+        if not self.order.request.keyed:
+            return
+        self.kept.append(output)
+        if len(self.kept) > KEPT_OUTPUTS_MAX:
+            self.before += self.kept.popleft().token_ids
+
+    def held(self, instance_id: InstanceId, now_s: float) -> HeldRequest | None:
+        """It as the next controller is told; None for one that cannot go on without the last."""
+        order, before = self.order, (*self.order.output_tokens, *self.before)
+        next_index = len(before)
+        for output in self.kept:
+            if output.first_index != next_index:
+                return None
+            next_index += len(output.token_ids)
+        alone = not self.paused and not self.fetching and order.request.first is None
+        if not (order.request.keyed and alone and next_index == self.output_tokens):
+            return None
+        return HeldRequest(
+            instance_id=instance_id,
+            order=replace(
+                order,
+                output_tokens=before,
+                age_s=max(now_s - self.start_s, 0.0),
+                due_in_s=self.due_s - now_s,
+                cached_tokens=0,
+                kv=None,
+            ),
+            outputs=tuple(self.kept),
+            prefill_left=self.prefill_left,
+        )
 
     def note_tokens(self, count: int, now_s: float) -> None:
         """It has so many more tokens."""

@@ -7,9 +7,10 @@ from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.local_instance import LocalInstance, LocalState
-from mesh.domain.ids import DeploymentName, InstanceId, OperationId
-from mesh.domain.limits import KEPT_CACHES_MAX
-from mesh.domain.messages import Heartbeat, InstanceReport
+from mesh.core.node.request import LocalRequest
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.limits import HELD_TOKENS_MAX, KEPT_CACHES_MAX
+from mesh.domain.messages import Heartbeat, HeldRequest, InstanceReport
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import ProfileSource
@@ -131,6 +132,10 @@ class LocalNode:
     left: dict[InstanceId, tuple[DeploymentName, LocalCache]] = field(default_factory=dict)
     """Unloaded instances that may have left cached KV blocks to the next one of a deployment."""
     linked: bool = False
+    unlinked_s: float = 0.0
+    """When the last link closed."""
+    ended: dict[RequestId, HeldRequest] = field(default_factory=dict)
+    """Requests that have ended while there was no controller to be told."""
     rss_bytes: int = 0
     engine_bytes: int = 0
     """The bytes of the engine's books; like `rss_bytes` as of the last heartbeat."""
@@ -236,8 +241,33 @@ class LocalNode:
         for instance in self.instances.values():
             instance.link_opened()
 
-    def link_closed(self) -> None:
+    def held(self, now_s: float) -> tuple[HeldRequest, ...]:
+        """What it has computed on without a controller, as far as a hello holds it."""
+        found, tokens = [], 0
+        runs = (
+            request.held(instance.instance_id, now_s)
+            for instance in self.instances.values()
+            for request in instance.requests.values()
+        )
+        for held in (*self.ended.values(), *runs):
+            if held is not None and tokens + held.size_tokens <= HELD_TOKENS_MAX:
+                found.append(held)
+                tokens += held.size_tokens
+        return tuple(found)
+
+    def note_ended(self, instance: LocalInstance, request: LocalRequest, now_s: float) -> None:
+        held = request.held(instance.instance_id, now_s)
+        if held is not None:
+            self.ended[request.request_id] = held
+
+    def forget_ended(self) -> None:
+        """They have been told, or nobody has come for them."""
+        self.ended.clear()
+
+    def link_closed(self, now_s: float) -> None:
         """Nobody waits for imports and profiles, nor for what is not loaded yet."""
+        if self.linked:
+            self.unlinked_s = now_s
         self.linked = False
         self.imports.clear()
         self.survey = None

@@ -63,7 +63,8 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
 
 def check_callers(cell: Cell, open_ids: Iterable[RequestId]) -> None:
     """Who waits for an answer is known, and nobody else is."""
-    known, waiting = sorted(cell.requests), sorted(open_ids)
+    known = sorted(request_id for request_id in cell.requests if request_id not in cell.orphans)
+    waiting = sorted(open_ids)
     hold(known == waiting, "requests {}, not {}", known, waiting)
 
 
@@ -187,7 +188,8 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
         hold(request.accepted or not promised, "{} is promised a load, and not told", asked)
     ranks = [request.rank for request in entry.queue]
     hold(ranks == sorted(ranks), "{}: the queue is out of order", name)
-    by_class = Counter(request.slo.name for request in entry.queue if not request.attempt)
+    fresh = [r for r in entry.queue if not r.attempt and not r.resumed]
+    by_class = Counter(request.slo.name for request in fresh)
     new = max(by_class.values(), default=0)
     hold(new <= limits.queue_requests_max, "{}: {} new requests are queued", name, new)
     hold(name in cell.waiting, "{} has a queue, and is not looked at", name)

@@ -9,6 +9,7 @@ from collections import Counter
 from mesh.core.node.core import NodeCore
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.state import LocalNode
+from mesh.domain.limits import HEARTBEAT_S
 from mesh.memory.block_keys import next_key
 from mesh.sim.invariants.rule import hold
 from mesh.sim.sequences import Instance, Sequence
@@ -31,7 +32,12 @@ def check_node_core(core: NodeCore) -> None:
     hold(len(running) == len(set(running)), "a request is here twice: {}", sorted(running))
     _check_work(node)
     if not node.linked:
-        hold(not running, "{} run for nobody", running)
+        every = (r for of in node.instances.values() for r in of.requests.values())
+        others = [r.request_id for r in every if not r.order.request.keyed]
+        hold(not others, "{} run for nobody", others)
+        since_s = core._now_s - node.unlinked_s
+        held = since_s <= core._limits.hold_s_max + HEARTBEAT_S
+        hold(held or not running, "{} run without a controller for {} s", running, since_s)
         asked = node.imports or node.survey is not None
         hold(not asked, "{} or a survey go on for nobody", list(node.imports))
 

@@ -94,7 +94,7 @@ def test_what_a_closed_link_leaves_in_the_midst_of_something_is_in_nobodys_books
         node.add(instance)
     node.begin_load(loading, 0.0)
     ready.begin_resize(8)
-    node.link_closed()
+    node.link_closed(0.0)
     assert list(node.instances) == ["i1", "i2"]
     node.link_opened(CELL_RULE, HEADROOM)
     assert (ready.unbooked, loading.unbooked, node.has_unbooked()) == (False, True, True)

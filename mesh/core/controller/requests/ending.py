@@ -38,7 +38,9 @@ def refuse(
         retry_after_s=retry_after_s,
         hint=hint,
     )
-    ctx.act(told)
+    # One whose client has not come yet ends without a word, and goes on with that.
+    if ctx.cell.take_orphan(request.request_id) is None:
+        ctx.act(told)
     if request.original.answers > 1:
         ctx.cell.note_refused_call(told)
     end(ctx, request)

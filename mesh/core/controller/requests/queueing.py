@@ -269,6 +269,8 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:
     for request in entry.queue:
+        if request.request_id in ctx.cell.orphans:
+            continue
         ctx.act(TellWaiting(request_id=request.original.request_id, phase=phase, share=share))
 
 

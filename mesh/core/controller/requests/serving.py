@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.kv_cache import batch_max, grow, missing_bytes, note_longer
 from mesh.core.controller.instances.open_options import OpenOptions
-from mesh.core.controller.requests import migration
+from mesh.core.controller.requests import migration, resuming
 from mesh.core.controller.requests.ending import (
     RETRY_AFTER_S,
     abort_on_node,
@@ -18,20 +18,26 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
+from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory, TellAccepted
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import PrefixMissed, RequestReturned
 from mesh.domain.model import ENCODERS
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.request import Request, RequestTokens
+from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import Slo
 
 
-def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
+def invoke(
+    ctx: EventContext, original: Request, own: Slo | None, resumed: Resumed | None = None
+) -> None:
     """A new request, perhaps with the SLO of a class or one of its own: refuse it at once, or queue
-    it; the end of the event places what it can.
+    it; the end of the event places what it can. One that is `resumed` goes on after the tokens that
+    its client has; where an earlier controller accepted it, it waits for a place as after a lost
+    node.
     """
+    if original.keyed and resuming.claim(ctx, original, resumed or Resumed()):
+        return
     name = original.deployment
     leader = None if original.first is None else ctx.cell.requests.get(original.first)
     told = None if original.first is None else ctx.cell.refused_calls.get(original.first)
@@ -72,7 +78,12 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         slack_s=pace.slack_s(slo, answer_tokens),
         leader=leader,
     )
+    accepted = resumed is not None and resumed.accepted
+    if resumed is not None:
+        request.resume(resumed, ctx.now_s)
     ctx.cell.add_request(request)
+    if accepted:
+        ctx.act(TellAccepted(request_id=original.request_id, grace_s=0.0))
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
@@ -80,6 +91,8 @@ def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
         if entry.deployment.model.architecture in ENCODERS:
             hint = f"split the text: {name!r} is an encoder, and takes {context - 1} tokens at most"
         refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message, hint=hint)
+    elif accepted:
+        ctx.enqueue(entry, request)
     elif not ctx.has_node(entry.spec):
         message, hint = ctx.why_no_node(entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S, hint=hint)
@@ -139,12 +152,12 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
             ctx.note_begun(request)
         if request.tokens >= request.held_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
-        ctx.act(DeliverTokens(outputs=outputs))
+        resuming.deliver(ctx, DeliverTokens(outputs=outputs))
         if request.migration is not None:
             migration.tokens_came(ctx, request.migration)
         return
     node_id = instance.node.node_id
-    ctx.act(DeliverTokens(outputs=outputs, node_id=node_id))
+    resuming.deliver(ctx, DeliverTokens(outputs=outputs, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         owner = ctx.cell.deployments.get(request.original.deployment)
         tokens, met = len(request.output_tokens), request.is_met()

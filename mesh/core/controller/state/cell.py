@@ -14,7 +14,7 @@ from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
-from mesh.core.controller.state.request import RequestEntry
+from mesh.core.controller.state.request import Orphan, RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
@@ -40,6 +40,8 @@ class Cell:
     """Those of them of which one comes, or still answers; see `note_rests`."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    orphans: dict[RequestId, Orphan] = field(default_factory=dict)
+    """Requests that their clients have not come for yet; those that have ended are here alone."""
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
     expectations: Expectations = field(default_factory=Expectations)
     fleet_changes: int = 0
@@ -195,6 +197,18 @@ class Cell:
         """The request is over."""
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
+
+    def add_orphan(self, orphan: Orphan, *, ended: bool) -> None:
+        """A node has brought it along, whole or still running."""
+        self.orphans[orphan.request.request_id] = orphan
+        if ended:
+            orphan.request.advance(RequestState.ENDED)
+        else:
+            self.add_request(orphan.request)
+
+    def take_orphan(self, request_id: RequestId) -> Orphan | None:
+        """Its client has come, or it is given up."""
+        return self.orphans.pop(request_id, None)
 
     def add_migration(self, migration: Migration) -> None:
         """A request begins to move."""

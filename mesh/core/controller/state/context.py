@@ -121,8 +121,9 @@ class EventContext:
         there = sum(instance.node is node for instance in entry.instances.values())
         return there < self.policy.instances_per_node and self.takes(node, entry.spec)
 
-    def act(self, action: ControllerAction) -> None:
-        self.actions.append(action)
+    def act(self, action: ControllerAction, *, at: int | None = None) -> None:
+        """To be done after what was decided so far, or after the first `at` of it."""
+        self.actions.insert(len(self.actions) if at is None else at, action)
 
     def note_validation(self, node: NodeEntry | None = None) -> None:
         """One validation less is left to the event. One that rolls a `node` of many requests

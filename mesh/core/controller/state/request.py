@@ -11,9 +11,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.refusals import RequestRefusals
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
-from mesh.domain.request import Request
+from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import PACE, Pace, Slo, next_due_s
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class RequestEntry:
     """When its first token would be late if it had not begun, as known at this number of
     `Cell.fleet_changes`; `None` until that is worked out.
     """
+    submissions_before: int = 0
+    """Submissions by earlier controllers, which count for nothing here."""
+    resumed: bool = False
+    """Its client has come with what it had of it from an earlier controller."""
     overtaken: int = 0
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
@@ -267,7 +271,7 @@ class RequestEntry:
     @property
     def failures(self) -> int:
         """Submissions of it that came to nothing, or have not yet come to something."""
-        return self.submissions - self.moves - self.evictions
+        return self.submissions - self.moves - self.evictions - self.submissions_before
 
     def copy(self, now_s: float) -> "RequestEntry":
         """A copy of the request as it is now, to be computed ahead elsewhere in the time of a first
@@ -331,6 +335,32 @@ class RequestEntry:
         """See `drawn_apart`."""
         self.drawn_apart = True
 
+    def resume(self, resumed: Resumed, now_s: float) -> None:
+        """Its client has these tokens of it already. However old it says that the request is, no
+        token was due before now.
+        """
+        self.arrival_s, self.accepted, self.resumed = now_s - resumed.age_s, resumed.accepted, True
+        count = len(resumed.output_tokens)
+        limit_s = self.slo.ttft_limit_s(len(self.original.prompt_tokens))
+        self.go_on_with(
+            resumed.output_tokens, max(self.arrival_s + limit_s + count * self.pace_s, now_s), now_s
+        )
+
+    def go_on_with(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
+        """It has these tokens; the next one is due then."""
+        self.output_tokens += token_ids
+        self.tokens += len(token_ids)
+        self.due_s = due_s
+        self.times_s = (self.arrival_s, now_s) if token_ids else None
+
+    def take_attempt(self, attempt: int) -> None:
+        """It is to be entered where it runs already, in this attempt: the last one of this
+        controller, or one of an earlier one.
+        """
+        if self.submissions != attempt:
+            self.submissions_before = attempt - 1
+        self.submissions = attempt - 1
+
     def note_due(self, due_s: float) -> None:
         """A copy that has been computed: by then the next token of what it is a copy of is due."""
         self.due_s = due_s
@@ -361,3 +391,19 @@ class RequestEntry:
     def note_overtaken(self, most: int) -> None:
         """A later one was placed where it could not be in time; counted up to `most`."""
         self.overtaken = min(self.overtaken + 1, most)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Orphan:
+    """A request that a node has brought along, and that its client has not come for yet."""
+
+    request: RequestEntry
+    node_id: NodeId
+    until_s: float
+    """When it is given up."""
+    outputs: list[RequestTokens]
+    """The last of it, for the client."""
+
+    def keep(self, outputs: RequestTokens) -> None:
+        """It has this further output."""
+        self.outputs.append(outputs)

@@ -4,7 +4,6 @@ Resident memory is measured in processes of their own: in this one, earlier test
 allocator with memory that a load would reuse.
 """
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -181,7 +180,7 @@ def shallow(smollm2_model: StoredModel, tmp_path_factory: pytest.TempPathFactory
 
 
 def measure(model: StoredModel, *arguments: str, script: str = ESTIMATES) -> dict[str, Any]:
-    fields = {each.name: getattr(model.info, each.name) for each in dataclasses.fields(model.info)}
+    fields = {name: getattr(model.info, name) for name in model.info.__slots__}
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, json.dumps(fields), str(model.path), *arguments],
         capture_output=True,

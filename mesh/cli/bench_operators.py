@@ -1,0 +1,88 @@
+"""`mesh bench operators`: operator-level autoscaling, by the paper's formulas and executed.
+
+docs/operators.md says what the figures mean.
+"""
+
+import os
+from pathlib import Path
+
+import click
+
+from mesh.cli import output
+from mesh.cli.options import file_option, format_option
+from mesh.cli.output import Format, text_columns
+from mesh.cli.progress import progress
+from mesh.domain.errors import MeshError, NotFound
+from mesh.evaluation.operator_page import HEADERS, page, rows
+from mesh.evaluation.operators import (
+    QUICK,
+    Cells,
+    Effort,
+    Point,
+    PointJob,
+    oracle,
+    points,
+    record,
+    throughput_gain,
+)
+from mesh.evaluation.runs import JOBS_MAX, Failed, run_all
+
+GAINS = ("40", "20")
+"""The points over rates at which the devices are held fixed."""
+
+
+@click.command()
+@file_option("--trace", "The lengths and the rate of a trace, in place of the paper's figures.")
+@click.option("--figures", metavar="NAMES", help="Those whose names begin so; default: all.")
+@click.option("--quick", is_flag=True, help="Fewer points, and shorter executions.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1, max=JOBS_MAX),
+    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
+    show_default="the machine's cores",
+    help="Points at a time.",
+)
+@format_option
+@file_option("--html", "Write tables and charts as one page that needs nothing else.")
+def operators(
+    trace: Path | None,
+    figures: str | None,
+    quick: bool,
+    jobs: int,
+    form: Format,
+    html: Path | None,
+) -> None:
+    """Operator-level autoscaling, in the paper's accounting and with device time conserved.
+
+    Devices, replicas, memory and energy of four planners, and the share of the requests that kept
+    their SLO when the plan was executed in simulation. No engine of mesh runs single operators.
+    """
+    if html is not None and not html.parent.is_dir():
+        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
+    every = points(trace, quick=quick)
+    if figures is not None:
+        begin = tuple(name.strip() for name in figures.split(","))
+        every = [point for point in every if point.figure.startswith(begin)]
+        if not every:
+            raise click.UsageError(f"there is no figure {figures!r}")
+    effort = QUICK if quick else Effort()
+    with progress("operators") as show:
+        ends = run_all([PointJob(point=point, effort=effort) for point in every], jobs, show)
+        tested = None if trace is not None else oracle()
+        gains = [
+            throughput_gain(point)
+            for point in every
+            if point.figure.startswith("qps") and point.name in GAINS
+        ]
+    found: dict[Point, Cells] = {}
+    for end in ends:
+        if isinstance(end, Failed):
+            raise MeshError(f"{end.job.name} failed: {end.why}", hint="run it alone")
+        found[end.job.point] = end.run
+    if html is not None:
+        html.write_text(page(found), encoding="utf-8")
+        output.message(f"written: {html}")
+    if form is not Format.TABLE:
+        output.structured(record(found, tested, gains), form)
+        return
+    output.table(text_columns(HEADERS, 4), rows(found))

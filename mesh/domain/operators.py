@@ -1,0 +1,231 @@
+"""Operators: what the parts of an iteration cost, below the iteration.
+
+A table holds, for each operator of a model on a group of devices, seconds over rows and context,
+what a share of the device makes of them, and bytes. Where it comes from and how far it may be off
+is part of it. Before: `mesh.sim.operators.tables`, which holds the tables that ship with mesh.
+After: `mesh.plan`, which plans with them, and `mesh.sim.operators`, which executes plans.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from itertools import pairwise
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.profile import Grid
+
+
+@unique
+class Phase(StrEnum):
+    """What an iteration computes: whole prompts, or one token of each sequence of a batch."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@unique
+class Role(StrEnum):
+    """What an operator does in its layer, in the order in which an iteration comes by them."""
+
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    QKV = "qkv"
+    ROPE = "rope"
+    KV_WRITE = "kv_write"
+    ATTENTION = "attention"
+    OUTPUT = "output"
+    RESIDUAL = "residual"
+    GATE = "gate"
+    EXPERTS = "experts"
+    SHARED_EXPERT = "shared_expert"
+    GATE_UP = "gate_up"
+    ACTIVATION = "activation"
+    DOWN = "down"
+    HEAD = "head"
+
+
+OUTSIDE_LAYERS = (Role.EMBEDDING, Role.HEAD)
+"""The operators that an iteration comes by once, not in each layer."""
+ALWAYS = (
+    *(Role.EMBEDDING, Role.NORM, Role.QKV, Role.ROPE, Role.KV_WRITE, Role.ATTENTION),
+    *(Role.OUTPUT, Role.RESIDUAL, Role.ACTIVATION, Role.HEAD),
+)
+DENSE = frozenset((*ALWAYS, Role.GATE_UP, Role.DOWN))
+MIXTURE = frozenset((*ALWAYS, Role.GATE, Role.EXPERTS))
+"""The operators that a table must have; a mixture may have a shared expert in addition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of all layers.
+
+    `prefill` has rows of tokens, `decode` rows of sequences and columns of context tokens; both are
+    seconds of one layer on the whole device. Attention's rows of `prefill` are the tokens of one
+    prompt: prompts attend to themselves alone.
+    """
+
+    role: Role
+    repeats: int
+    """How often an iteration comes by it."""
+    prefill: Grid
+    decode: Grid
+    weights_bytes: int
+    """The weights of all layers, on each device of the group."""
+    transient_bytes_per_row: int
+    """Its input and output in one layer."""
+    kv_bytes_per_token: int
+    """KV cache of all layers; 0 but for attention."""
+    output_bytes_per_row: int
+    """What it hands to the next operator in one layer."""
+
+    def __post_init__(self) -> None:
+        for phase, grid in ((Phase.PREFILL, self.prefill), (Phase.DECODE, self.decode)):
+            values = [value for row in grid.seconds for value in row]
+            if not all(math.isfinite(value) and value > 0 for value in values):
+                raise InvalidInput(
+                    f"operator {self.role}: {phase} has seconds that are no finite numbers above 0",
+                    hint="measure it again, or leave its rows out",
+                )
+        if self.repeats < 1 or min(self.weights_bytes, self.kv_bytes_per_token) < 0:
+            raise InvalidInput(f"operator {self.role}: repeats and bytes must not be negative")
+
+    def prefill_s(self, lengths: Sequence[int]) -> float:
+        """Seconds, of all layers, for prompts of these lengths at once."""
+        if self.role is Role.ATTENTION:
+            each = sum(self.prefill.at(length, 0) for length in lengths)
+        elif self.role is Role.HEAD:
+            each = self.decode.at(len(lengths), 0)
+        else:
+            each = self.prefill.at(sum(lengths), 0)
+        return each * self.repeats
+
+    def decode_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds, of all layers, for a token of each of so many sequences."""
+        return self.decode.at(batch, context_tokens) * self.repeats
+
+    def seconds(self, phase: Phase, lengths: Sequence[int]) -> float:
+        """Seconds, of all layers, for prompts of these lengths, or for a token each of sequences
+        with such contexts.
+        """
+        if phase is Phase.PREFILL:
+            return self.prefill_s(lengths)
+        return self.decode_s(len(lengths), sum(lengths) / len(lengths))
+
+    def rows(self, phase: Phase, lengths: Sequence[int]) -> int:
+        """What it computes of them: the head has one row for each sequence."""
+        one_each = phase is Phase.DECODE or self.role is Role.HEAD
+        return len(lengths) if one_each else sum(lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareCurve:
+    """How much longer an iteration takes on a share of a device: `ratios[i]` times as long with the
+    share `shares[i]` of its processors. Shares ascend and end with 1, ratios do not rise.
+    """
+
+    shares: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(0 < a < b for a, b in pairwise(self.shares))
+        falling = all(a >= b >= 1 for a, b in pairwise(self.ratios))
+        if not (rising and falling and self.shares[-1] == self.ratios[-1] == 1):
+            raise InvalidInput(
+                f"a curve of shares has shares {self.shares} and ratios {self.ratios}; shares must "
+                "ascend to 1, and ratios fall to 1"
+            )
+
+    def ratio(self, share: float) -> float:
+        """By which a share of 0 to 1 lengthens; below the first point inversely proportional."""
+        shares, ratios = self.shares, self.ratios
+        if share <= shares[0]:
+            return ratios[0] * shares[0] / share
+        high = bisect_left(shares, min(share, 1.0))
+        part = (share - shares[high - 1]) / (shares[high] - shares[high - 1])
+        return ratios[high - 1] + (ratios[high] - ratios[high - 1]) * min(part, 1.0)
+
+    def yields(self, most: int) -> tuple[float, ...]:
+        """Seconds of work, at full speed, that a device does in a second while 0, 1, … `most` share
+        it alike. More never yield less: who shares may take turns instead.
+        """
+        found = [0.0]
+        for sharers in range(1, most + 1):
+            found.append(max(found[-1], sharers / self.ratio(1 / sharers)))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """One device of a group: its memory, its links to the others, its power."""
+
+    name: str
+    memory_bytes: int
+    """What weights, KV cache and activations may take."""
+    link_bytes_per_s: float
+    link_latency_s: float
+    idle_watts: float
+    busy_watts: float
+    """While it computes in the phase in question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTable:
+    """The operators of one model on a group of `devices` like `device`, and how sharing lengthens.
+
+    Raises InvalidInput for operators that are missing, or there twice, or of no model.
+    """
+
+    model: str
+    layers: int
+    devices: int
+    """Over which each operator is split, its tensor parallelism."""
+    device: DeviceClass
+    phase: Phase
+    curve: ShareCurve
+    operators: tuple[Operator, ...]
+    source: str
+    error: float
+    """By how much seconds may be off, as a share of them."""
+
+    def __post_init__(self) -> None:
+        check_roles(self.model, [each.role for each in self.operators])
+        if not 1 <= self.devices <= 8:
+            raise InvalidInput(f"{self.model}: a group has 1 to 8 devices, not {self.devices}")
+        if self.weights_bytes > self.device.memory_bytes:
+            raise InvalidInput(
+                f"{self.model} has {self.weights_bytes / 1e9:.1f} GB of weights for each of "
+                f"{self.devices} devices, which have {self.device.memory_bytes / 1e9:.1f} GB",
+                hint="divide it over more devices",
+            )
+
+    @property
+    def weights_bytes(self) -> int:
+        """On each device of the group."""
+        return sum(each.weights_bytes for each in self.operators)
+
+    def seconds(self, lengths: Sequence[int]) -> float:
+        """Seconds of a whole iteration, unloaded."""
+        return sum(each.seconds(self.phase, lengths) for each in self.operators)
+
+
+def check_roles(model: str, roles: Sequence[str]) -> None:
+    """Raise InvalidInput unless these are the operators of a model, each once."""
+    known = {role.value for role in Role}
+    for role in roles:
+        if role not in known:
+            raise InvalidInput(
+                f"{model}: there is no operator {role!r}", hint=f"known are {', '.join(Role)}"
+            )
+    if twice := [role for role in Role if roles.count(role) > 1]:
+        raise InvalidInput(f"{model}: the operator {twice[0]} is there twice")
+    wanted = MIXTURE if Role.EXPERTS in roles else DENSE
+    if missing := [role.value for role in Role if role in wanted and role not in roles]:
+        raise InvalidInput(
+            f"{model}: the table lacks {', '.join(missing)}",
+            hint="an iteration cannot be summed without them",
+        )
+    beside = [*sorted(wanted), Role.SHARED_EXPERT] if wanted is MIXTURE else [*wanted]
+    if more := [role for role in Role if role in roles and role not in beside]:
+        raise InvalidInput(f"{model}: {more[0]} belongs to another kind of model")

@@ -1,0 +1,587 @@
+"""The evaluation of operator-level autoscaling (§4.3), and what of it holds when it is executed.
+
+A point is a model under a demand. Its plans are counted in the paper's way and with device time
+conserved, by four planners each, and each is executed. Before: `mesh bench operators`. After:
+`runs`, `record`. docs/operators.md says what the figures mean.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.operators import OperatorTable, Phase
+from mesh.plan import conserving
+from mesh.plan.conserving import Placed
+from mesh.plan.placement import place_greedy, place_whole
+from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators, whole_plan
+from mesh.plan.problem import LANES_MAX, Demand, Plan, Problem, batches_of, slo_of
+from mesh.sim.operators.execution import Executed, Execution, poisson
+from mesh.sim.operators.tables import devices_needed, operator_table
+from mesh_workloads.published import AZURE_CODE, AZURE_CONVERSATION, LONG_CONTEXT
+from mesh_workloads.reading import read, recognise
+
+PAPER, CONSERVING = "paper", "conserving"
+GREEDY = "operators-greedy"
+PLANNERS = ("model", "model-shared", GREEDY, "operators")
+DENSE, MIXTURE = "qwen2-7b", "qwen2-57b-a14b"
+SIZES = ("qwen2-0.5b", "qwen2-1.5b", DENSE, "qwen2-72b")
+SLO_TIMES = 2.0
+LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+RATES = (1, 5, 10, 20, 40, 60, 80, 100)
+LOAD_MAX = 12.0
+"""Device-seconds a second, at full speed, of the figure over lengths: longer prompts come less
+often.
+"""
+SAMPLE = 16
+"""Quantiles that stand for a distribution of lengths."""
+MET = 0.99
+MET_TRIED = 0.99
+"""What each trial must keep for its plan to count, which is then executed with other arrivals."""
+TRIAL_RATE = 1.1
+"""The rate of a trial over the demand's: bursts that are longer than a trial come to that."""
+SEED = 1
+TRIAL_SEEDS = (1_000_001, 1_000_002, 1_000_003)
+PASSES = 32
+"""Tokens of an answer, executed."""
+USED_MAX = 0.8
+"""`queueing_error` counts plans whose devices are used up to that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is executed: requests of a trial, of an execution, and the turns in which an
+    iteration comes by its layers.
+    """
+
+    trial: int = 5000
+    executed: int = 5000
+    visits: int = 2
+    whole: int = 4
+    """So many times as many where the plan is of whole models, which take few events; where it is
+    of operators and each answer takes PASSES iterations, so many times fewer.
+    """
+
+    def of(self, placed: Placed, count: int, phase: Phase) -> int:
+        if len(placed.plan.stations) == 1:
+            return count * self.whole
+        return count if phase is Phase.PREFILL else count // self.whole
+
+
+QUICK = Effort(trial=2000, executed=2000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A model under a demand."""
+
+    figure: str
+    name: str
+    model: str
+    phase: Phase
+    rate_per_s: float
+    """Prompts, or tokens when decoding."""
+    lengths: tuple[int, ...]
+    slo_times: float = SLO_TIMES
+    slo_of: str = ""
+    """The model whose unloaded iteration the SLO is a multiple of; empty for its own."""
+
+    def table(self) -> OperatorTable:
+        size = max(self.lengths) if self.phase is Phase.PREFILL else 16
+        return operator_table(self.model, self.phase, size, devices_needed(self.model))
+
+    def problem(self) -> Problem:
+        table = self.table()
+        like = replace(self, model=self.slo_of).table() if self.slo_of else table
+        demand = Demand(
+            rate_per_s=self.rate_per_s,
+            lengths=self.lengths,
+            slo_s=slo_of(like, self.lengths, self.slo_times),
+            batches=batches_of(self.phase),
+        )
+        return Problem(table=table, demand=demand)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a planner came to at a point, by one accounting."""
+
+    devices: int
+    sum_pr: int
+    memory_bytes: int
+    energy_j: float
+    plan_ms: float
+    expected_s: float
+    executed: Executed
+    used: float
+    """The load at full speed over what its devices yield."""
+
+
+Cells = Mapping[str, Mapping[str, Cell]]
+"""By accounting and planner."""
+
+
+def points(trace: Path | None = None, *, quick: bool = False) -> list[Point]:
+    """All points of the figures; with `quick` every other one of the two long ones. With a trace,
+    its own lengths and rate alone.
+    """
+    if trace is not None:
+        return list(_of_trace(trace))
+    return [
+        *(one for model in (DENSE, MIXTURE) for one in _over_lengths(model, quick)),
+        *(one for model in (DENSE, MIXTURE) for one in _over_rates(model, quick)),
+        *_over_phases(),
+        *(_prompts("size", model, model, 2048, 40.0, slo_of=SIZES[-1]) for model in SIZES),
+        *(
+            replace(_prompts("slo", f"{times:g}", DENSE, 2048, 40.0), slo_times=times)
+            for times in (1.5, 2.0, 3.0)
+        ),
+    ]
+
+
+def _prompts(
+    figure: str, name: str, model: str, tokens: int, rate_per_s: float, slo_of: str = ""
+) -> Point:
+    return Point(
+        figure=figure,
+        name=name,
+        model=model,
+        phase=Phase.PREFILL,
+        rate_per_s=rate_per_s,
+        lengths=(tokens,),
+        slo_of=slo_of,
+    )
+
+
+def _over_lengths(model: str, quick: bool) -> Iterable[Point]:
+    for tokens in LENGTHS[:: 2 if quick else 1]:
+        one = _prompts(f"length {model}", str(tokens), model, tokens, 40.0)
+        work_s = one.table().seconds((tokens,))
+        yield replace(one, rate_per_s=round(min(40.0, LOAD_MAX / work_s), 3))
+
+
+def _over_rates(model: str, quick: bool) -> Iterable[Point]:
+    tokens = 2048 if model == DENSE else 1024
+    for rate in RATES[:: 2 if quick else 1]:
+        yield _prompts(f"qps {model}", str(rate), model, tokens, float(rate))
+
+
+def _over_phases() -> Iterable[Point]:
+    """Azure's traces at eight times their rates (5.4 and 2.5 a second), Mooncake's at its own."""
+    for name, lengths, rate in (
+        ("azure-conversation", AZURE_CONVERSATION, 43.2),
+        ("azure-code", AZURE_CODE, 20.0),
+        ("mooncake-conversation", LONG_CONTEXT, 3.4),
+    ):
+        shares = [(number + 0.5) / SAMPLE for number in range(SAMPLE)]
+        prompts = [lengths.input.at(share) for share in shares]
+        yield from _both("phase", name, prompts, lengths.output.mean(), rate)
+
+
+def _both(
+    figure: str, name: str, prompts: Sequence[int], answer: float, rate: float
+) -> Iterable[Point]:
+    """Prompts, and the tokens of their answers, as points of their own."""
+    first = Point(
+        figure=figure,
+        name=f"{name} prefill",
+        model=DENSE,
+        phase=Phase.PREFILL,
+        rate_per_s=rate,
+        lengths=tuple(prompts),
+    )
+    yield first
+    yield replace(
+        first,
+        name=f"{name} decode",
+        phase=Phase.DECODE,
+        rate_per_s=rate * answer,
+        lengths=tuple(each + round(answer / 2) for each in prompts),
+    )
+
+
+def _of_trace(path: Path) -> Iterable[Point]:
+    """Raises InvalidInput for a trace whose format has no lengths."""
+    columns = recognise(path).columns
+    if not any(word in columns.lower() for word in ("token", "length")):
+        raise InvalidInput(
+            f"{path} has no lengths of prompts and answers: its columns are {columns}",
+            hint="give a trace that tells them, such as the Azure LLM trace",
+        )
+    trace = read(path)
+    prompts = _quantiles([each.input_tokens for each in trace.arrivals])
+    answer = fmean(each.output_tokens for each in trace.arrivals)
+    rate = len(trace.arrivals) / trace.duration_s
+    yield from _both("trace", path.stem, prompts, answer, rate)
+
+
+def _quantiles(tokens: Iterable[int]) -> list[int]:
+    ordered = sorted(tokens)
+    return [ordered[int((number + 0.5) / SAMPLE * len(ordered))] for number in range(SAMPLE)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointJob:
+    """All plans of a point (`mesh.evaluation.runs.Job`)."""
+
+    point: Point
+    effort: Effort
+
+    @property
+    def name(self) -> str:
+        return f"{self.point.figure} {self.point.name}"
+
+    @property
+    def weight(self) -> float:
+        return self.point.rate_per_s
+
+    def compute(self) -> dict[str, dict[str, Cell]]:
+        return cells(self.point.problem(), self.effort)
+
+
+def cells(problem: Problem, effort: Effort) -> dict[str, dict[str, Cell]]:
+    """By accounting and planner. Raises InvalidInput where the SLO is infeasible."""
+    made: dict[str, dict[str, Cell]] = {PAPER: {}, CONSERVING: {}}
+    run = _Executions(problem=problem, effort=effort)
+    for name, planned in _paper(problem).items():
+        before_s = time.perf_counter()
+        try:
+            placed = planned()
+        except InvalidInput:
+            if name != GREEDY:
+                raise
+            continue  # Algorithm 1 gives up where others find a plan.
+        plan_ms = 1e3 * (time.perf_counter() - before_s)
+        energy_j = problem.energy_j(placed.plan)
+        made[PAPER][name] = _cell(problem, placed, plan_ms, run.executed(placed), energy_j)
+    fewest: dict[str, Placed] = {}
+    for name in PLANNERS:
+        before_s = time.perf_counter()
+        placed = run.first_kept(_conserving(problem, name, fewest))
+        plan_ms = 1e3 * (time.perf_counter() - before_s)
+        fewest[name] = placed
+        made[CONSERVING][name] = _cell(problem, placed, plan_ms, run.executed(placed))
+    return made
+
+
+@dataclass(slots=True, kw_only=True)
+class _Executions:
+    """What was executed of a problem; each plan once, though several planners come to it."""
+
+    problem: Problem
+    effort: Effort
+    known: dict[object, Executed] = field(default_factory=dict)
+
+    def executed(self, placed: Placed) -> Executed:
+        return self._once(placed, self.effort.executed, SEED, 0.0)
+
+    def first_kept(self, candidates: Iterable[Placed]) -> Placed:
+        """The first whose trials keep the SLO. Raises InvalidInput where none does."""
+        for placed in candidates:
+            if all(
+                self._once(placed, self.effort.trial, seed, MET_TRIED).met >= MET_TRIED
+                for seed in TRIAL_SEEDS
+            ):
+                return placed
+        raise InvalidInput(
+            f"no plan keeps {self.problem.demand.slo_s * 1e3:.4g} ms for {100 * MET:g} % of the "
+            "requests",
+            hint="raise the SLO",
+        )
+
+    def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
+        key = (placed.plan.stations, placed.placement, placed.lanes, seed)
+        if key not in self.known:
+            count = self.effort.of(placed, count, self.problem.table.phase)
+            rate = self.problem.demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
+            self.known[key] = execute(
+                self.problem, placed, count, seed, self.effort.visits, rate, least_met
+            )
+        return self.known[key]
+
+
+def _paper(problem: Problem) -> dict[str, Callable[[], Placed]]:
+    """Plans and placements by the paper's formulas."""
+    return {
+        "model": lambda: _model(problem),
+        "model-shared": lambda: _shared(problem),
+        GREEDY: lambda: _by_algorithm_2(problem, plan_greedy(problem)),
+        "operators": lambda: _by_algorithm_2(problem, plan_operators(problem)),
+    }
+
+
+def _model(problem: Problem) -> Placed:
+    plan = plan_model(problem)
+    return Placed(plan=plan, placement=place_whole(plan), expected_s=plan.expected_s)
+
+
+def _shared(problem: Problem) -> Placed:
+    """Whole models placed as extras by algorithm 2; with more of them each waits less, so that more
+    may share.
+    """
+    least = plan_model(problem)
+    staffed = least.stations[0]
+    every = (
+        _by_algorithm_2(problem, whole_plan(problem, staffed.replicas + more, staffed.batch))
+        for more in range(staffed.replicas + 3)
+    )
+    return min(every, key=lambda placed: (placed.devices, placed.plan.sum_r))
+
+
+def _by_algorithm_2(problem: Problem, plan: Plan) -> Placed:
+    return Placed(plan=plan, placement=place_greedy(problem, plan), expected_s=plan.expected_s)
+
+
+def _conserving(problem: Problem, name: str, fewest: Mapping[str, Placed]) -> Iterable[Placed]:
+    if name == "model":
+        return conserving.models(problem, 1)
+    if name == "model-shared":
+        return conserving.models(problem, LANES_MAX)
+    planner = plan_greedy if name == GREEDY else plan_operators
+    return conserving.operators(problem, planner, fewest["model-shared"])
+
+
+def execute(
+    problem: Problem,
+    placed: Placed,
+    count: int,
+    seed: int,
+    visits: int,
+    rate_per_s: float,
+    least_met: float = 0.0,
+) -> Executed:
+    """A plan under Poisson arrivals; it ends early once fewer than `least_met` can keep the SLO.
+
+    An answer has PASSES tokens; the first requests, until those are through, do not count.
+    """
+    demand = problem.demand
+    decode = problem.table.phase is Phase.DECODE
+    passes = PASSES if decode else 1
+    rate = rate_per_s / passes
+    warm = count // 10
+    if decode:
+        warm = max(warm, round(2 * rate * passes * demand.slo_s))
+    requests = poisson(rate, demand.lengths, count + warm, seed, passes)
+    execution = Execution(
+        problem.table,
+        placed.plan,
+        placed.placement,
+        slo_s=demand.slo_s,
+        lanes=placed.lanes,
+        visits=visits,
+        misses_max=int((1 - least_met) * count) if least_met else None,
+    )
+    return execution.run(requests, warm)
+
+
+def _cell(
+    problem: Problem,
+    placed: Placed,
+    plan_ms: float,
+    executed: Executed,
+    energy_j: float | None = None,
+) -> Cell:
+    table = problem.table
+    first = placed.placement[0]
+    together = LANES_MAX if len(placed.placement) > 1 else max(first.count(of) for of in first)
+    share = table.curve.yields(LANES_MAX)[placed.lanes or min(together, LANES_MAX)]
+    passes = PASSES if table.phase is Phase.DECODE else 1
+    requests = executed.duration_s * problem.demand.rate_per_s / passes
+    return Cell(
+        devices=placed.devices * table.devices,
+        sum_pr=placed.plan.sum_r * table.devices,
+        memory_bytes=problem.memory_bytes(placed.plan),
+        energy_j=executed.energy_j / requests if energy_j is None else energy_j * passes,
+        plan_ms=plan_ms,
+        expected_s=placed.expected_s,
+        executed=executed,
+        used=problem.demand.rate_per_s * problem.work_s / (placed.devices * share),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """How far algorithm 1 and the exact planner are from trying all plans, over rates at 1,024
+    tokens, and how long the exact one takes.
+    """
+
+    gap_greedy: tuple[float, ...]
+    gap: tuple[float, ...]
+    """Where trying all ended."""
+    plan_ms: tuple[float, ...]
+
+
+def oracle(rates: Sequence[float] = tuple(range(5, 101, 5))) -> Oracle:
+    """For the dense model and the mixture."""
+    greedy, exact, took = [], [], []
+    for model in (DENSE, MIXTURE):
+        for rate in rates:
+            problem = _prompts("oracle", str(rate), model, 1024, float(rate)).problem()
+            before_s = time.perf_counter()
+            best = plan_operators(problem).sum_r
+            took.append(1e3 * (time.perf_counter() - before_s))
+            try:
+                greedy.append(plan_greedy(problem).sum_r / best - 1)
+                exact.append(best / plan_brute(problem).sum_r - 1)
+            except InvalidInput:
+                continue
+    return Oracle(gap_greedy=tuple(greedy), gap=tuple(exact), plan_ms=tuple(took))
+
+
+def throughput_gain(point: Point) -> float:
+    """The largest rate that operators serve, by the paper's formulas, on the devices that whole
+    models need for the point's, over the largest that these serve on them.
+    """
+    problem = point.problem()
+    devices = _model(problem).devices
+    by = {
+        "model": _model,
+        "operators": lambda of: _by_algorithm_2(of, plan_operators(of)),
+    }
+    most = {name: _most(problem, devices, plan) for name, plan in by.items()}
+    return most["operators"] / most["model"]
+
+
+def _most(problem: Problem, devices: int, plan: Callable[[Problem], Placed]) -> float:
+    """The largest rate for which a plan has at most so many devices, to 1 %."""
+    demand = problem.demand
+
+    def fits(rate: float) -> bool:
+        try:
+            return (
+                plan(replace(problem, demand=replace(demand, rate_per_s=rate))).devices <= devices
+            )
+        except InvalidInput:
+            return False
+
+    low, high = demand.rate_per_s, demand.rate_per_s * 4
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+Found = Mapping[Point, Cells]
+
+
+def record(
+    found: Found, tested: Oracle | None = None, gains: Sequence[float] = ()
+) -> dict[str, object]:
+    """As one plain value, for `-o json`. Savings are 1 - planner's / baseline's; points where a
+    planner is missing are left out.
+    """
+    of = partial(_savings, found)
+    every = [cell for by in found.values() for cell in by[CONSERVING].values()]
+    refuted = _refuted(found, (GREEDY, "operators"))
+    over_model = of(CONSERVING, "operators", "model", "devices")
+    over_shared = of(CONSERVING, "operators", "model-shared", "devices")
+    made: dict[str, object] = {
+        "gpu_saving_max": _most_of(of(PAPER, "operators", "model", "devices")),
+        "gpu_saving_shared_max": _most_of(of(PAPER, "model-shared", "model", "devices")),
+        "energy_saving_max": _most_of(of(PAPER, "operators", "model", "energy_j")),
+        "memory_saving_max": _most_of(of(PAPER, "operators", "model", "memory_bytes")),
+        "throughput_gain_fixed": round(max(gains), 3) if gains else None,
+        "executed_met_min": min((one.executed.met for one in every), default=None),
+        "queueing_error": {
+            phase.value: {
+                "models": _errors(found, phase, ("model", "model-shared")),
+                "operators": _errors(found, phase, ("operators",)),
+            }
+            for phase in Phase
+        },
+        "paper_plans_refuted": refuted,
+        "paper_models_refuted": _refuted(found, ("model",)),
+        "saving_conserving_max": {
+            "model": _most_of(over_model),
+            "model-shared": _most_of(over_shared),
+        },
+        "saving_conserving_mean": {
+            "model": _mean(over_model),
+            "model-shared": _mean(over_shared),
+        },
+        "memory_saving_conserving_max": {
+            name: _most_of(of(CONSERVING, "operators", name, "memory_bytes"))
+            for name in ("model", "model-shared")
+        },
+        "prefill_and_decode": {
+            phase.value: _mean(
+                _savings(
+                    {p: by for p, by in found.items() if p.figure == "phase" and p.phase is phase},
+                    *(PAPER, "operators", "model", "devices"),
+                )
+            )
+            for phase in Phase
+        },
+    }
+    if tested is not None:
+        made |= {
+            "oracle_gap_greedy": round(fmean(tested.gap_greedy), 4),
+            "oracle_gap": max(tested.gap, default=None),
+            "oracle_enumerated": len(tested.gap),
+            "plan_ms_p99": round(sorted(tested.plan_ms)[int(0.99 * len(tested.plan_ms))], 2),
+        }
+    figures: dict[str, dict[str, object]] = {}
+    for point, by in found.items():
+        figures.setdefault(point.figure, {})[point.name] = {
+            accounting: {name: _plain(point, cell) for name, cell in planners.items()}
+            for accounting, planners in by.items()
+        }
+    return made | {"cells": figures}
+
+
+def _savings(found: Found, accounting: str, planner: str, over: str, key: str) -> list[float]:
+    return [
+        1 - getattr(by[accounting][planner], key) / getattr(by[accounting][over], key)
+        for by in found.values()
+    ]
+
+
+def _refuted(found: Found, planners: Sequence[str]) -> dict[str, int]:
+    """Plans by the paper's formulas, and those of them that missed when they were executed."""
+    cells = [by[PAPER][name] for by in found.values() for name in planners if name in by[PAPER]]
+    missed = [one for one in cells if one.executed.met < MET]
+    return {"plans": len(cells), "refuted": len(missed)}
+
+
+def _errors(found: Found, phase: Phase, planners: Sequence[str]) -> dict[str, float | None]:
+    """How far the mean that was expected is off, as a share of the executed one, where devices are
+    used up to USED_MAX.
+    """
+    errors = [
+        abs(cell.expected_s / cell.executed.mean_s - 1)
+        for point, by in found.items()
+        for name, cell in by[CONSERVING].items()
+        if point.phase is phase and name in planners and cell.used <= USED_MAX
+    ]
+    return {"max": _most_of(errors), "mean": _mean(errors)}
+
+
+def _most_of(values: Sequence[float]) -> float | None:
+    return round(max(values), 4) if values else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 4) if values else None
+
+
+def _plain(point: Point, cell: Cell) -> dict[str, Any]:
+    key = "ttft_met" if point.phase is Phase.PREFILL else "tbt_met"
+    executed = cell.executed
+    return {
+        "devices": cell.devices,
+        "sum_pr": cell.sum_pr,
+        "memory_bytes": cell.memory_bytes,
+        "energy_j_per_request": round(cell.energy_j, 3),
+        key: round(executed.met, 4),
+        "plan_ms": round(cell.plan_ms, 2),
+        "expected_s": round(cell.expected_s, 6),
+        "executed_s": round(executed.mean_s, 6),
+        "utilisation": round(cell.used, 4),
+    }

@@ -1,0 +1,301 @@
+"""Placement: which replica of a plan is on which group of devices.
+
+`place_greedy` is the paper's algorithm 2, `place_whole` one device a replica. `place_conserving`
+packs by memory and by the device time that the replicas' work takes, moving as little as it can;
+`place_exact` is the check of it on small cases. After: `mesh.sim.operators` executes it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mesh.domain.errors import InvalidInput
+from mesh.plan.problem import LANES_MAX, Plan, Problem
+
+PIECES_MAX = 12
+"""What `place_exact` is given at most."""
+DEVICES_MAX = 4096
+Weigh = Callable[[float, float], float]
+"""Orders devices by the shares of their load and memory that are taken; the least comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A replica to be placed."""
+
+    station: int
+    """Its number in the plan."""
+    load: float
+    """Seconds of the whole device that its work takes in a second."""
+    memory_bytes: int
+
+
+Placement = tuple[tuple[int, ...], ...]
+"""For each station the device of each of its replicas. Devices, that is groups, count from 0."""
+
+
+def devices_of(placement: Placement) -> int:
+    """How many devices it uses."""
+    return len({device for of in placement for device in of})
+
+
+def pieces_of(problem: Problem, plan: Plan) -> list[Piece]:
+    """The replicas of a plan, in the order of its stations."""
+    found = []
+    for number, each in enumerate(plan.stations):
+        choice = problem.station(each.roles).choice(each.batch)
+        load = problem.demand.rate_per_s / choice.batch * choice.service_s / each.replicas
+        piece = Piece(station=number, load=load, memory_bytes=choice.memory_bytes)
+        found += [piece] * each.replicas
+    return found
+
+
+def place_whole(plan: Plan, lanes: int = 1) -> Placement:
+    """Replicas of a whole model, `lanes` on each device."""
+    assert len(plan.stations) == 1, "one station"
+    return (tuple(number // lanes for number in range(plan.stations[0].replicas)),)
+
+
+def place_greedy(problem: Problem, plan: Plan) -> Placement:
+    """Algorithm 2: min r whole models, each on a device of its own, then the other replicas, the
+    longest first, on the device with the best slack among those with the memory for it on which the
+    iteration still keeps the SLO.
+
+    The interference I(d, v) is read off the curve of shares: whoever joins gets one share beside
+    those that are at work on d in the mean. It lengthens who joins, as printed, not who is there.
+    A plan of whole models has each replica beyond the first as such an extra. Raises InvalidInput
+    where one replica alone passes the memory.
+    """
+    memory = problem.table.device.memory_bytes
+    whole = len(plan.stations) == 1
+    bases = 1 if whole else min(each.replicas for each in plan.stations)
+    choices = [problem.station(each.roles).choice(each.batch) for each in plan.stations]
+    used = [
+        problem.load(choice) / each.replicas
+        for choice, each in zip(choices, plan.stations, strict=True)
+    ]
+    placed: list[list[int]] = [list(range(bases)) for _ in plan.stations]
+    held = [sum(choice.memory_bytes for choice in choices)] * bases
+    busy = [sum(used)] * bases
+    times = [[choice.service_s] * bases for choice in choices]
+    waits = [
+        problem.sojourn_s(choice, each.replicas) - choice.service_s * problem.stretched
+        for choice, each in zip(choices, plan.stations, strict=True)
+    ]
+    extras = [
+        number for number, each in enumerate(plan.stations) for _ in range(each.replicas - bases)
+    ]
+    for number in sorted(extras, key=lambda n: (-choices[n].service_s, n)):
+        choice = choices[number]
+        if choice.memory_bytes > memory:
+            raise _too_large(choice.memory_bytes, memory)
+        best: tuple[float, int, float] | None = None
+        rest_s = sum(max(of) + waits[other] for other, of in enumerate(times) if other != number)
+        for device in range(len(held)):
+            slowed_s = choice.service_s * problem.table.curve.ratio(1 / (1 + busy[device]))
+            if held[device] + choice.memory_bytes > memory:
+                continue
+            if rest_s + max(*times[number], slowed_s) + waits[number] > problem.demand.slo_s:
+                continue
+            free = 1 - (held[device] + choice.memory_bytes) / memory
+            idle = 1 - (busy[device] + used[number]) / LANES_MAX
+            slack = (free + idle, -device, slowed_s)
+            best = slack if best is None else max(best, slack)
+        if best is None:
+            placed[number].append(len(held))
+            held.append(choice.memory_bytes)
+            busy.append(used[number])
+            times[number].append(choice.service_s)
+        else:
+            device, slowed_s = -best[1], best[2]
+            placed[number].append(device)
+            held[device] += choice.memory_bytes
+            busy[device] += used[number]
+            times[number].append(slowed_s)
+    return tuple(tuple(of) for of in placed)
+
+
+def place_conserving(
+    pieces: Sequence[Piece],
+    load: float,
+    memory_bytes: int,
+    *,
+    devices: int | None = None,
+    before: Placement = (),
+) -> Placement | None:
+    """On the fewest devices (or on `devices`, spread evenly; `None` where they do not suffice), of
+    which each takes a load of `load` and so much memory. What was placed `before` stays where it
+    still fits.
+
+    Raises InvalidInput where one piece is too large for a device.
+    """
+    for piece in pieces:
+        if piece.memory_bytes > memory_bytes:
+            raise _too_large(piece.memory_bytes, memory_bytes)
+        if piece.load > load:
+            raise InvalidInput(
+                f"one replica has a load of {piece.load:.3f}, a device takes {load:.3f}",
+                hint="give the station more replicas",
+            )
+    packing = _Packing(pieces=pieces, load=load, memory_bytes=memory_bytes, before=before)
+    if devices is not None:
+        spread = packing.spread(devices)
+        return packing.placement(spread if spread is not None else packing.fitted(devices))
+    for count in range(max(packing.least(), 1), DEVICES_MAX + 1):
+        spread = packing.spread(count)
+        found = spread if spread is not None else packing.fitted(count)
+        if found is not None:
+            return packing.placement(found)
+    raise InvalidInput(f"{len(pieces)} replicas do not fit {DEVICES_MAX} devices")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Packing:
+    pieces: Sequence[Piece]
+    load: float
+    memory_bytes: int
+    before: Placement
+
+    def least(self) -> int:
+        """Fewer devices cannot do."""
+        loads = sum(piece.load for piece in self.pieces) / self.load
+        memory = sum(piece.memory_bytes for piece in self.pieces) / self.memory_bytes
+        return -int(-max(loads, memory) // 1)
+
+    def order(self, by: int) -> list[int]:
+        """Numbers of pieces, those that fill a device most first: by the larger share of both, by
+        load, by memory, by the sum.
+        """
+
+        def size(number: int) -> float:
+            piece = self.pieces[number]
+            load, memory = piece.load / self.load, piece.memory_bytes / self.memory_bytes
+            return (max(load, memory), load, memory, load + memory)[by]
+
+        return sorted(range(len(self.pieces)), key=lambda n: (-size(n), n))
+
+    def spread(self, devices: int) -> list[int] | None:
+        """Each piece where it is, else on the device with the least load that has room, on one
+        without another replica of its station first.
+        """
+        return self._put(devices, 0, lambda load, memory: load, apart=True)
+
+    def fitted(self, devices: int) -> list[int] | None:
+        """Each piece on the fullest device that has room, in several orders."""
+        for by in range(4):
+            for weigh in (
+                lambda load, memory: -max(load, memory),
+                lambda load, memory: -(load + memory),
+            ):
+                if (found := self._put(devices, by, weigh)) is not None:
+                    return found
+        return None
+
+    def _put(self, devices: int, by: int, weigh: Weigh, *, apart: bool = False) -> list[int] | None:
+        loads, held = [0.0] * devices, [0] * devices
+        found = [-1] * len(self.pieces)
+        there: Counter[tuple[int, int]] = Counter()
+
+        def fits(piece: Piece, device: int) -> bool:
+            return (
+                loads[device] + piece.load <= self.load * (1 + 1e-9)
+                and held[device] + piece.memory_bytes <= self.memory_bytes
+            )
+
+        def put(number: int, device: int) -> None:
+            found[number] = device
+            there[self.pieces[number].station, device] += 1
+            loads[device] += self.pieces[number].load
+            held[device] += self.pieces[number].memory_bytes
+
+        seen: dict[int, int] = {}
+        for number, piece in enumerate(self.pieces):
+            ordinal = seen.get(piece.station, 0)
+            seen[piece.station] = ordinal + 1
+            known = self.before[piece.station] if piece.station < len(self.before) else ()
+            if ordinal < len(known) and known[ordinal] < devices and fits(piece, known[ordinal]):
+                put(number, known[ordinal])
+        for number in self.order(by):
+            if found[number] >= 0:
+                continue
+            room = [device for device in range(devices) if fits(self.pieces[number], device)]
+            if not room:
+                return None
+            put(
+                number,
+                min(
+                    room,
+                    key=lambda d: (
+                        apart and there[self.pieces[number].station, d],
+                        weigh(loads[d] / self.load, held[d] / self.memory_bytes),
+                        d,
+                    ),
+                ),
+            )
+        return found
+
+    def placement(self, found: list[int] | None) -> Placement | None:
+        if found is None:
+            return None
+        stations = max((piece.station for piece in self.pieces), default=-1) + 1
+        return tuple(
+            tuple(found[n] for n, piece in enumerate(self.pieces) if piece.station == station)
+            for station in range(stations)
+        )
+
+
+def place_exact(pieces: Sequence[Piece], load: float, memory_bytes: int) -> int:
+    """The fewest devices that take all pieces, by trying all; at most PIECES_MAX pieces."""
+    if len(pieces) > PIECES_MAX:
+        raise InvalidInput(f"{len(pieces)} replicas are too many to try all; {PIECES_MAX} are not")
+    order = sorted(pieces, key=lambda piece: (-piece.load, -piece.memory_bytes))
+    best = len(pieces)
+    loads: list[float] = []
+    held: list[int] = []
+
+    def put(number: int) -> None:
+        nonlocal best
+        if len(loads) >= best:
+            return
+        if number == len(order):
+            best = len(loads)
+            return
+        piece = order[number]
+        for device in range(len(loads)):
+            if (
+                loads[device] + piece.load <= load * (1 + 1e-9)
+                and held[device] + piece.memory_bytes <= memory_bytes
+            ):
+                loads[device] += piece.load
+                held[device] += piece.memory_bytes
+                put(number + 1)
+                loads[device] -= piece.load
+                held[device] -= piece.memory_bytes
+        loads.append(piece.load)
+        held.append(piece.memory_bytes)
+        put(number + 1)
+        loads.pop()
+        held.pop()
+
+    put(0)
+    return best
+
+
+def moved(before: Placement, after: Placement) -> int:
+    """Replicas of `after` that were not there `before`."""
+    total = 0
+    for number, of in enumerate(after):
+        left = list(before[number]) if number < len(before) else []
+        for device in of:
+            if device in left:
+                left.remove(device)
+            else:
+                total += 1
+    return total
+
+
+def _too_large(memory_bytes: int, device_bytes: int) -> InvalidInput:
+    return InvalidInput(
+        f"one replica takes {memory_bytes / 1e9:.1f} GB; a device has {device_bytes / 1e9:.1f} GB",
+        hint="divide the model over more devices, or plan smaller batches",
+    )

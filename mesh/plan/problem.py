@@ -1,0 +1,241 @@
+"""What is to be planned, what a plan is, and how long an iteration takes by it.
+
+A problem is a table of operators, a demand and a way of counting. A plan says for each station (an
+operator, or a whole model) how many replicas it has and how large its batches are. Before:
+`mesh.domain.operators`. After: `mesh.plan.planners`, which look for plans, `mesh.plan.placement`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.operators import OperatorTable, Phase, Role
+from mesh.plan.queueing import wait_of_s, wait_s
+
+REPLICAS_MAX = 1024
+"""The replicas of one station: beyond that a rate is above all capacity."""
+LANES_MAX = 4
+"""Iterations that share a device at a time; the curves say nothing of shares below a quarter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What comes, and by when an iteration is to be over.
+
+    `rate_per_s` counts prompts, or tokens when decoding; `lengths` are equally likely prompts, or
+    contexts. Raises InvalidInput for what nothing can be planned for.
+    """
+
+    rate_per_s: float
+    lengths: tuple[int, ...]
+    slo_s: float
+    batches: tuple[int, ...] = (1, 2, 4, 8)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate_per_s) and self.rate_per_s > 0):
+            raise InvalidInput(f"the rate is {self.rate_per_s:g} a second; it must be above 0")
+        if not (math.isfinite(self.slo_s) and self.slo_s > 0):
+            raise InvalidInput(f"the SLO is {self.slo_s:g} s; it must be above 0")
+        if not self.lengths or min(self.lengths) < 1:
+            raise InvalidInput(
+                "the demand has no lengths, or one below 1 token",
+                hint="a trace to plan for must tell how long its prompts and answers are",
+            )
+        if not self.batches or min(self.batches) < 1:
+            raise InvalidInput("the batches to choose from must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One size of batch at a station, on the whole device."""
+
+    batch: int
+    service_s: float
+    """The mean over the lengths."""
+    transfer_s: float
+    """To the next station, if that is elsewhere."""
+    memory_bytes: int
+    """A replica's, on each device of its group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """What replicas are made of: one operator, or all of a model's in one."""
+
+    roles: tuple[Role, ...]
+    choices: tuple[Choice, ...]
+    """By batch, ascending."""
+
+    def choice(self, batch: int) -> Choice:
+        return next(each for each in self.choices if each.batch == batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staffed:
+    """A station as planned."""
+
+    roles: tuple[Role, ...]
+    replicas: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    stations: tuple[Staffed, ...]
+    expected_s: float
+    """Mean seconds of an iteration, by the accounting that it was planned with."""
+
+    @property
+    def sum_r(self) -> int:
+        """Replicas of operators: those of a whole model count for each of its operators (eq. 8,
+        with the group of a replica as its parallelism).
+        """
+        return sum(len(each.roles) * each.replicas for each in self.stations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A table and a demand, counted in the paper's way or, with `conserving`, so that services vary
+    as the lengths do and take `stretched` times as long, since others share the device.
+
+    `divided` reads the paper's algorithm 1 by its letter (line 8): a batch's seconds are divided by
+    its size. Equation 3, and so the default, does not.
+    """
+
+    table: OperatorTable
+    demand: Demand
+    conserving: bool = False
+    stretched: float = 1.0
+    divided: bool = False
+    stations: tuple[Station, ...] = field(init=False)
+    """One for each operator."""
+    whole: Station = field(init=False)
+    """The whole model."""
+    variation: float = field(init=False)
+    """The squared coefficient of variation of services."""
+
+    def __post_init__(self) -> None:
+        table, demand = self.table, self.demand
+        single = [table.seconds((length,)) for length in demand.lengths]
+        mean = fmean(single)
+        spread = fmean([each**2 for each in single]) / mean**2 - 1
+        put = object.__setattr__
+        put(self, "variation", max(spread, 0.0))
+        put(self, "stations", tuple(self._station((each.role,)) for each in table.operators))
+        put(self, "whole", self._station(tuple(each.role for each in table.operators)))
+
+    def _station(self, roles: tuple[Role, ...]) -> Station:
+        every = [self._choice(roles, size) for size in self.demand.batches]
+        memory = self.table.device.memory_bytes
+        if not (fit := [each for each in every if each.memory_bytes <= memory]):
+            least = min(each.memory_bytes for each in every)
+            raise InvalidInput(
+                f"{self.table.model}: a replica takes {least / 1e9:.1f} GB of a device, which has "
+                f"{memory / 1e9:.1f} GB",
+                hint="divide the model over more devices, or plan for shorter prompts",
+            )
+        return Station(roles=roles, choices=tuple(fit))
+
+    def _choice(self, roles: tuple[Role, ...], batch: int) -> Choice:
+        table, device = self.table, self.table.device
+        chosen = [each for each in table.operators if each.role in roles]
+        drawn = [(length,) * batch for length in self.demand.lengths]
+        tokens = round(batch * fmean(self.demand.lengths))
+        rows = [each.rows(table.phase, (tokens // batch,) * batch) for each in chosen]
+        last = chosen[-1]
+        moved = last.output_bytes_per_row * rows[-1] / device.link_bytes_per_s
+        return Choice(
+            batch=batch,
+            service_s=fmean(
+                sum(each.seconds(table.phase, lengths) for each in chosen) for lengths in drawn
+            ),
+            transfer_s=0.0
+            if len(roles) > 1 or last.role is Role.HEAD
+            else last.repeats * (moved + device.link_latency_s),
+            memory_bytes=sum(
+                each.weights_bytes + each.kv_bytes_per_token * tokens for each in chosen
+            )
+            + max(of * each.transient_bytes_per_row for each, of in zip(chosen, rows, strict=True)),
+        )
+
+    def with_stretch(self, factor: float) -> "Problem":
+        return replace(self, conserving=True, stretched=factor)
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of a whole device group for a request, in the batch with the least."""
+        return min(each.service_s / each.batch for each in self.whole.choices)
+
+    @property
+    def least_s(self) -> float:
+        """An iteration's seconds if nobody ever waits: no SLO below that is feasible."""
+        return sum(min(self._alone(each) for each in of.choices) for of in self.stations)
+
+    def _alone(self, choice: Choice) -> float:
+        part = choice.batch if self.divided else 1
+        return choice.service_s * self.stretched / part + choice.transfer_s
+
+    def load(self, choice: Choice) -> float:
+        """Seconds of service that come in a second: more replicas than that must be there."""
+        return self.demand.rate_per_s / choice.batch * choice.service_s * self.stretched
+
+    def least_replicas(self, choice: Choice) -> int:
+        """With which the station keeps up."""
+        return math.floor(self.load(choice) + 1e-12) + 1
+
+    def sojourn_s(self, choice: Choice, replicas: int) -> float:
+        """Mean seconds at a station, with the transfer from it (a term of eq. 3)."""
+        service_s = choice.service_s * self.stretched
+        rate = self.demand.rate_per_s / choice.batch
+        if self.conserving:
+            waited = wait_of_s(rate, service_s, replicas, self.variation)
+        else:
+            waited = wait_s(rate, service_s, replicas)
+        part = choice.batch if self.divided else 1
+        return (service_s + waited) / part + choice.transfer_s
+
+    def expected_s(self, staffed: Sequence[Staffed]) -> float:
+        """Equation 3, the operators being one after the other."""
+        by_roles = {each.roles: each for each in (*self.stations, self.whole)}
+        return sum(
+            self.sojourn_s(by_roles[each.roles].choice(each.batch), each.replicas)
+            for each in staffed
+        )
+
+    def station(self, roles: tuple[Role, ...]) -> Station:
+        return next(each for each in (*self.stations, self.whole) if each.roles == roles)
+
+    def energy_j(self, plan: Plan) -> float:
+        """Joules of a request by equation 9: α is the idle power, β what computing adds; shared by
+        the requests of a batch. Of a whole model the wait counts for each of its operators, which
+        are all as often there.
+        """
+        device, devices = self.table.device, self.table.devices
+        total = 0.0
+        for each in plan.stations:
+            choice = self.station(each.roles).choice(each.batch)
+            service_s = choice.service_s
+            sojourn_s = self.sojourn_s(choice, each.replicas)
+            idle = device.idle_watts * devices * each.replicas * sojourn_s
+            busy = (device.busy_watts - device.idle_watts) * devices * service_s
+            total += (idle + busy) / (1 if self.divided else each.batch)
+        return total
+
+    def memory_bytes(self, plan: Plan) -> int:
+        """What all replicas hold together."""
+        return self.table.devices * sum(
+            each.replicas * self.station(each.roles).choice(each.batch).memory_bytes
+            for each in plan.stations
+        )
+
+
+def slo_of(table: OperatorTable, lengths: Sequence[int], times: float) -> float:
+    """`times` what the longest takes unloaded, alone in its batch."""
+    return times * table.seconds((max(lengths),))
+
+
+def batches_of(phase: Phase) -> tuple[int, ...]:
+    """The sizes to choose from: prompts fill a device by few, tokens by many."""
+    return (1, 2, 4, 8) if phase is Phase.PREFILL else tuple(2**n for n in range(9))

@@ -1,0 +1,343 @@
+"""Tables of operators that ship with mesh (`a100.json`), for groups of 1 to 8 devices.
+
+What was measured or derived by tokens is read; what was not, and how an operator shrinks when it is
+divided over devices, follows from the model's shape by the fits of the file. After: `mesh.plan`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.operators import (
+    OUTSIDE_LAYERS,
+    DeviceClass,
+    Operator,
+    OperatorTable,
+    Phase,
+    Role,
+    ShareCurve,
+    check_roles,
+)
+from mesh.domain.profile import Grid
+
+BYTES = 2
+"""The size of a weight, of an activation, and of a number of the KV cache."""
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+PROMPTS = tuple(sorted({round(2 ** (n / 4)) for n in range(69)}))
+"""To 131,072 tokens: between two of them the square of the length is off by less than 1 %."""
+SCALED_FROM = "qwen2-7b"
+"""The model by whose rows those are scaled, by width, that the file lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The shape of a model, as its config.json has it. `experts` is 0 for a dense one."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    inner: int
+    vocabulary: int
+    experts: int = 0
+    active: int = 0
+    shared_inner: int = 0
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_size
+
+    def kv(self, devices: int) -> int:
+        """The width of keys, and of values, on each device; no head is divided."""
+        return -(-self.kv_heads // devices) * self.head_size
+
+    @property
+    def activated(self) -> int:
+        """The width of the activation, over all experts of a token."""
+        return self.shared_inner + self.active * self.inner if self.experts else self.inner
+
+
+@cache
+def models() -> tuple[str, ...]:
+    """The models that there are tables of."""
+    return tuple(_file()["models"])
+
+
+@cache
+def operator_table(model: str, phase: Phase, size: int, devices: int = 1) -> OperatorTable:
+    """The operators of a model on a group of so many devices. `size` says which curve of shares
+    holds: the tokens of an iteration, or its batch when decoding.
+
+    Raises NotFound for an unknown model, InvalidInput where it does not fit the group.
+    """
+    file = _file()
+    if model not in file["models"]:
+        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
+    raw = file["models"][model]
+    curves = file["curves"]
+    least = max(int(at) for at in curves[phase] if int(at) <= max(size, 1))
+    made = read_operators(model, raw, file, devices)
+    device = dict(file["device"])
+    busy = device.pop("busy_watts")[phase]
+    device["memory_bytes"] = int(device["memory_bytes"])
+    return OperatorTable(
+        model=model,
+        layers=raw["layers"],
+        devices=devices,
+        device=DeviceClass(busy_watts=busy, **device),
+        phase=phase,
+        curve=ShareCurve(shares=tuple(curves["shares"]), ratios=tuple(curves[phase][str(least)])),
+        operators=made,
+        source=file["source"],
+        error=raw["error"],
+    )
+
+
+def devices_needed(model: str) -> int:
+    """The smallest group that holds the weights and leaves a fifth of the memory for the rest.
+
+    Raises InvalidInput where eight devices do not.
+    """
+    file = _file()
+    if model not in file["models"]:
+        raise NotFound(f"there is no table of {model!r}", hint=f"models: {', '.join(models())}")
+    for devices in (1, 2, 4, 8):
+        made = read_operators(model, file["models"][model], file, devices)
+        if sum(each.weights_bytes for each in made) <= 0.8 * file["device"]["memory_bytes"]:
+            return devices
+    raise InvalidInput(f"{model} does not fit 8 devices", hint="plan a smaller model")
+
+
+@cache
+def _file() -> Any:
+    text = resources.files("mesh.sim.operators").joinpath("a100.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def read_operators(
+    model: str, raw: Mapping[str, Any], file: Mapping[str, Any], devices: int
+) -> tuple[Operator, ...]:
+    """The operators of one model of a file in the form of `a100.json`. Raises InvalidInput for what
+    no model has.
+    """
+    tokens = tuple(file["tokens"])
+    given = raw.get("milliseconds")
+    if given is not None:
+        check_roles(model, [Role.EMBEDDING, Role.ATTENTION, *given])
+        for role, column in given.items():
+            if len(column) != len(tokens):
+                raise InvalidInput(
+                    f"{model}: {role} has {len(column)} times for {len(tokens)} sizes"
+                )
+    like = file["models"][SCALED_FROM]
+    times = _Times(
+        shape=_shape(raw),
+        fit=file["fit"],
+        devices=devices,
+        like=_shape(like),
+        rows={
+            role: Grid(
+                rows=tokens,
+                columns=(0,),
+                seconds=tuple((each / 1e3,) for each in like["milliseconds"][role]),
+            )
+            for role in _SCALED
+        }
+        if given is None
+        else {},
+    )
+    return tuple(times.operator(role, tokens, (given or {}).get(role)) for role in times.roles())
+
+
+def _shape(raw: Mapping[str, Any]) -> Shape:
+    return Shape(**{key: raw[key] for key in Shape.__slots__ if key in raw})
+
+
+_UNDIVIDED = (Role.EMBEDDING, Role.NORM, Role.RESIDUAL, Role.GATE)
+"""The operators that each device of a group computes for itself."""
+_SCALED = (Role.NORM, Role.ROPE, Role.RESIDUAL, Role.ACTIVATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """The fits of a file, for one shape on so many devices."""
+
+    shape: Shape
+    fit: Mapping[str, float]
+    devices: int
+    like: Shape
+    """The shape of the model that `rows` are of."""
+    rows: Mapping[Role, Grid]
+    """Seconds of a layer by tokens, of what is scaled by width; empty where a column is given."""
+
+    def roles(self) -> list[Role]:
+        inner = (
+            {Role.GATE, Role.EXPERTS, *([Role.SHARED_EXPERT] if self.shape.shared_inner else [])}
+            if self.shape.experts
+            else {Role.GATE_UP, Role.DOWN}
+        )
+        left_out = {Role.GATE, Role.EXPERTS, Role.SHARED_EXPERT, Role.GATE_UP, Role.DOWN} - inner
+        return [role for role in Role if role not in left_out]
+
+    def operator(
+        self, role: Role, tokens: tuple[int, ...], given: Sequence[float] | None
+    ) -> Operator:
+        """One operator, by its column of milliseconds where there is one."""
+        shape = self.shape
+        if role is Role.ATTENTION:
+            prefill = Grid(
+                rows=PROMPTS, columns=(0,), seconds=tuple((self._prompt_s(n),) for n in PROMPTS)
+            )
+            decode = Grid(
+                rows=tokens,
+                columns=CONTEXTS,
+                seconds=tuple(
+                    tuple(self._decode_s(batch, context) for context in CONTEXTS)
+                    for batch in tokens
+                ),
+            )
+        else:
+            column = tuple(
+                (self._seconds(role, n, None if given is None else given[i] / 1e3),)
+                for i, n in enumerate(tokens)
+            )
+            prefill = decode = Grid(rows=tokens, columns=(0,), seconds=column)
+        inputs, outputs = self._widths(role)
+        parts = 1 if role in _UNDIVIDED else self.devices
+        return Operator(
+            role=role,
+            repeats=1 if role in OUTSIDE_LAYERS else shape.layers,
+            prefill=prefill,
+            decode=decode,
+            weights_bytes=BYTES * self._weights(role),
+            transient_bytes_per_row=BYTES * (inputs + outputs) // parts,
+            kv_bytes_per_token=2 * BYTES * shape.layers * shape.kv(self.devices)
+            if role is Role.ATTENTION
+            else 0,
+            output_bytes_per_row=BYTES * outputs,
+        )
+
+    def _seconds(self, role: Role, rows: int, given: float | None) -> float:
+        """Seconds of a layer. What is given of one device shrinks over several as the fit does."""
+        alone, divided = (self._fitted(role, rows, devices) for devices in (1, self.devices))
+        reduced = 0.0
+        if self.devices > 1 and role in (Role.OUTPUT, Role.DOWN, Role.EXPERTS):
+            fit = self.fit
+            reduced = fit["all_reduce_s"]
+            reduced += rows * self.shape.hidden * BYTES / fit["all_reduce_bytes_per_s"]
+        return (divided if given is None else given * divided / alone) + reduced
+
+    def _fitted(self, role: Role, rows: int, devices: int) -> float:
+        shape, hidden = self.shape, self.shape.hidden
+        product = self._product
+        match role:
+            case Role.QKV:
+                return product(rows, hidden, shape.queries // devices + 2 * shape.kv(devices))
+            case Role.OUTPUT:
+                return product(rows, shape.queries // devices, hidden)
+            case Role.GATE_UP:
+                return product(rows, hidden, 2 * shape.inner // devices)
+            case Role.DOWN:
+                return product(rows, shape.inner // devices, hidden)
+            case Role.HEAD:
+                return product(rows, hidden, shape.vocabulary // devices)
+            case Role.GATE:
+                return self.fit["launch_s"] + product(rows, hidden, shape.experts)
+            case Role.SHARED_EXPERT:
+                inner = shape.shared_inner // devices
+                return product(rows, hidden, 2 * inner) + product(rows, inner, hidden)
+            case Role.EXPERTS:
+                met = shape.experts * (1 - (1 - shape.active / shape.experts) ** rows)
+                size = 3 * hidden * shape.inner / devices
+                return self._combined(
+                    BYTES * met * size / self.fit["expert_bytes_share"],
+                    2 * rows * shape.active * size / self.fit["expert_operations_share"],
+                )
+            case Role.EMBEDDING | Role.KV_WRITE:
+                width = hidden if role is Role.EMBEDDING else 2 * shape.kv(devices)
+                return self.fit["launch_s"] + BYTES * rows * width / self.fit["copy_bytes_per_s"]
+            case _:
+                return self._scaled(role, rows, devices)
+
+    def _scaled(self, role: Role, rows: int, devices: int) -> float:
+        """As long as the known model takes for as many elements."""
+        if role not in self.rows:
+            # A column is given: over several devices it has fewer elements of it to compute.
+            return 1.0 / devices if role in (Role.ROPE, Role.ACTIVATION) else 1.0
+        elements = rows * self._widths(role)[1] / self._widths(role, self.like)[1]
+        if role in (Role.ROPE, Role.ACTIVATION):
+            elements /= devices
+        return self.rows[role].at(elements, 0)
+
+    def _product(self, rows: int, inner: int, columns: int) -> float:
+        read = BYTES * (rows * inner + inner * columns + rows * columns)
+        return self._combined(read, 2 * rows * inner * columns)
+
+    def _combined(self, read_bytes: float, operations: float) -> float:
+        fit = self.fit
+        power = fit["power"]
+        terms = (read_bytes / fit["bytes_per_s"], operations / fit["operations_per_s"])
+        return float(sum(term**power for term in terms) ** (1 / power))
+
+    def _prompt_s(self, tokens: int) -> float:
+        fit, width = self.fit, self.shape.queries / self.devices
+        linear = fit["attention_s_per_token"] * tokens * width / fit["attention_width"]
+        return linear + 2 * tokens**2 * width / fit["attention_operations_per_s"]
+
+    def _decode_s(self, batch: int, context: int) -> float:
+        fit = self.fit
+        read_s = 2 * BYTES * self.shape.kv(self.devices) * context / fit["decode_bytes_per_s"]
+        each = math.hypot(fit["decode_s_per_sequence"], read_s)
+        return fit["decode_s"] + batch * each
+
+    def _weights(self, role: Role) -> int:
+        """The weights of all layers, on each device."""
+        shape, devices, hidden = self.shape, self.devices, self.shape.hidden
+        of: dict[Role, Callable[[], int]] = {
+            Role.EMBEDDING: lambda: shape.vocabulary * hidden // devices,
+            Role.HEAD: lambda: shape.vocabulary * hidden // devices,
+            Role.NORM: lambda: 2 * hidden * shape.layers,
+            Role.QKV: lambda: (
+                hidden * (shape.queries // devices + 2 * shape.kv(devices)) * shape.layers
+            ),
+            Role.OUTPUT: lambda: shape.queries // devices * hidden * shape.layers,
+            Role.GATE_UP: lambda: 2 * hidden * shape.inner // devices * shape.layers,
+            Role.DOWN: lambda: hidden * shape.inner // devices * shape.layers,
+            Role.GATE: lambda: hidden * shape.experts * shape.layers,
+            Role.SHARED_EXPERT: lambda: 3 * hidden * shape.shared_inner // devices * shape.layers,
+            Role.EXPERTS: lambda: (
+                3 * hidden * shape.inner * shape.experts // devices * shape.layers
+            ),
+        }
+        return of[role]() if role in of else 0
+
+    def _widths(self, role: Role, shape: Shape | None = None) -> tuple[int, int]:
+        """The numbers of a row that an operator takes and gives."""
+        shape = self.shape if shape is None else shape
+        hidden, queries = shape.hidden, shape.queries
+        both = queries + 2 * shape.kv_heads * shape.head_size
+        match role:
+            case Role.QKV | Role.ROPE:
+                return (hidden if role is Role.QKV else both), both
+            case Role.KV_WRITE | Role.ATTENTION:
+                return both, both if role is Role.KV_WRITE else queries
+            case Role.OUTPUT:
+                return queries, hidden
+            case Role.GATE:
+                return hidden, hidden + shape.experts
+            case Role.GATE_UP:
+                return hidden, 2 * shape.inner
+            case Role.ACTIVATION:
+                return 2 * shape.activated, shape.activated
+            case Role.DOWN:
+                return shape.inner, hidden
+            case Role.EXPERTS | Role.SHARED_EXPERT | Role.NORM | Role.RESIDUAL | Role.EMBEDDING:
+                return hidden, hidden
+            case Role.HEAD:
+                return hidden, shape.vocabulary

@@ -1,0 +1,102 @@
+"""The evaluation of operator-level autoscaling: its points, a small one whole, its figures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mesh.cli.main import mesh
+from mesh.domain.errors import InvalidInput
+from mesh.domain.operators import Phase
+from mesh.evaluation.operator_page import page
+from mesh.evaluation.operators import (
+    CONSERVING,
+    PAPER,
+    PLANNERS,
+    Effort,
+    Point,
+    PointJob,
+    oracle,
+    points,
+    record,
+    throughput_gain,
+)
+
+SMALL = Point(
+    figure="qps",
+    name="10",
+    model="qwen2-7b",
+    phase=Phase.PREFILL,
+    rate_per_s=10.0,
+    lengths=(1024,),
+)
+
+
+def test_points_are_those_of_the_papers_figures() -> None:
+    every = points()
+    assert {point.figure.split()[0] for point in every} == {
+        *("length", "qps", "phase", "size", "slo")
+    }
+    longest = next(of for of in every if of.figure == "length qwen2-7b" and of.name == "65536")
+    assert longest.rate_per_s < 1.0
+    sizes = [of.problem().demand.slo_s for of in every if of.figure == "size"]
+    assert len(set(sizes)) == 1, "all sizes have one SLO"
+    decodes = [of for of in every if of.phase is Phase.DECODE]
+    assert [of.name.split()[0] for of in decodes] == [
+        *("azure-conversation", "azure-code", "mooncake-conversation")
+    ]
+    assert len(points(quick=True)) < len(every)
+
+
+def test_a_point_is_planned_and_executed_in_both_ways() -> None:
+    job = PointJob(point=SMALL, effort=Effort(trial=150, executed=150, visits=1))
+    made = job.compute()
+    assert list(made) == [PAPER, CONSERVING]
+    assert all(tuple(by) == PLANNERS for by in made.values())
+    conserving = made[CONSERVING]
+    assert conserving["operators"].devices <= conserving["model-shared"].devices
+    assert conserving["model-shared"].devices <= conserving["model"].devices
+    assert conserving["operators"].memory_bytes <= conserving["model-shared"].memory_bytes
+    html = page({SMALL: made})
+    assert html.count("<svg") == 4
+    assert "operators, conserving" in html
+    figures = json.loads(json.dumps(record({SMALL: made})))
+    cell = figures["cells"]["qps"]["10"]["conserving"]["model"]
+    assert cell["devices"] == conserving["model"].devices
+    assert cell["ttft_met"] >= 0.95
+    assert figures["saving_conserving_max"]["model"] >= 0
+
+
+def test_the_devices_of_whole_models_serve_more_by_the_papers_formulas() -> None:
+    point = replace(SMALL, rate_per_s=40.0, lengths=(2048,))
+    assert throughput_gain(point) > 1.3
+
+
+def test_the_exact_planner_is_the_oracle() -> None:
+    tested = oracle((10, 40))
+    assert len(tested.gap) >= 2
+    assert max(tested.gap) == 0
+    assert min(tested.gap_greedy) >= 0
+
+
+def test_a_trace_gives_lengths_and_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "calls.csv"
+    rows = "".join(f"{number / 2},0,{100 + number},20\n" for number in range(100))
+    trace.write_text("t_s,function,input_tokens,output_tokens\n" + rows)
+    prompts, tokens = points(trace)
+    assert prompts.rate_per_s == pytest.approx(2.0, rel=0.03)
+    assert tokens.rate_per_s == pytest.approx(40.0, rel=0.03)
+    assert min(prompts.lengths) == 103
+    assert max(prompts.lengths) == 196
+
+
+def test_a_trace_without_lengths_and_an_unknown_figure_are_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "counts.csv"
+    minutes = ",".join(str(minute) for minute in range(1, 1441))
+    trace.write_text(f"HashOwner,HashApp,HashFunction,Trigger,{minutes}\n")
+    with pytest.raises(InvalidInput, match="has no lengths of prompts"):
+        points(trace)
+    said = CliRunner().invoke(mesh, ["bench", "operators", "--figures", "none"])
+    assert said.exit_code == 2

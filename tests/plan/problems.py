@@ -1,0 +1,44 @@
+"""Problems to plan: known models, and made-up ones with any number of operators."""
+
+from dataclasses import replace
+
+from mesh.domain.operators import OperatorTable, Phase, Role
+from mesh.domain.profile import Grid
+from mesh.plan.problem import Demand, Problem, slo_of
+from mesh.sim.operators.tables import devices_needed, operator_table
+
+
+def known(
+    rate_per_s: float,
+    tokens: int = 2048,
+    model: str = "qwen2-7b",
+    times: float = 2.0,
+    batches: tuple[int, ...] = (1, 2, 4, 8),
+) -> Problem:
+    """Prompts of one length."""
+    table = operator_table(model, Phase.PREFILL, tokens, devices_needed(model))
+    demand = Demand(
+        rate_per_s=rate_per_s,
+        lengths=(tokens,),
+        slo_s=slo_of(table, (tokens,), times),
+        batches=batches,
+    )
+    return Problem(table=table, demand=demand)
+
+
+def made_up(seconds: list[float], rate_per_s: float, slo_s: float) -> Problem:
+    """The first operators of a model take `seconds` for a prompt and a twentieth more for each
+    further one of a batch; the others next to nothing.
+    """
+    problem = known(rate_per_s, batches=(1, 2))
+    table = problem.table
+    each = iter(seconds)
+
+    def grid() -> Grid:
+        first = next(each, 1e-7)
+        return Grid(rows=(2048, 4096), columns=(0,), seconds=((first,), (first * 1.05,)))
+
+    order = sorted(table.operators, key=lambda of: of.role in (Role.ATTENTION, Role.HEAD))
+    operators = tuple(replace(of, repeats=1, prefill=grid()) for of in order)
+    changed: OperatorTable = replace(table, operators=operators)
+    return Problem(table=changed, demand=replace(problem.demand, slo_s=slo_s))

@@ -1,0 +1,132 @@
+"""Placements keep memory and device time; on small cases they are near the exact ones."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.domain.errors import InvalidInput
+from mesh.plan.conserving import models, operators
+from mesh.plan.placement import (
+    Piece,
+    devices_of,
+    moved,
+    pieces_of,
+    place_conserving,
+    place_exact,
+    place_greedy,
+    place_whole,
+)
+from mesh.plan.planners import plan_model, plan_operators, whole_plan
+from mesh.plan.problem import LANES_MAX
+from tests.plan.problems import known
+
+PIECES = st.lists(
+    st.tuples(st.floats(0.01, 1.0), st.integers(1, 100), st.integers(0, 5)), min_size=1, max_size=30
+)
+
+
+def made(drawn: list[tuple[float, int, int]]) -> list[Piece]:
+    ordered = sorted(drawn, key=lambda one: one[2])
+    return [Piece(station=of, load=load, memory_bytes=size) for load, size, of in ordered]
+
+
+@given(PIECES)
+def test_no_device_has_more_than_its_time_and_memory(drawn: list[tuple[float, int, int]]) -> None:
+    pieces = made(drawn)
+    placement = place_conserving(pieces, 1.2, 150)
+    assert placement is not None
+    ordinals: dict[int, int] = {}
+    loads: dict[int, float] = {}
+    held: dict[int, int] = {}
+    for piece in pieces:
+        ordinal = ordinals.get(piece.station, 0)
+        ordinals[piece.station] = ordinal + 1
+        device = placement[piece.station][ordinal]
+        loads[device] = loads.get(device, 0.0) + piece.load
+        held[device] = held.get(device, 0) + piece.memory_bytes
+    assert max(loads.values()) <= 1.2 * (1 + 1e-6)
+    assert max(held.values()) <= 150
+    assert [len(of) for of in placement] == [
+        ordinals.get(number, 0) for number in range(len(placement))
+    ]
+
+
+def test_200_small_cases_are_within_five_per_cent_of_the_exact_ones() -> None:
+    draw = random.Random(1)
+    found = exact = 0
+    for _ in range(200):
+        count = draw.randint(2, 9)
+        pieces = made(
+            [(draw.uniform(0.05, 0.9), draw.randint(5, 90), number) for number in range(count)]
+        )
+        placement = place_conserving(pieces, 1.0, 100)
+        assert placement is not None
+        least = place_exact(pieces, 1.0, 100)
+        assert devices_of(placement) >= least
+        found += devices_of(placement)
+        exact += least
+    assert found <= 1.05 * exact
+
+
+def test_who_plans_again_moves_little() -> None:
+    problem = known(40)
+    before = place_conserving(pieces_of(problem, plan_operators(problem)), 1.2, 72 * 10**9)
+    more = plan_operators(known(60))
+    pieces = pieces_of(known(60), more)
+    assert before is not None
+    after = place_conserving(pieces, 1.2, 72 * 10**9, before=before)
+    assert after is not None
+    afresh = place_conserving(pieces, 1.2, 72 * 10**9)
+    assert afresh is not None
+    assert moved(before, after) < moved(before, afresh)
+    assert moved(before, before) == 0
+
+
+def test_what_is_too_large_for_a_device_is_said() -> None:
+    with pytest.raises(InvalidInput, match=r"takes 2\.0 GB; a device has 1\.0 GB"):
+        place_conserving([Piece(station=0, load=0.1, memory_bytes=2 * 10**9)], 1.0, 10**9)
+    with pytest.raises(InvalidInput, match=r"has a load of 2\.000"):
+        place_conserving([Piece(station=0, load=2.0, memory_bytes=1)], 1.0, 10**9)
+    with pytest.raises(InvalidInput, match="too many"):
+        place_exact([Piece(station=0, load=0.1, memory_bytes=1)] * 13, 1.0, 10)
+    three = [Piece(station=0, load=0.9, memory_bytes=1)] * 3
+    assert place_conserving(three, 1.0, 9, devices=2) is None
+
+
+@pytest.mark.parametrize(("tokens", "models_", "shared"), [(1024, 4, 2), (2048, 7, 4)])
+def test_algorithm_2_plans_less_device_time_than_the_work_takes(
+    tokens: int, models_: int, shared: int
+) -> None:
+    """As printed, it lengthens who joins a device and not who is there."""
+    problem = known(40, tokens)
+    plan = plan_operators(problem)
+    placement = place_greedy(problem, plan)
+    assert devices_of(place_whole(plan_model(problem))) == models_
+    assert devices_of(placement) == shared
+    most = problem.table.curve.yields(LANES_MAX)[-1]
+    assert problem.demand.rate_per_s * problem.work_s > most * devices_of(placement)
+
+
+def test_whole_models_may_share_a_device() -> None:
+    assert place_whole(whole_plan(known(40), 5, 1), lanes=2) == ((0, 0, 1, 1, 2),)
+
+
+def test_conserving_candidates_take_no_more_than_devices_yield() -> None:
+    """Candidates of whole models, then of operators: those with the fewest devices come first."""
+    problem = known(20)
+    load = problem.demand.rate_per_s * problem.work_s
+    yields = problem.table.curve.yields(LANES_MAX)
+    first = next(models(problem, 1))
+    assert first.devices > load
+    assert first.expected_s <= problem.demand.slo_s
+    every = list(operators(problem, plan_operators, first))
+    assert every[-1] is first
+    assert [one.devices for one in every] == sorted(one.devices for one in every)
+    for one in every[:-1]:
+        assert one.lanes is not None
+        assert one.devices * yields[one.lanes] > load
+        assert problem.memory_bytes(one.plan) < problem.memory_bytes(first.plan) or (
+            one.devices < first.devices
+        )

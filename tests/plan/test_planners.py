@@ -1,0 +1,116 @@
+"""The planners beside each other, beside trying all plans, and where there is none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.operators import Phase
+from mesh.plan.planners import plan_brute, plan_greedy, plan_model, plan_operators
+from mesh.plan.problem import Demand, Plan, Problem, batches_of
+from mesh.sim.operators.tables import operator_table
+from tests.plan.problems import known, made_up
+
+SECONDS = st.lists(st.floats(0.01, 0.4), min_size=2, max_size=4)
+
+
+def kept(problem: Problem, plan: Plan) -> bool:
+    """Each station has the replicas that its load takes, and the iteration keeps the SLO."""
+    for each in plan.stations:
+        choice = problem.station(each.roles).choice(each.batch)
+        assert each.replicas > problem.load(choice)
+    return problem.expected_s(plan.stations) <= problem.demand.slo_s + 1e-9
+
+
+@settings(deadline=None, max_examples=20)
+@given(SECONDS, st.floats(1, 12), st.floats(1.15, 4))
+def test_the_exact_plan_is_that_of_trying_all(
+    seconds: list[float], rate: float, times: float
+) -> None:
+    problem = made_up(seconds, rate, sum(seconds) * times + 0.01)
+    assume(problem.least_s < problem.demand.slo_s)
+    exact = plan_operators(problem)
+    assert kept(problem, exact)
+    if (tried := found(plan_brute, problem)) is not None:
+        assert exact.sum_r == tried.sum_r
+    if (greedy := found(plan_greedy, problem)) is not None:
+        assert kept(problem, greedy)
+        assert greedy.sum_r >= exact.sum_r
+
+
+def found(planner: Callable[[Problem], Plan], problem: Problem) -> Plan | None:
+    """`None` where there are too many plans to try, or algorithm 1 gives up."""
+    try:
+        return planner(problem)
+    except InvalidInput:
+        return None
+
+
+def test_algorithm_1_gives_up_where_its_bottleneck_is_served_at_once() -> None:
+    """The longest operator waits for nothing; a replica of the other would keep the SLO."""
+    problem = made_up([0.375, 0.140625], 10.0, 0.515625 * 1.25 + 0.01)
+    with pytest.raises(InvalidInput):
+        plan_greedy(problem)
+    assert kept(problem, plan_operators(problem))
+    assert plan_brute(problem).sum_r == plan_operators(problem).sum_r
+
+
+def test_trying_all_tries_batches_and_replicas_one_by_one() -> None:
+    """The check of the check: a plain product over replicas and batches of two operators."""
+    problem = made_up([0.2, 0.31], 7.0, 0.9)
+    best: int | None = None
+    heavy, rest = problem.stations[:2], problem.stations[2:]
+    other_s = sum(min(problem.sojourn_s(c, 1) for c in of.choices) for of in rest)
+    for (r1, c1), (r2, c2) in product(*(product(range(1, 12), of.choices) for of in heavy)):
+        if min(r1 - problem.load(c1), r2 - problem.load(c2)) <= 0:
+            continue
+        took_s = problem.sojourn_s(c1, r1) + problem.sojourn_s(c2, r2) + other_s
+        if took_s <= problem.demand.slo_s and (best is None or r1 + r2 < best):
+            best = r1 + r2
+    assert best is not None
+    assert plan_brute(problem).sum_r == plan_operators(problem).sum_r == best + len(rest)
+
+
+@pytest.mark.parametrize(("tokens", "rate", "models"), [(1024, 40, 4), (2048, 40, 7)])
+def test_the_papers_baseline_and_its_operators(tokens: int, rate: float, models: int) -> None:
+    problem = known(rate, tokens)
+    whole, operators = plan_model(problem), plan_operators(problem)
+    assert whole.stations[0].replicas == models
+    assert kept(problem, whole)
+    assert kept(problem, operators)
+    assert operators.sum_r < whole.sum_r / 3
+    assert problem.memory_bytes(operators) < problem.memory_bytes(whole) / 2
+    assert problem.energy_j(operators) < problem.energy_j(whole)
+
+
+def test_by_the_letter_of_algorithm_1_a_batch_costs_less_than_a_token() -> None:
+    """Line 8 divides a batch's seconds by its size: read so, decodes take the largest batches,
+    though these keep every sequence of them waiting as long (equation 3).
+    """
+    table = operator_table("qwen2-7b", Phase.DECODE, 16)
+    demand = Demand(rate_per_s=8000, lengths=(1024,), slo_s=0.02, batches=batches_of(Phase.DECODE))
+    problem = Problem(table=table, demand=demand)
+    literal = replace(problem, divided=True)
+    assert literal.least_s < problem.least_s / 3
+    loose = plan_greedy(literal)
+    assert loose.expected_s <= demand.slo_s < problem.expected_s(loose.stations)
+
+
+def test_what_cannot_be_planned_is_said_with_the_least_that_can() -> None:
+    problem = known(40, 2048, times=3)
+    for planner in (plan_model, plan_operators, plan_greedy, plan_brute):
+        with pytest.raises(InvalidInput, match="the least is above"):
+            planner(replace(problem, demand=replace(problem.demand, slo_s=0.1)))
+    with pytest.raises(InvalidInput, match="at most 1024 are planned"):
+        plan_operators(replace(problem, demand=replace(problem.demand, rate_per_s=1e5)))
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="above 0"):
+            Demand(rate_per_s=wrong, lengths=(1,), slo_s=1.0)
+        with pytest.raises(InvalidInput, match="above 0"):
+            Demand(rate_per_s=1.0, lengths=(1,), slo_s=wrong)
+    with pytest.raises(InvalidInput, match="no lengths"):
+        Demand(rate_per_s=1.0, lengths=(), slo_s=1.0)

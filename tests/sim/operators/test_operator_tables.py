@@ -1,0 +1,127 @@
+"""Tables of operators: they sum to known iterations, and wrong ones are refused."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.operators import Phase, Role, ShareCurve, check_roles
+from mesh.domain.profile import Grid
+from mesh.sim.operators import tables
+from mesh.sim.operators.tables import devices_needed, models, operator_table, read_operators
+
+WEIGHTS_GB = {"qwen2-7b": 15.23, "llama-3.1-8b": 16.06, "mixtral-8x7b": 93.41, "qwen2-72b": 145.4}
+
+
+@pytest.mark.parametrize(("model", "expected"), WEIGHTS_GB.items())
+def test_weights_are_those_of_the_model(model: str, expected: float) -> None:
+    devices = devices_needed(model)
+    table = operator_table(model, Phase.PREFILL, 1024, devices)
+    assert devices * table.weights_bytes / 1e9 == pytest.approx(expected, rel=0.01)
+
+
+def test_an_iteration_is_the_sum_of_its_operators() -> None:
+    """Llama-3.1-8B on an A100: a prompt of 2,048 tokens takes 172 ms, of which MLPs 61 %."""
+    table = operator_table("llama-3.1-8b", Phase.PREFILL, 2048)
+    total_s = table.seconds((2048,))
+    assert total_s == pytest.approx(0.172, rel=0.01)
+    inner = [of for of in table.operators if of.role in (Role.GATE_UP, Role.DOWN)]
+    assert sum(of.prefill_s((2048,)) for of in inner) / total_s == pytest.approx(0.61, abs=0.01)
+    assert table.seconds((1024, 1024)) < total_s, "prompts attend to themselves alone"
+    decode = operator_table("llama-3.1-8b", Phase.DECODE, 16)
+    assert decode.seconds((4096,) * 16) > decode.seconds((512,) * 16)
+    assert decode.seconds((512,) * 16) == pytest.approx(0.0118, rel=0.05)
+
+
+def test_fits_come_near_what_was_measured() -> None:
+    """The products of Llama-3.1-8B by its shape alone, beside vidur's measurement of them."""
+    file = tables._file()
+    raw = dict(file["models"]["llama-3.1-8b"])
+    measured = {of.role: of for of in read_operators("m", raw, file, 1)}
+    del raw["milliseconds"]
+    fitted = {of.role: of for of in read_operators("m", raw, file, 1)}
+    for role in (Role.QKV, Role.OUTPUT, Role.GATE_UP, Role.DOWN, Role.NORM, Role.ACTIVATION):
+        for tokens in (16, 512, 4096):
+            near = measured[role].prefill_s((tokens,))
+            assert fitted[role].prefill_s((tokens,)) == pytest.approx(near, rel=0.45), role
+
+
+def test_an_operator_over_several_devices_shrinks_but_for_what_it_exchanges() -> None:
+    alone = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2048).operators}
+    two = {of.role: of for of in operator_table("qwen2-7b", Phase.PREFILL, 2048, 2).operators}
+    for role in (Role.QKV, Role.GATE_UP, Role.ATTENTION):
+        ratio = two[role].prefill_s((2048,)) / alone[role].prefill_s((2048,))
+        assert 0.45 < ratio < 0.6, role
+    assert two[Role.NORM].prefill_s((2048,)) == alone[Role.NORM].prefill_s((2048,))
+    assert two[Role.DOWN].prefill_s((64,)) > 0.5 * alone[Role.DOWN].prefill_s((64,))
+    assert 2 * two[Role.GATE_UP].weights_bytes == alone[Role.GATE_UP].weights_bytes
+
+
+def test_what_does_not_fit_is_said() -> None:
+    assert [devices_needed(model) for model in ("qwen2-7b", "qwen2-57b-a14b", "qwen2-72b")] == [
+        *(1, 2, 4)
+    ]
+    with pytest.raises(InvalidInput, match=r"145\.4 GB of weights for each of 1 devices"):
+        operator_table("qwen2-72b", Phase.PREFILL, 1)
+    for known in (lambda: operator_table("gpt", Phase.PREFILL, 1), lambda: devices_needed("gpt")):
+        with pytest.raises(NotFound, match="no table of 'gpt'"):
+            known()
+    assert "qwen2-0.5b" in models()
+
+
+def _file() -> Any:
+    return deepcopy(tables._file())
+
+
+def test_a_table_with_unknown_or_missing_operators_is_refused() -> None:
+    file = _file()
+    raw = file["models"]["qwen2-7b"]
+    raw["milliseconds"]["softmax"] = raw["milliseconds"]["qkv"]
+    with pytest.raises(InvalidInput, match="no operator 'softmax'"):
+        read_operators("m", raw, file, 1)
+    del raw["milliseconds"]["softmax"], raw["milliseconds"]["down"]
+    with pytest.raises(InvalidInput, match="the table lacks down"):
+        read_operators("m", raw, file, 1)
+    with pytest.raises(InvalidInput, match="is there twice"):
+        check_roles("m", [*Role, Role.HEAD])
+    with pytest.raises(InvalidInput, match="another kind of model"):
+        check_roles("m", list(Role))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
+def test_times_that_are_no_times_are_refused(wrong: float) -> None:
+    file = _file()
+    raw = file["models"]["qwen2-7b"]
+    raw["milliseconds"]["qkv"][3] = wrong
+    with pytest.raises(InvalidInput, match="operator qkv"):
+        read_operators("m", raw, file, 1)
+    raw["milliseconds"]["qkv"] = [1.0]
+    with pytest.raises(InvalidInput, match="qkv has 1 times for 13 sizes"):
+        read_operators("m", raw, file, 1)
+
+
+def test_sharing_yields_what_was_measured_and_never_less_with_more() -> None:
+    """Two prefills of Llama-7B at half the processors take 1.64 times as long each: 1.22 together;
+    decodes of 16 1.14 times: 1.76.
+    """
+    prefill = operator_table("qwen2-7b", Phase.PREFILL, 2048).curve
+    decode = operator_table("qwen2-7b", Phase.DECODE, 16).curve
+    assert prefill.yields(2) == pytest.approx((0, 1, 1.2165), rel=1e-3)
+    assert decode.yields(2)[2] == pytest.approx(1.7606, rel=1e-3)
+    for curve in (prefill, decode):
+        yields = curve.yields(8)
+        assert list(yields) == sorted(yields)
+    assert prefill.ratio(0.15) == pytest.approx(2 * prefill.ratio(0.3))
+    with pytest.raises(InvalidInput, match="shares must ascend"):
+        ShareCurve(shares=(0.5, 1.0), ratios=(0.9, 1.0))
+
+
+def test_a_prompts_rows_are_its_tokens_but_for_the_head() -> None:
+    table = operator_table("qwen2-7b", Phase.PREFILL, 2048)
+    head = next(of for of in table.operators if of.role is Role.HEAD)
+    assert head.prefill_s((2048,)) == head.prefill_s((64,)) == head.decode_s(1, 0)
+    assert head.rows(Phase.PREFILL, (2048, 2048)) == 2
+    grid = Grid(rows=(1,), columns=(0,), seconds=((1.0,),))
+    assert replace(head, decode=grid).prefill_s((2048, 5)) == 2.0
