@@ -45,7 +45,7 @@ def controller_option(command: Command) -> Command:
         show_default=True,
         show_envvar=True,
         callback=lambda _, __, value: checked_address(value),
-        help="The cell's controller.",
+        help="The cell's controller; several with commas between, of which one leads.",
     )(command)
 
 
@@ -157,13 +157,16 @@ def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Comm
 
 
 def checked_address(address: str) -> str:
-    """The address as it is. Raises InvalidInput when it cannot be one to connect to."""
-    _, port = parse_address(address)
-    if port == 0:
-        raise InvalidInput(
-            f"{address!r} is nothing to connect to",
-            hint="write HOST:PORT, such as 127.0.0.1:7070",
-        )
+    """The address, or several with commas between, as they are. Raises InvalidInput when one cannot
+    be connected to.
+    """
+    for one in address.split(","):
+        _, port = parse_address(one)
+        if port == 0:
+            raise InvalidInput(
+                f"{one!r} is nothing to connect to",
+                hint="write HOST:PORT, such as 127.0.0.1:7070",
+            )
     return address
 
 

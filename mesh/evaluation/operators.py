@@ -64,6 +64,8 @@ class Effort:
     trial: int = 5000
     executed: int = 5000
     visits: int = 2
+    answers: int = 4
+    """So many times fewer where each request is an answer of PASSES iterations."""
 
 
 QUICK = Effort(trial=1000, executed=1000)
@@ -293,6 +295,8 @@ class _Executions:
     def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key not in self.known:
+            if self.problem.table.phase is Phase.DECODE:
+                count //= self.effort.answers
             rate = self.problem.demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
             self.known[key] = execute(
                 self.problem, placed, count, seed, self.effort.visits, rate, least_met

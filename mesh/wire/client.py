@@ -5,6 +5,7 @@ or a stream breaks, DeadlineExceeded when the caller's own time limit passed, In
 value that no message can hold. Safe to use from several threads.
 """
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -35,12 +36,14 @@ from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_w
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
+from mesh.wire.resuming import LOOK_S, LeaderWatch, ResumedAnswer, leads
 from mesh.wire.resuming import Asked as AskedCall
-from mesh.wire.resuming import LeaderWatch, ResumedAnswer
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
+LEADER_S_MAX = 5.0
+"""Until one of several controllers leads."""
 UNARY_S_MAX = 10.0
 """For a call that is answered from memory, unless its client is in a hurry."""
 
@@ -51,7 +54,7 @@ class Calls:
     """
 
     def __init__(self, address: str, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._address = address
+        self.address = address
         self._answer_s_max = answer_s_max
 
     def unary(self, call: "grpc.UnaryUnaryMultiCallable[Asked, Answer]", request: Asked) -> Answer:
@@ -61,7 +64,7 @@ class Calls:
             ended = cast(EndedCall, error)
             if ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Unavailable(
-                    f"the controller at {self._address} did not answer within "
+                    f"the controller at {self.address} did not answer within "
                     f"{self._answer_s_max:g} s",
                     hint="see its log; is the machine overloaded?",
                 ) from error
@@ -93,24 +96,24 @@ class Calls:
         match ended.code():
             case grpc.StatusCode.UNAVAILABLE if started:
                 return Unavailable(
-                    f"the controller at {self._address} went away while it answered",
+                    f"the controller at {self.address} went away while it answered",
                     hint="run the command again; see the controller's log",
                 )
             case grpc.StatusCode.UNAVAILABLE:
-                return why_refused(self._address, credentials().tls) or Unavailable(
-                    f"no controller answers at {self._address}",
+                return why_refused(self.address, credentials().tls) or Unavailable(
+                    f"no controller answers at {self.address}",
                     hint="start one with `mesh up`, or name another with --controller HOST:PORT",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
                 return Unavailable(
-                    f"what answers at {self._address} is no controller of this version of mesh",
+                    f"what answers at {self.address} is no controller of this version of mesh",
                     hint="check the address and the versions at both ends",
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return InvalidInput(f"the message is too large: {ended.details()}")
             case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
                 return MeshError(
-                    f"the controller at {self._address} failed: {ended.details()}",
+                    f"the controller at {self.address} failed: {ended.details()}",
                     hint="this is a fault of mesh; the controller's log has more",
                 )
             case _:
@@ -126,16 +129,18 @@ Progress = Callable[[str, float], None]
 
 class MeshClient:
     """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call. A
-    call that is answered from memory raises Unavailable after `answer_s_max`. Of several addresses,
-    with commas between, the others are for invocations that the first does not take, or loses.
+    call that is answered from memory raises Unavailable after `answer_s_max`. Several addresses,
+    with commas between, are those of one cell's controllers: it asks the one that leads.
     """
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
         self._addresses = address.split(",")
         self._watch = LeaderWatch(self._addresses)
-        self._channel = dial_blocking(self._addresses[0])
-        self._control = ControlStub(self._channel)
-        self._inference = InferenceStub(self._channel)
+        self._channels = [dial_blocking(one) for one in self._addresses]
+        """They connect when they are first used."""
+        self._at = 0
+        """Which of them led last."""
+        self._inference = InferenceStub(self._channels[0])
         self._calls = Calls(self._addresses[0], answer_s_max)
 
     def __enter__(self) -> "MeshClient":
@@ -150,7 +155,21 @@ class MeshClient:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
+
+    @property
+    def _control(self) -> ControlStub:
+        """The controller that leads, where there are several; the last one where none does."""
+        until_s = time.monotonic() + LEADER_S_MAX
+        while len(self._channels) > 1 and not leads(self._channels[self._at]):
+            self._at = (self._at + 1) % len(self._channels)
+            self._calls.address = self._addresses[self._at]
+            if time.monotonic() > until_s:
+                break
+            if not self._at:
+                time.sleep(LOOK_S)
+        return ControlStub(self._channels[self._at])
 
     def deploy(self, spec: DeploymentSpec, progress: Progress | None = None) -> str:
         """Deploy and wait until it is acknowledged; what the controller says of it in a word.

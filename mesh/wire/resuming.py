@@ -214,9 +214,9 @@ class LeaderWatch:
         led: set[int] | None = None
         try:
             while self._is_wanted():
-                leads = {n for n, channel in enumerate(channels) if _leads(channel)}
-                begun = leads - led if led is not None else set()
-                led = leads
+                lead = {n for n, channel in enumerate(channels) if leads(channel)}
+                begun = lead - led if led is not None else set()
+                led = lead
                 with self._lock:
                     answers = list(self._open.values()) if begun else []
                 for answer in answers:
@@ -233,7 +233,8 @@ class LeaderWatch:
             return bool(self._open)
 
 
-def _leads(channel: grpc.Channel) -> bool:
+def leads(channel: grpc.Channel) -> bool:
+    """Whether the controller there leads its cell."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # few clients have to choose
 
     check = health_pb2_grpc.HealthStub(channel).Check

@@ -123,9 +123,8 @@ def test_open_answers_go_on_under_the_one_that_stood_by(
         for answer in answers:
             answer.finished()
             assert (answer.token_ids, answer.text) == (unbroken.token_ids, unbroken.text)
-    pair.answers(pair.addresses[1])
-    with MeshClient(pair.addresses[1]) as client:
-        (same,) = client.get(NAME).instances
+        (same,) = both.get(NAME).instances
         assert same.instance_id == instance.instance_id, "nothing had to be loaded"
+    pair.answers(pair.addresses[1])
     if how == "step down":
         assert pair.processes[0].poll() is None, "it stands by"

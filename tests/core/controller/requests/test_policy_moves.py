@@ -271,3 +271,13 @@ def test_from_where_weights_are_swapped_a_request_goes_on_elsewhere_at_once() ->
     cell.tell(LeaseCheckDue())
     assert not continued(cell.computed()).paused, "its source may have no token for seconds"
     assert cell.runs_on == "i2"
+
+
+@pytest.mark.parametrize("kv", [True, False])
+def test_to_where_weights_are_swapped_nothing_is_computed_ahead_without_kv_blocks(
+    kv: bool,
+) -> None:
+    cell = Linked(policy=Releasing(), kv_format="f" if kv else "other")
+    cell.core.cell.nodes[NodeId("n2")].station.pools = True
+    order = only(commands(cell.tell(LeaseCheckDue()), SubmitRequest), SubmitRequest).order
+    assert order.paused is kv
