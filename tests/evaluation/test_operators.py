@@ -18,11 +18,17 @@ from mesh.evaluation.operators import (
     Effort,
     Point,
     PointJob,
+    _Executions,
+    _most,
     oracle,
     points,
     record,
     throughput_gain,
 )
+from mesh.plan import conserving
+from mesh.plan.conserving import Placed
+from mesh.plan.planners import plan_model
+from mesh.plan.problem import Problem
 
 SMALL = Point(
     figure="qps",
@@ -74,9 +80,36 @@ def test_the_devices_of_whole_models_serve_more_by_the_papers_formulas() -> None
     assert throughput_gain(point) > 1.3
 
 
+def test_the_largest_rate_is_found_though_devices_fall_with_it() -> None:
+    """A plan needs 3 devices from 15 to 20 a second, and 2 from 20 to 30."""
+    problem = SMALL.problem()
+
+    def planned(at: Problem) -> Placed:
+        rate = at.demand.rate_per_s
+        if rate > 30:
+            raise InvalidInput("too much")
+        placement = (tuple(range(3 if 15 < rate < 20 else 2)),)
+        return Placed(plan=plan_model(problem), placement=placement, expected_s=0.1)
+
+    assert _most(problem, 2, planned) == pytest.approx(30, rel=0.02)
+    assert _most(problem, 1, planned) == SMALL.rate_per_s
+
+
+def test_all_planners_are_tried_alike_and_trials_are_no_planning() -> None:
+    run = _Executions(problem=SMALL.problem(), effort=Effort(trial=150, executed=150, visits=1))
+    kept, plan_ms = run.first_kept(conserving.models(run.problem, 1))
+    assert plan_ms < 1000
+    assert {one.requests for one in run.known.values() if one.met >= 0.99} == {165}
+    again, _ = run.first_kept(iter([kept]))
+    assert again is kept
+    with pytest.raises(InvalidInput, match="no plan keeps"):
+        run.first_kept(iter([]))
+
+
 def test_the_exact_planner_is_the_oracle() -> None:
     tested = oracle((10, 40))
     assert len(tested.gap) >= 2
+    assert len(tested.gap_greedy) + tested.gave_up == 4
     assert max(tested.gap) == 0
     assert min(tested.gap_greedy) >= 0
 

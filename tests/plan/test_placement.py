@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -139,3 +140,7 @@ def test_what_shares_a_device_has_its_weights_once() -> None:
     whole = known(4, 512, "qwen2-7b").whole.choice(1)
     two = held_bytes((whole,), {0: 2}, 2)
     assert two - whole.memory_bytes == whole.kv_bytes + whole.transient_bytes
+    candidates = list(islice(models(known(4, 1024, "qwen2-57b-a14b"), 2), 8))
+    assert any(len(of.placement[0]) == 2 * of.devices for of in candidates), "57 GB, once"
+    batches = {of.plan.stations[0].batch for of in candidates}
+    assert {1, 8} <= batches, "the smallest and the largest batch are candidates"
