@@ -110,7 +110,7 @@ class Cell:
     memory_bytes: int
     energy_j: float
     plan_ms: float
-    """Of planning and placing alone, without the trials."""
+    """What planning and placing took, without the trials."""
     expected_s: float
     executed: Executed
     used: float
