@@ -214,14 +214,17 @@ def operators(
 def expected(slower: Problem, plan: Plan, placement: Placement, lanes: int) -> float:
     """Mean seconds of an iteration of operators: that of a whole one on as many devices, the waits
     for stations that are not on all of them, and the transfers from devices that lack the next.
+    Those stations are slowed for as much of the time as their devices are used.
     """
     devices = devices_of(placement)
     batch_max = min(each.batch for each in plan.stations)
     total_s, _ = sojourn_s(slower, devices, lanes, batch_max)
+    used = Placed(plan=plan, placement=placement, expected_s=total_s, lanes=lanes).used(slower)
+    partly = replace(slower, stretched=1 + min(used, 1.0) * (slower.stretched - 1))
     for number, (each, choice) in enumerate(zip(plan.stations, slower.chosen(plan), strict=True)):
         if each.replicas < devices:
-            waited_s = slower.sojourn_s(choice, each.replicas) - choice.transfer_s
-            total_s += waited_s - choice.service_s * slower.stretched
+            waited_s = partly.sojourn_s(choice, each.replicas) - choice.transfer_s
+            total_s += waited_s - choice.service_s * partly.stretched
         following = placement[(number + 1) % len(placement)]
         away = sum(device not in following for device in placement[number])
         total_s += choice.transfer_s * away / each.replicas
