@@ -238,6 +238,25 @@ def test_tokens_take_as_long_as_expected() -> None:
         assert done.mean_s == pytest.approx(placed.expected_s, rel=0.08)
 
 
+def test_prompts_take_as_long_as_expected_where_operators_are_on_some_devices() -> None:
+    problem = known(20)
+    whole = next(placed for placed in models(problem, 1) if placed.devices == 5)
+    some = next(
+        placed
+        for placed in operators(problem, plan_operators, whole)
+        if placed.lanes == 2 and placed.used(problem) < 0.7
+    )
+    assert min(each.replicas for each in some.plan.stations) < some.devices
+    execution = Execution(
+        *(problem.table, some.plan, some.placement),
+        slo_s=problem.demand.slo_s,
+        lanes=some.lanes,
+        visits=1,
+    )
+    done = execution.run(poisson(20.0, (2048,), 1_000, 1), warm=100)
+    assert done.mean_s == pytest.approx(some.expected_s, rel=0.15)
+
+
 def test_a_paper_plan_that_has_too_little_device_time_misses() -> None:
     """Qwen2-7B, 2,048 tokens at 40 a second: 6.2 seconds of work a second on 4 devices."""
     problem = known(40)
