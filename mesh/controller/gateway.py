@@ -40,7 +40,7 @@ from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.messages import NodeStarting
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.request import Request, Resumed
+from mesh.domain.request import Request, Resumed, SamplingParams
 from mesh.domain.revision import public_name
 from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
@@ -426,16 +426,19 @@ class Gateway:
         elif shares and answers > 1 and salt is None:
             salt = request_id  # The answers to this prompt share it with nobody else.
         block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
+        keyed = bool(asked.key) and answers == 1 and first is None
+        sampling = sampling_of(asked, room_tokens=room_tokens, rng=self._drawn(asked))
         request = Request(
             request_id=request_id,
             deployment=asked.deployment,
             prompt_tokens=prompt_tokens,
-            sampling=sampling_of(asked, room_tokens=room_tokens, rng=self._drawn(asked)),
+            sampling=sampling,
             cache_salt=salt,
             digests=digests_of(prompt_tokens, block_sizes, salt),
             answers=answers if shares else 1,
             first=first.request_id if shares and first is not None else None,
-            keyed=bool(asked.key) and answers == 1 and first is None,
+            keyed=keyed,
+            asked_digest=_asked_digest(prompt_tokens, sampling) if keyed else "",
         )
         resumed = self._resumed(asked, request, deployment) if request.keyed else None
         stream = ClientStream(
@@ -604,6 +607,10 @@ class Gateway:
 def _digest_of(key: str) -> bytes:
     """The digest of a key that the caller gives: no other tenant's comes to the same."""
     return sha256(f"{caller().tenant}\0{key}".encode()).digest()
+
+
+def _asked_digest(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> str:
+    return sha256(repr((prompt_tokens, sampling)).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _differs(before: Request, now: Request) -> bool:

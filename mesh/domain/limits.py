@@ -21,8 +21,8 @@ KV_SLICE_BYTES = 4 << 20
 """Iterations wait for copies of about so many bytes of KV blocks at a time, or of one block."""
 KEPT_OUTPUTS_MAX = 512
 """The most outputs of one request that its node keeps for a next controller."""
-HELD_TOKENS_MAX = 1 << 20
-"""Tokens of all requests in a hello."""
+ORPHANS_MAX = 1024
+"""The most requests of a cell that nodes have brought along and no client has come for."""
 KEPT_CACHES_MAX = 64
 """The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0
@@ -150,7 +150,7 @@ class NodeLimits:
     theirs takes longer than building its kernels does.
     """
     hold_s_max: float = 5.0
-    """So long it computes on without a controller."""
+    """It computes on so long without a controller, and until its next heartbeat."""
     deadline_margin_s_max: float = 0.01
     """This much is kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations
     that take longer than predicted, and for the way of the tokens to their clients.

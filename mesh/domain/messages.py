@@ -230,12 +230,6 @@ class HeldRequest:
     prefill_left: Count = 0
     """Tokens that are still to be computed before its next one."""
 
-    @property
-    def size_tokens(self) -> int:
-        """By which it is counted in a hello."""
-        order, told = self.order, sum(1 + len(output.logprobs) * 5 for output in self.outputs)
-        return len(order.request.prompt_tokens) + len(order.output_tokens) + told
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHello:

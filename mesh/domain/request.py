@@ -91,6 +91,10 @@ class Request:
     """Whether its client may ask for it again, by a key that its id is made of: its node computes
     on while no controller is there.
     """
+    asked_digest: str = ""
+    """A digest of its prompt and its sampling, where it is keyed: two requests under one key ask
+    for the same where this is the same.
+    """
 
     @property
     def counted_prompt_tokens(self) -> int:

@@ -110,7 +110,12 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     SamplingParams: {"stop": _NOTHING, "stop_token_ids": _NOTHING, "logit_bias": _NOTHING},
     KvSource: {"ticket": _NAMED},
     OfferKv: {"ticket": _NAMED},
-    Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER, "keyed": _UNSAID},
+    Request: {
+        "prompt_tokens": _NUMBER,
+        "cache_salt": _WHETHER,
+        "keyed": _UNSAID,
+        "asked_digest": _UNSAID,
+    },
     Resumed: {"output_tokens": _NUMBER},
     RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
     EngineRequest: {

@@ -409,6 +409,7 @@ class SubmitRequest(_message.Message):
     KV_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     KEYED_FIELD_NUMBER: _builtins.int
+    ASKED_DIGEST_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -430,6 +431,8 @@ class SubmitRequest(_message.Message):
     """The request of the same prompt that computes it for this one, too, which begins then."""
     keyed: _builtins.bool
     """Its client may ask for it again: it is computed on while no controller is there."""
+    asked_digest: _builtins.str
+    """A digest of what it asks for, where it is keyed: another request under its id is told from it."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -463,10 +466,11 @@ class SubmitRequest(_message.Message):
         kv: Global___KvSource | None = ...,
         first: _builtins.str | None = ...,
         keyed: _builtins.bool = ...,
+        asked_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "first", b"first", "kv", b"kv", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "instance_id", b"instance_id", "keyed", b"keyed", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_first", b"_first", "_pace_share", b"_pace_share", "age_s", b"age_s", "asked_digest", b"asked_digest", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "first", b"first", "instance_id", b"instance_id", "keyed", b"keyed", "kv", b"kv", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015

@@ -6,6 +6,7 @@ more than they need to be: there is a report of tokens for each iteration.
 """
 
 from collections.abc import Iterable
+from dataclasses import MISSING, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any, TypeVar, assert_never, cast
@@ -64,6 +65,10 @@ from mesh.wire.mapping import ByHand, Mappings, Rule
 
 V = TypeVar("V")
 
+HELD_BYTES_MAX = 16 << 20
+"""The most bytes of a hello that are of requests: a link takes four times as many in a message."""
+UNSENDABLE = (TypeError, ValueError, OverflowError)
+"""What protobuf raises for a number beyond its field, a lone surrogate, or another type."""
 SIZES_MAX = 64
 """Rows, and columns, of a grid: sizes of powers of two never come to as many."""
 
@@ -186,6 +191,7 @@ def _submit_to_wire(submit: SubmitRequest) -> pb.SubmitRequest:
         kv=None if order.kv is None else to_wire(order.kv, pb.KvSource),
         first=request.first,
         keyed=request.keyed,
+        asked_digest=request.asked_digest,
     )
 
 
@@ -199,6 +205,7 @@ def _submit_from_wire(message: pb.SubmitRequest, _: str) -> SubmitRequest:
         cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
         first=RequestId(message.first) if message.HasField("first") else None,
         keyed=message.keyed,
+        asked_digest=message.asked_digest,
     )
     return SubmitRequest(
         instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
@@ -258,9 +265,15 @@ def _held_to_wire(held: HeldRequest) -> pb.HeldRequest:
     )
 
 
-def _held_from_wire(message: pb.HeldRequest, _: str) -> HeldRequest:
-    require(message, "submitted")
-    submitted = _submit_from_wire(message.submitted, "")
+def _held_from_wire(message: pb.HeldRequest, _: str) -> Any:
+    """The request; MISSING for one that this version cannot read, which is left out of its hello:
+    its client goes on without what the node has of it.
+    """
+    try:
+        require(message, "submitted")
+        submitted = _submit_from_wire(message.submitted, "")
+    except InvalidInput:
+        return MISSING
     return HeldRequest(
         instance_id=submitted.instance_id,
         order=submitted.order,
@@ -352,7 +365,21 @@ def command_from_wire(message: pb.NodeCommand) -> NodeCommand:
 
 
 def report_to_wire(report: NodeReport) -> pb.NodeReport:
-    return _MAPPINGS.member_to_wire(report, pb.NodeReport)
+    """The report. A hello has those of its requests that can be written, up to HELD_BYTES_MAX."""
+    if not isinstance(report, NodeHello):
+        return _MAPPINGS.member_to_wire(report, pb.NodeReport)
+    message = _MAPPINGS.member_to_wire(replace(report, requests=()), pb.NodeReport)
+    left_bytes = HELD_BYTES_MAX
+    for held in report.requests:
+        try:
+            written = _held_to_wire(held)
+        except UNSENDABLE:
+            continue
+        size_bytes = written.ByteSize()
+        if size_bytes <= left_bytes:
+            message.hello.requests.append(written)
+            left_bytes -= size_bytes
+    return message
 
 
 def report_from_wire(message: pb.NodeReport) -> NodeReport:

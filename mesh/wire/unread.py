@@ -31,15 +31,13 @@ from mesh.domain.messages import (
 )
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.channel import MESSAGE_BYTES_MAX
-from mesh.wire.codec import command_to_wire, report_from_wire, report_to_wire
+from mesh.wire.codec import UNSENDABLE, command_to_wire, report_from_wire, report_to_wire
 from mesh.wire.malformed import M
 
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARS_MAX = 200
 """At most so many characters are shown of what a library says of a value that does not fit."""
-_UNSENDABLE = (TypeError, ValueError, OverflowError)
-"""What protobuf raises for a number beyond its field, a lone surrogate, or another type."""
 
 
 def refused(command: pb.NodeCommand, error: InvalidInput) -> NodeReport | None:
@@ -89,14 +87,14 @@ def reports_written(report: NodeReport) -> list[pb.NodeReport]:
     """
     try:
         return [_bounded(report_to_wire(report))]
-    except _UNSENDABLE as error:
+    except UNSENDABLE as error:
         logger.error("%s cannot be sent: %s", type(report).__name__, _shown(error))
         failures = _failures(report, _beyond("the node cannot tell what came of it", error))
     written = []
     for failed in failures:
         try:
             written.append(_bounded(report_to_wire(failed)))
-        except _UNSENDABLE as error:
+        except UNSENDABLE as error:
             logger.error("%s cannot be sent either: %s", type(failed).__name__, _shown(error))
     return written
 
@@ -107,7 +105,7 @@ def command_written(command: NodeCommand) -> pb.NodeCommand | NodeReport:
     """
     try:
         return _bounded(command_to_wire(command))
-    except _UNSENDABLE as error:
+    except UNSENDABLE as error:
         beyond = _beyond("the controller cannot ask a node for it", error)
     match command:
         case LoadInstance():

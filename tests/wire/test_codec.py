@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.messages import (
     HeldRequest,
@@ -25,6 +26,7 @@ from mesh.domain.messages import (
     SubmitRequest,
 )
 from mesh.domain.model import Footprint
+from mesh.domain.request import RequestTokens
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
@@ -41,10 +43,12 @@ from mesh.v1 import control_pb2, inference_pb2, model_pb2, node_link_pb2
 from mesh.v1 import open_inference_pb2 as pb
 from mesh.wire import codec
 from mesh.wire.codec import (
+    HELD_BYTES_MAX,
     command_from_wire,
     command_to_wire,
     from_wire,
     report_from_wire,
+    report_to_wire,
     to_wire,
     view_from_wire,
 )
@@ -208,6 +212,29 @@ def test_a_node_that_takes_more_than_its_limit_by_itself_is_turned_away() -> Non
     with pytest.raises(InvalidInput, match="base_bytes is 101, above memory_bytes") as caught:
         link_read(hello_of(base_bytes=101))
     assert "--memory" in caught.value.hint
+
+
+def test_what_cannot_be_read_or_carried_of_a_hello_is_left_out_alone() -> None:
+    """A grammar of a later version, a text that UTF-8 cannot hold, and more than a hello has."""
+    submitted = node_link_pb2.SubmitRequest(request_id="k-1", instance_id="i1", attempt=1)
+    submitted.sampling.SetInParent()
+    submitted.slo.CopyFrom(model_pb2.Slo(ttft_s=1.0, ttft_tokens_per_s=1.0, tpot_s=1.0))
+    later = node_link_pb2.HeldRequest(submitted=submitted)
+    later.submitted.sampling.grammar.kind = "of a later version"
+    readable = node_link_pb2.HeldRequest(submitted=submitted)
+    hello = link_read(hello_of(requests=[later, readable, node_link_pb2.HeldRequest()]))
+    assert isinstance(hello, NodeHello)
+    assert [held.order.request.request_id for held in hello.requests] == ["k-1"]
+    (held,) = hello.requests
+    output = RequestTokens(request_id=RequestId("k-1"), attempt=1, first_index=0, token_ids=(1,))
+    broken = replace(held, outputs=(replace(output, text="\ud800"),))
+    large = replace(held, outputs=(replace(output, embedding=(0.5,) * (HELD_BYTES_MAX // 16)),))
+    written = report_to_wire(replace(hello, requests=(broken, large, large, large, held)))
+    sizes = [one.ByteSize() for one in written.hello.requests]
+    assert sizes[0] > HELD_BYTES_MAX // 4
+    assert sizes[-1] < 100
+    assert sum(sizes) <= HELD_BYTES_MAX
+    assert written.hello.requests[-1].submitted.request_id == "k-1"
 
 
 def test_a_memory_operation_is_needed_at_some_time() -> None:

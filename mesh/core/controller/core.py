@@ -317,9 +317,11 @@ def _retry_load(ctx: EventContext, name: DeploymentName) -> None:
 
 def _shut_down(ctx: EventContext) -> None:
     for request in list(ctx.cell.requests.values()):
-        if request.original.keyed:
-            resuming.let_go(ctx, request)
-        refuse(ctx, request, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
+        message = "the controller is stopping"
+        if request.original.keyed and request.instance is not None:
+            resuming.let_go(ctx, request, message)
+        else:
+            refuse(ctx, request, RefusalReason.SHUTTING_DOWN, message)
     for operation_id in list(ctx.cell.operations):
         reply_error(ctx, operation_id, "Unavailable", "the controller is stopping")
         ctx.cell.remove_operation(operation_id)

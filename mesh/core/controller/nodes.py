@@ -65,10 +65,14 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     )
     ctx.cell.add_node(node)
     welcome = len(ctx.actions)
+    busy = {held.instance_id for held in hello.requests}
     for report in hello.instances:
-        adopt(ctx, node, report)
+        adopt(ctx, node, report, busy=report.instance_id in busy)
     found = [resuming.adopt(ctx, node, held) for held in hello.requests]
     adopted = tuple([one for one in found if one is not None])
+    for instance in list(node.instances.values()):
+        if instance.instance_id in busy and instance.is_loaded and not instance.requests:
+            note_idle(ctx, instance)
     # Before what the node is told of its instances.
     rule = replace(node.rule, adopted=adopted)
     ctx.act(AcceptLink(link_id=link_id, rule=rule), at=welcome)

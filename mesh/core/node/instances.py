@@ -190,9 +190,12 @@ def open_link(ctx: NodeEventContext, node: LocalNode, adopted: Sequence[Adopted]
     """
     taken = {(one.request_id, one.attempt): one for one in adopted}
 
-    def tell(held: HeldRequest | None, correction: float = 1.0) -> bool:
+    def tell(held: HeldRequest | None) -> bool:
         if held is None:
             return False
+        instance = node.instances.get(held.instance_id)
+        # Where it has gone, this is told of no instance.
+        correction = 1.0 if instance is None else instance.correction.factor(ctx.now_s)
         one = taken.pop((held.order.request.request_id, held.order.attempt), None)
         if one is None:
             return False
@@ -205,7 +208,7 @@ def open_link(ctx: NodeEventContext, node: LocalNode, adopted: Sequence[Adopted]
     for instance in node.instances.values():
         for request in list(instance.requests.values()):
             held = request.held(instance.instance_id, ctx.now_s)
-            if not tell(held, instance.correction.factor(ctx.now_s)):
+            if not tell(held):
                 cancel(ctx, instance, request)
     for ended in node.ended.values():
         tell(ended)

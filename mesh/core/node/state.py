@@ -9,7 +9,7 @@ from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.local_instance import LocalInstance, LocalState
 from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
-from mesh.domain.limits import HELD_TOKENS_MAX, KEPT_CACHES_MAX
+from mesh.domain.limits import KEPT_CACHES_MAX
 from mesh.domain.messages import Heartbeat, HeldRequest, InstanceReport
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
@@ -242,18 +242,13 @@ class LocalNode:
             instance.link_opened()
 
     def held(self, now_s: float) -> tuple[HeldRequest, ...]:
-        """What it has computed on without a controller, as far as a hello holds it."""
-        found, tokens = [], 0
+        """What it has computed on without a controller."""
         runs = (
             request.held(instance.instance_id, now_s)
             for instance in self.instances.values()
             for request in instance.requests.values()
         )
-        for held in (*self.ended.values(), *runs):
-            if held is not None and tokens + held.size_tokens <= HELD_TOKENS_MAX:
-                found.append(held)
-                tokens += held.size_tokens
-        return tuple(found)
+        return tuple([held for held in (*self.ended.values(), *runs) if held is not None])
 
     def note_ended(self, instance: LocalInstance, request: LocalRequest, now_s: float) -> None:
         held = request.held(instance.instance_id, now_s)

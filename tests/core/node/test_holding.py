@@ -3,7 +3,7 @@
 from mesh.domain.actions import AbortInEngine, StartStep
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import KEPT_OUTPUTS_MAX, NodeLimits
-from mesh.domain.messages import RequestReturned, TokensReport
+from mesh.domain.messages import Heartbeat, RequestReturned, TokensReport
 from mesh.domain.node_events import LinkClosed, LinkOpened
 from mesh.domain.node_rule import Adopted, NodeRule
 from mesh.domain.reasons import FinishReason
@@ -94,3 +94,11 @@ def test_the_outputs_that_it_keeps_are_bounded_and_no_token_is_lost() -> None:
     assert len(held.outputs) == KEPT_OUTPUTS_MAX
     assert held.order.output_tokens == tuple(range(40, 45))
     assert held.outputs[0].first_index == 5
+
+
+def test_what_is_told_of_one_that_ended_says_how_slow_its_instance_is() -> None:
+    node = cut_off()
+    node.step("i1", token("kept", 2, finish=FinishReason.STOP))
+    told = reports(node.tell(opened(adopted(2))))
+    (instance,) = only(told, Heartbeat).instances
+    assert only(told, TokensReport).correction == instance.correction != 1.0

@@ -117,8 +117,12 @@ def _cancel_import_ahead(ctx: EventContext, node: NodeEntry) -> None:
         ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
-def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
-    """Take an instance that a node reports into the books; unload it if no deployment wants it."""
+def adopt(
+    ctx: EventContext, node: NodeEntry, report: InstanceReport, *, busy: bool = False
+) -> None:
+    """Take an instance that a node reports into the books; unload it if no deployment wants it.
+    One that is `busy` may get requests yet in this event, and is idle only without them.
+    """
     owner = ctx.cell.deployments.get(report.deployment)
     wanted = (
         owner is not None
@@ -162,7 +166,8 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         return
     command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
-    note_idle(ctx, instance)
+    if not busy:
+        note_idle(ctx, instance)
 
 
 def _profile(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> Profile:

@@ -36,7 +36,7 @@ def invoke(
     its client has; where an earlier controller accepted it, it waits for a place as after a lost
     node.
     """
-    if original.keyed and resuming.claim(ctx, original, resumed or Resumed()):
+    if resuming.claim(ctx, original, resumed or Resumed()):
         return
     name = original.deployment
     leader = None if original.first is None else ctx.cell.requests.get(original.first)
@@ -78,6 +78,8 @@ def invoke(
         slack_s=pace.slack_s(slo, answer_tokens),
         leader=leader,
     )
+    if original.keyed:
+        request.begin_after(ctx.cell.attempts_before(original.request_id, ctx.epoch))
     accepted = resumed is not None and resumed.accepted
     if resumed is not None:
         request.resume(resumed, ctx.now_s)
@@ -262,7 +264,7 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
             ctx,
             request,
             reason,
-            f"{message}; attempt {request.attempt} was the last",
+            f"{message}; attempt {request.attempt - request.submissions_before} was the last",
             retry_after_s=RETRY_AFTER_S,
         )
         return

@@ -23,6 +23,14 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.revision import Revision, Revisions, public_name
 
+ATTEMPTS_EACH = 1 << 10
+"""The first attempt of a request with a key has a number above this times the epoch: what nodes say
+of attempts of earlier controllers is of no request of this one.
+"""
+EPOCHS_MAX = 1 << 21
+"""Epochs are counted modulo this, so that attempts are numbers of 32 bits."""
+ENDED_MAX = 1 << 13
+"""The most requests with keys of which a cell knows that they have ended."""
 REFUSED_CALLS_MAX = 64
 """Refused calls whose other answers may still be asked for."""
 
@@ -42,6 +50,8 @@ class Cell:
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     orphans: dict[RequestId, Orphan] = field(default_factory=dict)
     """Requests that their clients have not come for yet; those that have ended are here alone."""
+    ended: dict[RequestId, int] = field(default_factory=dict)
+    """The last attempts of requests with keys that have ended here, the latest end last."""
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
     expectations: Expectations = field(default_factory=Expectations)
     fleet_changes: int = 0
@@ -197,12 +207,25 @@ class Cell:
         """The request is over."""
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
+        self._note_ended(request)
+
+    def _note_ended(self, request: RequestEntry) -> None:
+        if request.original.keyed:
+            self.ended.pop(request.request_id, None)
+            self.ended[request.request_id] = request.submissions
+            if len(self.ended) > ENDED_MAX:
+                del self.ended[next(iter(self.ended))]
+
+    def attempts_before(self, request_id: RequestId, epoch: int) -> int:
+        """A number that no attempt of a request with a key and this id is above."""
+        return self.ended.get(request_id, epoch % EPOCHS_MAX * ATTEMPTS_EACH)
 
     def add_orphan(self, orphan: Orphan, *, ended: bool) -> None:
         """A node has brought it along, whole or still running."""
         self.orphans[orphan.request.request_id] = orphan
         if ended:
             orphan.request.advance(RequestState.ENDED)
+            self._note_ended(orphan.request)
         else:
             self.add_request(orphan.request)
 

@@ -80,7 +80,9 @@ class RequestEntry:
     `Cell.fleet_changes`; `None` until that is worked out.
     """
     submissions_before: int = 0
-    """Submissions by earlier controllers, which count for nothing here."""
+    """The number of the last attempt under its id before this request began, or a higher one:
+    `submissions` counts on from there.
+    """
     resumed: bool = False
     """Its client has come with what it had of it from an earlier controller."""
     overtaken: int = 0
@@ -354,12 +356,17 @@ class RequestEntry:
         self.times_s = (self.arrival_s, now_s) if token_ids else None
 
     def take_attempt(self, attempt: int) -> None:
-        """It is to be entered where it runs already, in this attempt: the last one of this
-        controller, or one of an earlier one.
+        """It has been entered where it runs already, in this attempt: the last one of this
+        controller, or one of an earlier one. The next one has a number that none has had.
         """
-        if self.submissions != attempt:
-            self.submissions_before = attempt - 1
-        self.submissions = attempt - 1
+        self.submissions -= self.submissions == attempt + 1
+        beyond = max(attempt - self.submissions, 0)
+        self.attempt, self.submissions = attempt, self.submissions + beyond
+        self.submissions_before += beyond
+
+    def begin_after(self, attempt: int) -> None:
+        """Its first attempt has the next number."""
+        self.submissions = self.submissions_before = attempt
 
     def note_due(self, due_s: float) -> None:
         """A copy that has been computed: by then the next token of what it is a copy of is due."""

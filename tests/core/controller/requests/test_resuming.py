@@ -5,12 +5,33 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.domain.actions import AcceptLink, ControllerAction, DeliverTokens, TellAccepted
-from mesh.domain.events import InvokeRequested, LeaseCheckDue, NodeDisconnected, ShutdownRequested
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.limits import CellLimits
-from mesh.domain.messages import AbortRequest, HeldRequest, NodeHello, SubmitRequest
-from mesh.domain.reasons import FinishReason
+from mesh.core.controller.state.cell import ATTEMPTS_EACH
+from mesh.domain.actions import (
+    AcceptLink,
+    ControllerAction,
+    DeliverTokens,
+    RefuseRequest,
+    TellAccepted,
+)
+from mesh.domain.events import (
+    CancelRequested,
+    DrainRequested,
+    InvokeRequested,
+    LeaseCheckDue,
+    NodeDisconnected,
+    ShutdownRequested,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.limits import ORPHANS_MAX, CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    HeldRequest,
+    NodeHello,
+    ResizeKv,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestOrder, RequestTokens, Resumed
 from mesh.domain.slo import Slo
 from tests.core.cells import (
@@ -26,6 +47,8 @@ from tests.core.cells import (
 
 KEPT = RequestId("kept")
 ON = InstanceId("chat-0-1")
+FIRST = ATTEMPTS_EACH + 1
+"""The first attempt under the epoch of these cells, which is 1."""
 
 
 def asked() -> Request:
@@ -71,7 +94,12 @@ def adopted(actions: Sequence[ControllerAction]) -> list[tuple[str, int, int]]:
 
 
 def delivered(actions: Sequence[ControllerAction]) -> list[int]:
-    return [action.outputs.first_index for action in of_kind(actions, DeliverTokens)]
+    """The indices of the tokens; for an end without one, where it is."""
+    return [
+        action.outputs.first_index + index
+        for action in of_kind(actions, DeliverTokens)
+        for index in range(len(action.outputs.token_ids) or 1)
+    ]
 
 
 def come(cell: CellUnderTest, count: int) -> list[ControllerAction]:
@@ -148,6 +176,11 @@ def test_one_that_nobody_comes_for_is_cancelled() -> None:
         replace(held(), instance_id=InstanceId("another")),
         held(attempt=0),
         replace(held(), outputs=held().outputs[1:]),
+        replace(held(), outputs=held(attempt=3).outputs),
+        replace(held(), outputs=tuple(replace(o, request_id="another") for o in held().outputs)),  # type: ignore[arg-type]
+        held(kept=8),
+        replace(held(), order=replace(held().order, age_s=float("nan"))),
+        replace(held(), order=replace(held().order, due_in_s=float("inf"))),
         replace(held(), outputs=held(finish=FinishReason.STOP).outputs[::-1]),
         replace(held(), order=replace(held().order, request=request("kept"))),
         replace(
@@ -180,13 +213,13 @@ def test_a_link_that_breaks_costs_nothing_where_its_node_comes_back() -> None:
     cell = CellUnderTest(deployment())
     link, _ = cell.join(hello_with())
     cell.tell(InvokeRequested(request=asked()))
-    cell.tokens(link, "kept", [0], first=0)
+    cell.tokens(link, "kept", [0], first=0, attempt=FIRST)
     cell.tell(NodeDisconnected(link_id=link, reason="broken"))
-    link, joined = cell.join(hello_with(held(before=0, kept=2, attempt=1)))
-    assert (adopted(joined), delivered(joined)) == ([("kept", 1, 2)], [1])
+    link, joined = cell.join(hello_with(held(before=0, kept=2, attempt=FIRST)))
+    assert (adopted(joined), delivered(joined)) == ([("kept", FIRST, 2)], [1])
     entry = cell.core.cell.requests[KEPT]
-    assert (entry.attempt, entry.failures) == (1, 1)
-    assert delivered(cell.tokens(link, "kept", [2], first=2)) == [2]
+    assert (entry.attempt, entry.failures) == (FIRST, 1)
+    assert delivered(cell.tokens(link, "kept", [2], first=2, attempt=FIRST)) == [2]
 
 
 def test_a_controller_that_ends_leaves_it_to_its_node() -> None:
@@ -194,6 +227,133 @@ def test_a_controller_that_ends_leaves_it_to_its_node() -> None:
     link, _ = cell.join(hello_with())
     cell.tell(InvokeRequested(request=asked()))
     cell.tell(InvokeRequested(request=request("other")))
-    cell.tokens(link, "kept", [0], first=0)
+    cell.tokens(link, "kept", [0], first=0, attempt=FIRST)
     ended = cell.tell(ShutdownRequested())
     assert [one.request_id for one in commands(ended, AbortRequest)] == ["other"]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(asked(), deployment=DeploymentName("other")),
+        replace(asked(), asked_digest="of another prompt of this length"),
+    ],
+)
+def test_another_call_under_the_key_gets_nothing_of_the_first(other: Request, before: int) -> None:
+    """Whether it comes before the node that has the first or after it."""
+    cell = CellUnderTest(deployment(), deployment("other"))
+    again = InvokeRequested(request=other, resumed=Resumed(accepted=True))
+    told = list(cell.tell(again)) if before else []
+    joined = cell.join(hello_with(held(before=0)))[1]
+    told += joined if before else cell.tell(again)
+    assert not delivered(told)
+    assert (adopted(joined) == []) is bool(before)
+    assert cell.core.cell.requests[KEPT].original.asked_digest == other.asked_digest
+    assert not cell.core.cell.orphans
+
+
+def test_a_key_that_is_called_again_at_another_revision_gets_its_own_tokens() -> None:
+    """The node has it of the revision that retires, and its client was queued at the one after."""
+    cell = CellUnderTest(deployment())
+    cell.tell(InvokeRequested(request=asked(), resumed=Resumed(accepted=True)))
+    known = cell.core.cell.requests[KEPT]
+    known.original = replace(asked(), deployment=DeploymentName("chat@2"))
+    assert adopted(cell.join(hello_with(held(before=0)))[1]) == []
+
+
+def test_no_attempt_has_a_number_twice_under_one_key() -> None:
+    """A broken stream whose client comes again, a cancel, and a key that is called anew."""
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join(hello_with())
+    numbers = []
+    for _ in range(3):
+        sent = cell.tell(InvokeRequested(request=asked()))
+        numbers.append(only(commands(sent, SubmitRequest), SubmitRequest).order.attempt)
+        cell.tell(CancelRequested(request_id=KEPT))
+    again = cell.tell(InvokeRequested(request=asked()))
+    again = cell.tell(InvokeRequested(request=asked(), resumed=Resumed(accepted=True)))
+    numbers.append(only(commands(again, SubmitRequest), SubmitRequest).order.attempt)
+    assert numbers == [FIRST, FIRST + 1, FIRST + 2, FIRST + 4]
+    assert not delivered(cell.tokens(link, "kept", [0], first=0, attempt=FIRST + 3))
+
+
+def test_what_was_refused_of_a_node_has_a_lower_number_than_what_is_placed_there() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join(hello_with(replace(held(attempt=7), outputs=held(attempt=7).outputs[1:])))
+    sent = cell.tell(InvokeRequested(request=asked()))
+    assert only(commands(sent, SubmitRequest), SubmitRequest).order.attempt == FIRST
+
+
+def test_what_has_ended_comes_back_no_more() -> None:
+    """The node was cut off, the request went on elsewhere; or its end was told, but the welcome was
+    lost.
+    """
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join(hello_with())
+    cell.tell(InvokeRequested(request=asked()))
+    cell.tell(NodeDisconnected(link_id=link, reason="cut off"))
+    cell.tell(CancelRequested(request_id=KEPT))
+    _, joined = cell.join(hello_with(held(before=0, attempt=FIRST)))
+    assert (adopted(joined), cell.core.cell.orphans) == ([], {})
+    cell = CellUnderTest(deployment())
+    ended = hello_with(held(finish=FinishReason.STOP))
+    link, _ = cell.join(ended)
+    assert cell.core.cell.served == 0, "nobody has come for it"
+    assert delivered(come(cell, 2)) == [2]
+    cell.tell(NodeDisconnected(link_id=link, reason="the welcome was lost"))
+    cell.join(ended)
+    assert (cell.core.cell.served, cell.core.cell.orphans) == (1, {})
+
+
+def test_a_long_backlog_is_one_message() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join(hello_with(held(before=0, kept=2)))
+    for index in range(2, 5):
+        cell.tokens(link, "kept", [index], first=index, attempt=2)
+    told = only(come(cell, 1), DeliverTokens).outputs
+    assert (told.first_index, told.token_ids) == (1, (1, 2, 3, 4))
+
+
+def test_what_runs_on_a_draining_node_goes_on_after_its_link_broke() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join(hello_with())
+    cell.tell(InvokeRequested(request=asked()))
+    cell.tell(DrainRequested(operation_id=OperationId("drain"), node_id=hello().node_id))
+    again = cell.join(hello_with(held(before=0, attempt=FIRST)))[1]
+    assert adopted(again) == [("kept", FIRST, 2)]
+    assert not commands(again, UnloadInstance)
+
+
+def test_a_controller_that_ends_leaves_nodes_the_memory_of_what_goes_on() -> None:
+    """Nothing is unloaded on a draining node, and no KV cache shrinks."""
+    cell = CellUnderTest(deployment())
+    cell.join(hello_with())
+    cell.tell(InvokeRequested(request=asked()))
+    cell.tell(DrainRequested(operation_id=OperationId("drain"), node_id=hello().node_id))
+    stopped = cell.tell(ShutdownRequested())
+    assert not commands(stopped, UnloadInstance)
+    assert not commands(stopped, ResizeKv)
+    assert only(stopped, RefuseRequest).reason is RefusalReason.SHUTTING_DOWN
+
+
+def test_what_waits_for_clients_is_bounded() -> None:
+    cell = CellUnderTest(deployment())
+    ended = held(finish=FinishReason.STOP)
+
+    def named(number: int) -> HeldRequest:
+        name = RequestId(f"k-{number}")
+        order = replace(ended.order, request=replace(asked(), request_id=name))
+        outputs = tuple(replace(one, request_id=name) for one in ended.outputs)
+        return replace(ended, order=order, outputs=outputs)
+
+    cell.join(hello_with(*(named(number) for number in range(ORPHANS_MAX + 3))))
+    assert len(cell.core.cell.orphans) == ORPHANS_MAX
+
+
+def test_an_id_of_the_controllers_own_that_a_node_took_is_its_next_calls() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join(hello_with(held()))
+    sent = cell.tell(InvokeRequested(request=request("kept")))
+    assert only(commands(sent, SubmitRequest), SubmitRequest).order.attempt == 1
+    assert not cell.core.cell.orphans
