@@ -111,7 +111,7 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
     KvSource: {"ticket": _NAMED},
     OfferKv: {"ticket": _NAMED},
     Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER, "keyed": _UNSAID},
-    Resumed: {"output_tokens": _NUMBER},
+    Resumed: {"output_tokens": _NUMBER, "queue_age_s": _UNSAID},
     RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
     EngineRequest: {
         "prompt_tokens": _NUMBER,
