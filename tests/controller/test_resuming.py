@@ -1,19 +1,29 @@
 """Calls with a key: what becomes of one that comes again, and of what cannot be meant."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from mesh.controller.gateway import GAP_S_MAX, Gateway, _digest_of
 from mesh.controller.invocation_checks import check_invocation
 from mesh.controller.tenants import TenantMeter
 from mesh.domain.access import Caller, Role, TenantLimits, TenantName
-from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Refused, Unavailable
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidInput,
+    Refused,
+    StandsBy,
+    Unavailable,
+)
 from mesh.domain.events import InvokeRequested
+from mesh.domain.ids import RequestId
 from mesh.domain.invocation import (
     Accepted,
     Finished,
@@ -29,6 +39,7 @@ from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.sim.clock import HeapClock
 from mesh.wire.access import _CALLER
 from mesh.wire.client import MeshClient
+from mesh.wire.resuming import BREAKS_MAX, CallMade, LeaderWatch, ResumedAnswer
 from tests.controller.live import (
     FOOTPRINT,
     HELLO,
@@ -168,7 +179,7 @@ async def test_what_a_node_has_computed_on_goes_to_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, client_first: bool, ended: bool
 ) -> None:
     """The controller is another one: it knows of the call from its node, or from its client."""
-    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)  # of the first stream
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)  # of the first stream
     async with live_cell(tmp_path) as cell:
         node, call, order = await begun(cell, 3)
         instance_id = node.instance_id
@@ -347,3 +358,106 @@ async def test_one_that_comes_again_takes_the_place_that_a_tenant_has(
         assert isinstance(events[-1], Finished)
     with pytest.raises(Cancelled, match="by its key"):
         await first
+
+
+class Script:
+    """What each try of an answer tells, one after the other; then it ends as said."""
+
+    def __init__(self, *tries: Sequence[Any]) -> None:
+        self._tries = list(tries)
+        self.asked: list[tuple[str, Invocation]] = []
+
+    def cancel(self) -> None:
+        """Nothing hangs here."""
+
+    def __call__(self, address: str, asked: Invocation, left_s: float | None) -> CallMade:
+        self.asked.append((address, asked))
+        return self, self._told(self._tries.pop(0) if self._tries else [BROKEN])
+
+    def _told(self, events: Sequence[Any]) -> Generator[InvocationEvent, None, None]:
+        for event in events:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+class Reset(grpc.RpcError):
+    """As gRPC tells that a connection broke."""
+
+    def details(self) -> str:
+        return "Connection reset by peer"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
+BROKEN = Unavailable("the controller went away")
+BROKEN.__cause__ = Reset()
+ACCEPTED = Accepted(
+    request_id=RequestId("k-1"), prompt_tokens=3, ttft_limit_s=1.0, tpot_limit_s=1.0, grace_s=0.0
+)
+
+
+def scripted(script: Script, addresses: Sequence[str] = ("a:1",)) -> ResumedAnswer:
+    return ResumedAnswer(asking(), script, addresses, None, LeaderWatch(addresses))
+
+
+def told(first: int, *token_ids: int) -> Tokens:
+    return Tokens(first_index=first, token_ids=token_ids, text="".join(map(chr, token_ids)))
+
+
+def test_a_call_that_ends_each_controller_is_not_asked_for_without_an_end() -> None:
+    script = Script(*[[ACCEPTED, BROKEN]] * 100)
+    with pytest.raises(Unavailable, match="went away"):
+        list(scripted(script).events())
+    assert len(script.asked) == BREAKS_MAX + 1
+
+
+def test_tokens_that_a_controller_begins_anew_come_once_and_others_are_an_error() -> None:
+    begun = [ACCEPTED, told(0, 97, 98), BROKEN]
+    script = Script(begun, [ACCEPTED, told(0, 97), told(1, 98, 99), told(3, 100), BROKEN])
+    events = scripted(script).events()
+    read = list(islice(events, 4))
+    assert [(e.first_index, e.token_ids, e.text) for e in read if isinstance(e, Tokens)] == [
+        (0, (97, 98), "ab"),
+        (2, (99,), "c"),
+        (3, (100,), "d"),
+    ]
+    for wrong in (told(3, 99), told(0, 98)):
+        with pytest.raises(Unavailable, match="does not go on with the answer"):
+            list(scripted(Script(begun, [ACCEPTED, wrong])).events())
+
+
+def test_a_call_that_no_controller_has_heard_is_asked_anew() -> None:
+    stopping = Refused("stops", reason=RefusalReason.SHUTTING_DOWN)
+    script = Script([stopping], [ACCEPTED, BROKEN], [InvalidInput("enough")])
+    with pytest.raises(InvalidInput):
+        list(scripted(script).events())
+    assert [asked.resume is None for _, asked in script.asked] == [True, True, False]
+
+
+def test_calls_begin_where_the_last_one_was_served() -> None:
+    addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+    watch, script = LeaderWatch(addresses), Script([StandsBy("not here")], [ACCEPTED])
+    list(ResumedAnswer(asking(), script, addresses, None, watch).events())
+    list(ResumedAnswer(asking(), Script([ACCEPTED]), addresses, None, watch).events())
+    assert [address for address, _ in script.asked] == addresses
+    assert watch.at == 1
+
+
+def test_an_answer_leaves_only_what_hangs() -> None:
+    script = Script([Cancelled("left")], [ACCEPTED])
+    answer = scripted(script, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"])
+    answer.leave_for(1, hung={1})
+    answer.leave_for(2, hung={0, 1})
+    list(answer.events())
+    assert [address for address, _ in script.asked] == ["127.0.0.1:1", "127.0.0.1:3"]
+
+
+@pytest.mark.parametrize("address", ["a:1,", "a:1,,b:1", "a:1, a:1", "a"])
+def test_addresses_that_cannot_be_meant_are_told_at_once(address: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is no address|is named twice"):
+        MeshClient(address)
