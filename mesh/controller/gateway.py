@@ -37,9 +37,9 @@ from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Refused, 
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId, RequestId
-from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
+from mesh.domain.invocation import Invocation, InvocationEvent, Resume, TokenPrompt
 from mesh.domain.messages import NodeStarting
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, Resumed, SamplingParams
 from mesh.domain.revision import public_name
 from mesh.domain.text import SamplingDefaults, ToolFormat
@@ -52,8 +52,14 @@ from mesh.wire.access import caller
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
 REVISIONS_TRIED_MAX = 4
-RESUME_S_MAX = 60.0
+ACCEPTED_BEFORE_S_MAX = 60.0
 """For so long after its start a controller takes it that who comes again was accepted before."""
+ACCEPTED_BEFORE_MAX = 1024
+"""So many calls of a deployment at most; further ones pass admission as new ones do."""
+GAP_S_MAX = 15.0
+"""From the end of a controller to the start of the next: nobody is ranked in a queue as if he had
+asked earlier than so long before this one began.
+"""
 ENDED_KEYS_MAX = 4096
 STARTING_RETRY_S = 5.0
 """Who is refused while the only nodes for it are starting is told to come again then: a trial of
@@ -94,6 +100,17 @@ class GatewayLimits:
     """Messages that may wait for one client to read; then it is cancelled as too slow."""
     join_s: float = 0.0
     """Tokens after the first that come within so long of others go out together with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedStream:
+    """What is known of a call with a key whose stream has ended."""
+
+    asked_s: float
+    charged: int | None
+    """See `ClientStream.charged`."""
+    output_tokens: int
+    finish: FinishReason | None
 
 
 class Call:
@@ -149,8 +166,10 @@ class Gateway:
         self._limits = limits
         self._tenants = tenants or TenantMeter(lambda _: TenantLimits(), clock)
         self._began_s = clock.now_s()
-        self._ended_keys: dict[RequestId, None] = {}
-        """The last calls with a key that have ended, by their requests."""
+        self._ended_keys: dict[RequestId, _EndedStream] = {}
+        """The last calls with a key whose streams have ended, by their requests."""
+        self._accepted_before: dict[DeploymentName, set[RequestId]] = {}
+        """Those that are taken for accepted by an earlier controller."""
         self._calls = 0
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
@@ -195,6 +214,11 @@ class Gateway:
         """Who has made an open call."""
         stream = self._streams.get(request_id)
         return stream.caller if stream is not None else ANYONE
+
+    def charged_before(self, request_id: RequestId) -> int | None:
+        """See `ClientStream`."""
+        stream = self._streams.get(request_id)
+        return None if stream is None else stream.charged_before
 
     async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults:
         """What its model's makers recommend, for protocols that go by that."""
@@ -271,7 +295,13 @@ class Gateway:
         traced = _UNTRACED
         if self._traces is not None:
             traced = self._traces.call(asked, headers, arrived_s)
-        with traced as trace, self._open(answers, first) as taken:
+        takes_over = counted = False
+        if asked.resume is not None and _is_keyed(asked, answers, first):
+            takes_over, counted = (
+                _keyed_id(asked) in self._streams,
+                self._began_before(asked.resume),
+            )
+        with traced as trace, self._open(answers, first, takes_over, counted) as taken:
             stream, model_id = await self._stream(asked, arrived_s, answers, first)
             if trace is not None:
                 trace(stream.request)
@@ -337,6 +367,8 @@ class Gateway:
         thousand who leave at once, that takes 50 ms.
         """
         stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._note_ended(stream)
         if stream is not None and not stream.ended:
             stream.ended = True
             self._cancel(request_id)
@@ -360,19 +392,30 @@ class Gateway:
         request_id = stream.request.request_id
         stream.dropped = why
         del self._streams[request_id]
+        self._note_ended(stream)
         self._readers[request_id].cancel()
         if not stream.ended:
             stream.ended = True
             self._cancel(request_id)
 
     @contextmanager
-    def _open(self, answers: int = 1, first: Call | None = None) -> Iterator[Taken]:
-        """A call of the caller's, within the limits, or a further answer of it. Raises Refused."""
+    def _open(
+        self,
+        answers: int = 1,
+        first: Call | None = None,
+        takes_over: bool = False,
+        counted: bool = False,
+    ) -> Iterator[Taken]:
+        """A call of the caller's, within the limits, or a further answer of it; see `TenantMeter`.
+        Raises Refused.
+        """
         self._check_open()
         self._calls += 1
         try:
             of = None if first is None else first.taken
-            with self._tenants.call(caller().tenant, answers=answers, first=of) as taken:
+            with self._tenants.call(
+                caller().tenant, answers=answers, first=of, takes_over=takes_over, counted=counted
+            ) as taken:
                 yield taken
         finally:
             self._calls -= 1
@@ -413,9 +456,12 @@ class Gateway:
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         slo = slo_of(asked, deployment.spec)
         self._requests += 1
+        keyed = _is_keyed(asked, answers, first)
         request_id = RequestId(f"r{self._epoch}-{self._requests}")
-        if asked.key:
-            request_id = RequestId(f"k-{_digest_of(asked.key).hex()[:24]}")
+        rng = self._rng
+        if keyed:
+            # Seeds are drawn alike for the same key, under whichever controller.
+            request_id, rng = _keyed_id(asked), random.Random(_digest_of(asked.key))
         spec = deployment.spec
         # No tenant's requests share with another's, nor a caller's with those of other salts. What
         # is cached has no log-probabilities, and no hidden states.
@@ -426,8 +472,7 @@ class Gateway:
         elif shares and answers > 1 and salt is None:
             salt = request_id  # The answers to this prompt share it with nobody else.
         block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
-        keyed = bool(asked.key) and answers == 1 and first is None
-        sampling = sampling_of(asked, room_tokens=room_tokens, rng=self._drawn(asked))
+        sampling = sampling_of(asked, room_tokens=room_tokens, rng=rng)
         request = Request(
             request_id=request_id,
             deployment=asked.deployment,
@@ -440,7 +485,7 @@ class Gateway:
             keyed=keyed,
             asked_digest=_asked_digest(prompt_tokens, sampling) if keyed else "",
         )
-        resumed = self._resumed(asked, request, deployment) if request.keyed else None
+        resumed = self._resumed(asked, request, deployment) if keyed else None
         stream = ClientStream(
             request=request,
             slo=slo,
@@ -450,15 +495,32 @@ class Gateway:
             join_s=self._limits.join_s,
             caller=caller(),
             resumed=resumed,
+            charged_before=self._charged(request_id) if resumed is not None else None,
         )
-        if asked.resume is not None:
-            stops = deployment.model.stop_token_ids
-            stream.end_known = end_of(asked.resume, request.sampling, stops)
+        if resumed is not None and asked.resume is not None:
+            before = self._streams.get(request_id) or self._ended_keys.get(request_id)
+            if before is not None and before.output_tokens == len(resumed.output_tokens):
+                stream.end_known = before.finish
+            if stream.end_known is None:
+                stops = deployment.model.stop_token_ids
+                stream.end_known = end_of(asked.resume, request.sampling, stops)
         return stream, deployment.model.model_id
 
-    def _drawn(self, asked: Invocation) -> random.Random:
-        """What seeds are drawn from: the same for the same key, under whichever controller."""
-        return random.Random(_digest_of(asked.key)) if asked.key else self._rng
+    def _began_before(self, resume: Resume) -> bool:
+        """Whether an earlier controller may have accepted a call that comes again."""
+        now_s = self._clock.now_s()
+        recent = now_s - self._began_s < ACCEPTED_BEFORE_S_MAX
+        return recent and (bool(resume.output_tokens) or now_s - resume.age_s < self._began_s)
+
+    def _charged(self, request_id: RequestId) -> int | None:
+        """What was charged of a call that comes again: see `ClientStream.charged`. The prompt of
+        one that the core has from its node was charged by an earlier controller.
+        """
+        known = self._streams.get(request_id) or self._ended_keys.get(request_id)
+        if known is not None:
+            return known.charged
+        before = self._cell.asked_before(request_id)
+        return 0 if before is not None and before[1] else None
 
     def _resumed(
         self, asked: Invocation, request: Request, deployment: Deployment
@@ -469,6 +531,7 @@ class Gateway:
         """
         request_id, resume = request.request_id, asked.resume
         stream, before = self._streams.get(request_id), self._cell.asked_before(request_id)
+        ended = self._ended_keys.get(request_id)
         if before is not None and _differs(before[0], request):
             raise InvalidInput(
                 "the key is that of another call: of another prompt, model or sampling",
@@ -476,7 +539,7 @@ class Gateway:
                 field="key",
             )
         if resume is None:
-            if stream is not None or request_id in self._ended_keys:
+            if stream is not None or (ended is not None and ended.finish is not None):
                 raise AlreadyExists(
                     f"a call with this key {'runs' if stream is not None else 'has ended'}",
                     hint="give each call a key of its own, or say with resume what you have of it",
@@ -484,19 +547,34 @@ class Gateway:
             return None
         tokens = None if before is None else before[1]
         check_output(resume, request.sampling, deployment.model.vocabulary_tokens, tokens)
-        if stream is not None and len(resume.output_tokens) > stream.output_tokens:
+        answered = None if tokens is None else len(tokens)
+        answered = answered if stream is None else stream.output_tokens
+        if answered is not None and len(resume.output_tokens) > answered:
             raise InvalidInput(
-                f"resume.next_index is {resume.next_index}; the answer has "
-                f"{stream.output_tokens} tokens yet",
+                f"resume.next_index is {resume.next_index}; the answer has {answered} tokens yet",
                 hint="give the tokens as they came",
                 field="resume",
             )
-        recent = self._clock.now_s() - self._began_s < RESUME_S_MAX
+        known, now_s = stream or ended, self._clock.now_s()
+        accepted = self._accepts(request, resume)
+        asked_s = now_s if known is None else known.asked_s
+        if accepted and known is None:
+            asked_s = self._began_s - GAP_S_MAX
         return Resumed(
             output_tokens=resume.output_tokens,
             age_s=resume.age_s,
-            accepted=recent or (stream is not None and stream.has_place),
+            accepted=accepted or (stream is not None and stream.has_place),
+            queue_age_s=min(resume.age_s, now_s - asked_s),
         )
+
+    def _accepts(self, request: Request, resume: Resume) -> bool:
+        """Whether a call is taken for one that an earlier controller has accepted."""
+        if not self._began_before(resume):
+            return False
+        accepted = self._accepted_before.setdefault(public_name(request.deployment), set())
+        if len(accepted) < ACCEPTED_BEFORE_MAX:
+            accepted.add(request.request_id)
+        return request.request_id in accepted
 
     async def _tokenised(
         self, asked: Invocation, *, is_part: bool = False
@@ -548,11 +626,11 @@ class Gateway:
         """The request is posted; at the end it is cancelled, unless it has ended."""
         request_id = stream.request.request_id
         earlier = self._streams.get(request_id)
-        if earlier is not None and stream.resumed is None:
-            raise AlreadyExists("a call with this key runs", hint="give each call a key of its own")
         if earlier is not None:
             # It broke, and nobody has told: whoever reads it still is told so.
             self._drop(earlier, Cancelled("its client has asked for it again by its key"))
+        if request_id in self._cancelled:
+            # A cancel that is posted later would be of the request that is asked for now.
             self._cancel_together()
         self._streams[request_id] = stream
         reader = self._readers[request_id] = running_task()
@@ -567,11 +645,10 @@ class Gateway:
         finally:
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
+                self._note_ended(stream)
             if self._readers.get(request_id) is reader:
                 del self._readers[request_id]
             self._calls_coming.pop(request_id, None)
-            if stream.request.keyed and stream.finished:
-                self._note_ended(request_id)
             if not stream.ended:
                 stream.ended = True
                 self._cancel(request_id)
@@ -598,8 +675,14 @@ class Gateway:
                 asked = InvokeRequested(request=one.request, slo=one.own_slo, resumed=one.resumed)
                 self._post(asked)
 
-    def _note_ended(self, request_id: RequestId) -> None:
-        self._ended_keys[request_id] = None
+    def _note_ended(self, stream: ClientStream) -> None:
+        """Nobody reads it any more: one with a key may be asked for again."""
+        if not stream.request.keyed:
+            return
+        self._ended_keys.pop(stream.request.request_id, None)
+        self._ended_keys[stream.request.request_id] = _EndedStream(
+            stream.asked_s, stream.charged, stream.output_tokens, stream.finish
+        )
         if len(self._ended_keys) > ENDED_KEYS_MAX:
             del self._ended_keys[next(iter(self._ended_keys))]
 
@@ -611,6 +694,15 @@ def _digest_of(key: str) -> bytes:
 
 def _asked_digest(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> str:
     return sha256(repr((prompt_tokens, sampling)).encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _is_keyed(asked: Invocation, answers: int, first: Call | None) -> bool:
+    """Whether a call can be asked for again by its key: one of several answers cannot."""
+    return bool(asked.key) and answers == 1 and first is None
+
+
+def _keyed_id(asked: Invocation) -> RequestId:
+    return RequestId(f"k-{_digest_of(asked.key).hex()[:24]}")
 
 
 def _differs(before: Request, now: Request) -> bool:

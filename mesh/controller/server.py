@@ -403,7 +403,12 @@ class Controller:
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         meter = Meter(known=self._knows)
         self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
-        usage = UsageMeter(used, known=self._knows, payer=lambda r: self._gateway.payer(r))
+        usage = UsageMeter(
+            used,
+            known=self._knows,
+            payer=lambda r: self._gateway.payer(r),
+            charged=lambda r: self._gateway.charged_before(r),
+        )
         self._tokenizers = Tokenizers(find=tables.text, pool=TextPool())
         leased = config.state is not None
         self._links = NodeLinks(

@@ -27,7 +27,8 @@ Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
 class ClientStream:
     """`arrived_s` is when the call came in; all times are of the controller's clock. Tokens after
     the first that come within `join_s` of those given before wait for the next, for as long at
-    most, but none until it is due.
+    most, but none until it is due. `charged_before`: of a call that comes again its prompt was
+    charged, with so many tokens of its answer; `None` where nothing was.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class ClientStream:
         join_s: float = 0.0,
         caller: Caller = ANYONE,
         resumed: Resumed | None = None,
+        charged_before: int | None = None,
     ) -> None:
         self.request = request
+        self.charged_before = charged_before
         self.resumed = resumed
         """What its client has of it already."""
         self.end_known: FinishReason | None = None
@@ -52,6 +55,7 @@ class ClientStream:
         self.caller = caller
         self.dropped: Cancelled | None = None
         """Why it was cancelled, where its client has not left by itself."""
+        self.finish: FinishReason | None = None
         self.ended = False
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
@@ -90,6 +94,7 @@ class ClientStream:
                         self._first_s = now_s
                         self._cached_prompt_tokens = outputs.cached_tokens
                     self._output_tokens += len(outputs.token_ids)
+                self.finish = outputs.finish
                 self.ended = outputs.finish is not None
             case TellAccepted():
                 self._has_place = True
@@ -155,9 +160,22 @@ class ClientStream:
     @property
     def tokens(self) -> int:
         """The tokens of prompt and answer as they are metered: 0 as long as there is no answer."""
-        prompt = 0 if self._had else self.request.counted_prompt_tokens
-        came = self._output_tokens - self._had
-        return prompt + came if came else 0
+        before = self.charged_before
+        prompt = self.request.counted_prompt_tokens if before is None else 0
+        came = self._output_tokens - max(self._had, before or 0)
+        return prompt + came if came > 0 else 0
+
+    @property
+    def charged(self) -> int | None:
+        """So many tokens of the answer are charged, with the prompt; `None`: nothing is."""
+        came = self._output_tokens > max(self._had, self.charged_before or 0)
+        return self._output_tokens if came else self.charged_before
+
+    @property
+    def asked_s(self) -> float:
+        """When its client has asked first, as far as it counts in a queue."""
+        age_s = None if self.resumed is None else self.resumed.queue_age_s
+        return self._arrived_s - (age_s or 0.0)
 
     def snapshot(self, now_s: float) -> RequestSnapshot:
         phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED

@@ -8,7 +8,7 @@ call. After: the same call, or Refused.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.access import NOBODY, TenantLimits, TenantName
 from mesh.domain.errors import Refused
@@ -56,17 +56,30 @@ class TenantMeter:
 
     @contextmanager
     def call(
-        self, tenant: TenantName, *, answers: int = 1, first: Taken | None = None
+        self,
+        tenant: TenantName,
+        *,
+        answers: int = 1,
+        first: Taken | None = None,
+        takes_over: bool = False,
+        counted: bool = False,
     ) -> Iterator[Taken]:
         """A call of a tenant while it is open. Each of its `answers` counts as running, from now
-        until it has ended; the later ones are given the `first`. Raises Refused.
+        until it has ended; the later ones are given the `first`. One that `takes_over` has the
+        place of a call that runs; one that is `counted` was a request of an earlier controller.
+        Raises Refused.
         """
         taken = Taken(answers_to_come=answers - 1)
         if tenant == NOBODY:
             yield taken
             return
         if first is None:
-            self._admit(tenant, self._limits(tenant), answers)
+            limits = self._limits(tenant)
+            if takes_over:
+                limits = replace(limits, running=None)
+            self._admit(
+                tenant, replace(limits, requests_per_s=None) if counted else limits, answers
+            )
         if first is not None and first.answers_to_come:
             first.answers_to_come -= 1
         else:

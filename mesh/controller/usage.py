@@ -144,7 +144,8 @@ def _row(usage: Usage) -> tuple[int | str, ...]:
 
 class UsageMeter:
     """`known`: whether the cell has a deployment; calls of other names are counted together, so
-    that nobody fills the file with names. `unix_s` is the wall clock; `payer` knows who calls.
+    that nobody fills the file with names. `unix_s` is the wall clock; `payer` knows who calls, and
+    `charged` what was charged of a call that comes again: see `ClientStream`.
     """
 
     def __init__(
@@ -153,12 +154,16 @@ class UsageMeter:
         known: Callable[[DeploymentName], bool],
         unix_s: Callable[[], float] = time.time,
         payer: Callable[[RequestId], Caller] = lambda _: ANYONE,
+        charged: Callable[[RequestId], int | None] = lambda _: None,
     ) -> None:
+        self._charged = charged
         self._book = book
         self._known = known
         self._unix_s = unix_s
         self._payer = payer
         self._under_way: dict[RequestId, Usage] = {}
+        self._counted_from: dict[RequestId, int] = {}
+        """Their first tokens that are charged, where there are such before."""
         self._unwritten: dict[tuple[int | str, ...], Usage] = {}
         self._retry_unix_s = 0.0
 
@@ -167,12 +172,13 @@ class UsageMeter:
             request = event.request
             name = request.deployment if self._known(request.deployment) else DeploymentName("")
             payer = self._payer(request.request_id)
-            # The prompt of one that goes on was charged when its answer began.
-            goes_on = event.resumed is not None and bool(event.resumed.output_tokens)
+            charged = self._charged(request.request_id)
+            if charged:
+                self._counted_from[request.request_id] = charged
             self._under_way[request.request_id] = Usage(
                 hour_unix_s=0,
                 deployment=name,
-                prompt_tokens=0 if goes_on else request.counted_prompt_tokens,
+                prompt_tokens=request.counted_prompt_tokens if charged is None else 0,
                 tenant=payer.tenant,
                 key_id=payer.key_id,
                 slo_class=event.slo.name if event.slo is not None and name else "",
@@ -193,8 +199,10 @@ class UsageMeter:
         usage = self._under_way.get(outputs.request_id)
         if usage is None:
             return
-        if outputs.token_ids:
-            output_tokens = usage.output_tokens + len(outputs.token_ids)
+        before = self._counted_from.get(outputs.request_id, 0) - outputs.first_index
+        count = len(outputs.token_ids) - max(before, 0)
+        if count > 0:
+            output_tokens = usage.output_tokens + count
             self._under_way[outputs.request_id] = replace(usage, output_tokens=output_tokens)
         if outputs.finish is not None:
             self._end(outputs.request_id)
@@ -204,6 +212,7 @@ class UsageMeter:
         one that is refused after tokens is charged for what it got.
         """
         usage = self._under_way.pop(request_id, None)
+        self._counted_from.pop(request_id, None)
         if usage is None:
             return
         hour_unix_s = int(self._unix_s()) // HOUR_S * HOUR_S

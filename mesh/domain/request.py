@@ -126,6 +126,8 @@ class Resumed:
     """Since it asked first."""
     accepted: bool = False
     """An earlier controller may have accepted it: it is served, late or not."""
+    queue_age_s: float | None = None
+    """So much of its age counts in the queue; `None`: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

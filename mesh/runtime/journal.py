@@ -116,7 +116,7 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
         "keyed": _UNSAID,
         "asked_digest": _UNSAID,
     },
-    Resumed: {"output_tokens": _NUMBER},
+    Resumed: {"output_tokens": _NUMBER, "queue_age_s": _UNSAID},
     RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
     EngineRequest: {
         "prompt_tokens": _NUMBER,

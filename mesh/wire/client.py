@@ -31,13 +31,12 @@ from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
-from mesh.wire.channel import dial_blocking
+from mesh.wire.channel import dial_blocking, parse_address
 from mesh.wire.codec import event_from_wire, from_wire, invocation_to_wire, to_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.handshake import why_refused
-from mesh.wire.resuming import LOOK_S, LeaderWatch, ResumedAnswer, leads
-from mesh.wire.resuming import Asked as AskedCall
+from mesh.wire.resuming import LOOK_S, CallMade, LeaderWatch, ResumedAnswer, leads
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -130,17 +129,21 @@ Progress = Callable[[str, float], None]
 class MeshClient:
     """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call. A
     call that is answered from memory raises Unavailable after `answer_s_max`. Several addresses,
-    with commas between, are those of one cell's controllers: it asks the one that leads.
+    with commas between, are those of one cell's controllers: it asks the one that leads. Raises
+    InvalidInput for what is no address.
     """
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._addresses = address.split(",")
+        self._addresses = [one.strip() for one in address.split(",")]
+        for one in self._addresses:
+            parse_address(one)
+            if self._addresses.count(one) > 1:
+                raise InvalidInput(f"{one} is named twice", hint="name each controller once")
         self._watch = LeaderWatch(self._addresses)
         self._channels = [dial_blocking(one) for one in self._addresses]
         """They connect when they are first used."""
         self._at = 0
         """Which of them led last."""
-        self._inference = InferenceStub(self._channels[0])
         self._calls = Calls(self._addresses[0], answer_s_max)
 
     def __enter__(self) -> "MeshClient":
@@ -324,27 +327,24 @@ class MeshClient:
     ) -> Stream[InvocationEvent]:
         """The answer as it is generated, from Accepted to Finished. Raises Refused with the reason.
         Where its controller goes away it is asked for again, at each of the addresses, and goes on
-        where it was; what broke it is raised after RESUME_S_MAX.
+        where it was; what broke it is raised after REASK_S_MAX.
 
         The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
         """
-        answer = ResumedAnswer(
-            invocation, self._invoke, self._addresses, timeout_s, self._watch.watched
-        )
+        answer = ResumedAnswer(invocation, self._invoke, self._addresses, timeout_s, self._watch)
         return answer.events()
 
-    def _invoke(self, address: str, asked: Invocation, timeout_s: float | None) -> AskedCall:
+    def _invoke(self, address: str, asked: Invocation, timeout_s: float | None) -> CallMade:
         """The call is made at once. One that goes on has a channel of its own: one that was refused
         would first back off for a while.
         """
         with _writing("the invocation"):
             request = invocation_to_wire(asked)
-        first = asked.resume is None and address == self._addresses[0]
+        at = self._watch.at
+        first = asked.resume is None and address == self._addresses[at]
         channel = None if first else dial_blocking(address)
-        inference = self._inference if channel is None else InferenceStub(channel)
-        calls = self._calls if channel is None else Calls(address)
-        call = inference.Invoke(request, timeout=timeout_s)
-        events = calls.stream(call, timeout_s=timeout_s)
+        call = InferenceStub(channel or self._channels[at]).Invoke(request, timeout=timeout_s)
+        events = Calls(address).stream(call, timeout_s=timeout_s)
         return call, _each(event_from_wire, events, channel)
 
     def _operation(

@@ -7,8 +7,8 @@ gets is one answer, each token once. Before: `client`, which makes the calls.
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, cast
 from uuid import uuid4
@@ -36,8 +36,12 @@ from mesh.domain.reasons import RefusalReason
 from mesh.wire.channel import dial_blocking
 from mesh.wire.errors import EndedCall, is_told
 
-RESUME_S_MAX = 15.0
+REASK_S_MAX = 15.0
 """From the break of a stream until it goes on: a lease, a few dials, and a node's way back."""
+FRESH_S_MAX = 5.0
+"""Until one of several controllers takes a call: a lease, and a few dials."""
+BREAKS_MAX = 5
+"""Streams of an answer that may break one after the other without a token."""
 NODES_S_MAX = 5.0
 """Until a leader that has just begun has nodes."""
 LOOK_S = 0.25
@@ -55,23 +59,25 @@ class Call(Protocol):
     def cancel(self) -> object: ...
 
 
-Asked = tuple[Call, Generator[InvocationEvent, None, None]]
+CallMade = tuple[Call, Generator[InvocationEvent, None, None]]
 
 
 class ResumedAnswer:
-    """One answer. `ask` makes a call at an address, of which there are `addresses` in all; what
-    `watched` yields lasts as long as somebody reads.
+    """One answer. `ask` makes a call at an address, of which there are `addresses` in all; `watch`
+    knows the one to begin at.
     """
 
     def __init__(
         self,
         invocation: Invocation,
-        ask: Callable[[str, Invocation, float | None], Asked],
+        ask: Callable[[str, Invocation, float | None], CallMade],
         addresses: Sequence[str],
         timeout_s: float | None,
-        watched: "Callable[[ResumedAnswer], AbstractContextManager[None]]",
+        watch: "LeaderWatch",
     ) -> None:
-        self._watched = watched
+        self._watch = watch
+        self._lock = threading.Lock()
+        """Of where it is: the watch has a thread of its own."""
         self._leaves_for: int | None = None
         """The address of a controller that has begun to lead meanwhile."""
         self._asked = invocation if invocation.key else replace(invocation, key=uuid4().hex)
@@ -81,38 +87,49 @@ class ResumedAnswer:
         self._began_s = time.monotonic()
         self._times_s: tuple[float, float] | None = None
         """When its first token came, and its last."""
-        self._token_ids: list[int] = []
+        given = invocation.resume
+        self._token_ids = [] if given is None else list(given.output_tokens)
         self._accepted = self._resumed = False
         self._lost_s: float | None = None
         """When its stream broke; None while it has one that goes on."""
         self._error: MeshError | None = None
         """What broke it."""
-        self._at = self._tried = 0
+        self._at, self._tried = watch.at, 0
+        self._breaks = 0
+        """Since its last token."""
+        self._heard = False
+        """Whether the stream that it has now has told anything."""
+        self._chars = self._chars_again = 0
+        """Of its text so far; and of those the ones that a controller has yet to say again."""
         self._call, self._stream = self._made()
 
     def events(self) -> Generator[InvocationEvent, None, None]:
         """Raises what ends it otherwise than by its Finished."""
-        with self._watched(self):
+        with self._watch.watched(self):
             while True:
                 try:
                     for event in self._stream:
                         yield from self._told(event)
                     return
                 except (Unavailable, Refused, Cancelled) as error:
-                    self._look(error)
+                    self._choose(error)
                 finally:
                     self._stream.close()
-                self._call, self._stream = self._made()
+                call, stream = self._made()
+                with self._lock:
+                    self._call, self._stream, self._leaves_for = call, stream, None
 
-    def leave_for(self, at: int) -> None:
-        """The controller at that address leads now: one that hangs does not say that it does no
+    def leave_for(self, at: int, hung: Collection[int]) -> None:
+        """The controller at that address leads now, and those at `hung` do not say that they do no
         more. For any thread.
         """
-        if at != self._at:
-            self._leaves_for = at
-            self._call.cancel()
+        with self._lock:
+            if self._at in hung:
+                self._leaves_for = at
+                self._call.cancel()
 
-    def _made(self) -> Asked:
+    def _made(self) -> CallMade:
+        self._heard = False
         asked, left_s = self._asked, self._timeout_s
         if self._resumed:
             age_s = time.monotonic() - self._began_s
@@ -129,18 +146,22 @@ class ResumedAnswer:
         return self._ask(self._addresses[self._at], asked, left_s)
 
     def _told(self, event: InvocationEvent) -> Iterator[InvocationEvent]:
-        self._lost_s, self._error, self._tried = None, None, 0
+        self._lost_s, self._error, self._tried, self._heard = None, None, 0, True
+        self._watch.at = self._at
         match event:
             case Accepted():
                 if self._accepted:
                     return
                 self._accepted = True
-            case Tokens(token_ids=token_ids):
-                if self._resumed and not token_ids:
+            case Tokens():
+                event = self._new(event)
+                if self._resumed and not (event.token_ids or event.text):
                     return
                 now_s = time.monotonic()
                 self._times_s = (now_s if self._times_s is None else self._times_s[0]), now_s
-                self._token_ids += token_ids
+                self._token_ids += event.token_ids
+                self._chars += len(event.text)
+                self._breaks = 0
             case Finished() if self._resumed:
                 first_s, last_s = self._times_s or (self._began_s, self._began_s)
                 gaps = max(event.output_tokens - 1, 1)
@@ -150,34 +171,69 @@ class ResumedAnswer:
                 pass
         yield event
 
-    def _look(self, error: MeshError) -> None:
+    def _new(self, event: Tokens) -> Tokens:
+        """What of it the reader lacks: a controller of before `resume` begins anew. Raises
+        Unavailable where it does not go on from what the reader has.
+        """
+        had, first, count = self._token_ids, event.first_index, len(event.token_ids)
+        if first > len(had) or had[first : first + count] != [*event.token_ids[: len(had) - first]]:
+            raise Unavailable(
+                f"the controller at {self._addresses[self._at]} does not go on with the answer: it "
+                f"told other tokens from {first} on, and its reader has {len(had)}",
+                hint="bring all controllers of the cell to one version, and ask again",
+            )
+        if first == len(had) and not self._chars_again:
+            return event
+        if not first:
+            self._chars_again = self._chars
+        known, chars = len(had) - first, self._chars_again
+        self._chars_again = max(chars - len(event.text), 0)
+        return replace(
+            event,
+            first_index=max(first, len(had)),
+            token_ids=event.token_ids[known:],
+            logprobs=event.logprobs[known:],
+            text=event.text[chars:],
+        )
+
+    def _choose(self, error: MeshError) -> None:
         """Choose the address of the next try, and wait a moment after each round of them. Raises
         the error where there is to be no other try.
         """
-        now_s, left = time.monotonic(), self._leaves_for is not None
-        lost = left or _is_lost(error)
-        comes = _is_elsewhere(error) or (
-            # The nodes of a leader that has begun just now are on their way to it.
-            isinstance(error, Refused)
-            and error.reason is RefusalReason.NO_NODE
-            and len(self._addresses) > 1
-            and now_s - self._began_s < NODES_S_MAX
-        )
-        if not (lost or comes):
-            raise error
-        if lost and self._error is None:
-            self._lost_s, self._error, self._resumed = now_s, error, True
-        if self._error is None and len(self._addresses) == 1:
-            raise error
+        now_s = time.monotonic()
+        with self._lock:
+            leaves_for, self._leaves_for = self._leaves_for, None
+        if not isinstance(error, Cancelled):
+            leaves_for = None  # it has ended by itself
         since_s = self._began_s if self._lost_s is None else self._lost_s
-        if now_s - since_s > RESUME_S_MAX:
+        refused = error if isinstance(error, Refused) else None
+        lost = leaves_for is not None or _had_it(error)
+        if lost and self._error is None:
+            self._lost_s = since_s = now_s
+            self._error = error
+            # One that was refused unheard is no other controller's.
+            self._resumed = self._resumed or self._heard or refused is None
+        waits = self._error is not None or len(self._addresses) > 1
+        # The nodes of a leader that has begun just now are on their way to it.
+        comes = refused is not None and refused.reason is RefusalReason.NO_NODE
+        again = lost or _is_untaken(error) or (comes and now_s - since_s < NODES_S_MAX)
+        if self._resumed and refused is not None and refused.reason is RefusalReason.TENANT_LIMIT:
+            # Calls that come again together may be more than a second's.
+            again, waits = True, True
+            since_s = self._lost_s = now_s if self._lost_s is None else self._lost_s
+            self._error = self._error or error
+        if not (again and waits):
+            raise error
+        self._breaks += lost and self._heard
+        limit_s = FRESH_S_MAX if self._error is None else REASK_S_MAX
+        if now_s - since_s > limit_s or self._breaks > BREAKS_MAX:
             raise self._error or error
         self._tried += 1
-        self._at = (self._at + 1) % len(self._addresses)
-        if self._leaves_for is not None:
-            self._at, self._leaves_for = self._leaves_for, None
-            return
-        if self._tried % len(self._addresses) == 0:
+        if refused is not None and not comes and not lost:
+            time.sleep(min(refused.retry_after_s, 1.0))
+        with self._lock:
+            self._at = (self._at + 1) % len(self._addresses) if leaves_for is None else leaves_for
+        if leaves_for is None and self._tried % len(self._addresses) == 0:
             time.sleep(PAUSE_S)
 
 
@@ -188,6 +244,8 @@ class LeaderWatch:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
+        self.at = 0
+        """The address that served last: calls begin there."""
         self._open: dict[int, ResumedAnswer] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -210,19 +268,24 @@ class LeaderWatch:
                 del self._open[id(answer)]
 
     def _look(self) -> None:
-        channels = [dial_blocking(address) for address in self._addresses]
-        led: set[int] | None = None
+        channels: list[grpc.Channel] = []
+        led = everywhere = set(range(len(self._addresses)))
         try:
+            channels += [dial_blocking(address) for address in self._addresses]
             while self._is_wanted():
                 lead = {n for n, channel in enumerate(channels) if leads(channel)}
-                begun = lead - led if led is not None else set()
+                # One look may have failed; and one that was deposed may say that it leads, still.
+                hung = everywhere - lead - led
                 led = lead
                 with self._lock:
-                    answers = list(self._open.values()) if begun else []
+                    answers = list(self._open.values()) if lead and hung else []
                 for answer in answers:
-                    answer.leave_for(max(begun))
+                    answer.leave_for(max(lead), hung)
                 time.sleep(LOOK_S)
         finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
             for channel in channels:
                 channel.close()
 
@@ -246,14 +309,14 @@ def leads(channel: grpc.Channel) -> bool:
     return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _is_lost(error: MeshError) -> bool:
+def _had_it(error: MeshError) -> bool:
     """Whether a controller had the call, and has it no more."""
     if isinstance(error, Refused):
         return error.reason is RefusalReason.SHUTTING_DOWN
-    return _broke(error) and not _is_elsewhere(error)
+    return _broke(error) and not _is_untaken(error)
 
 
-def _is_elsewhere(error: MeshError) -> bool:
+def _is_untaken(error: MeshError) -> bool:
     """Whether no controller that leads took the call."""
     if isinstance(error, StandsBy):
         return True

@@ -1,17 +1,29 @@
 """Calls with a key: what becomes of one that comes again, and of what cannot be meant."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from mesh.controller.gateway import _digest_of
+from mesh.controller.gateway import GAP_S_MAX, Gateway, _digest_of
 from mesh.controller.invocation_checks import check_invocation
-from mesh.domain.access import Caller, Role, TenantName
-from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Unavailable
+from mesh.controller.tenants import TenantMeter
+from mesh.domain.access import Caller, Role, TenantLimits, TenantName
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidInput,
+    Refused,
+    StandsBy,
+    Unavailable,
+)
+from mesh.domain.events import InvokeRequested
+from mesh.domain.ids import RequestId
 from mesh.domain.invocation import (
     Accepted,
     Finished,
@@ -20,12 +32,24 @@ from mesh.domain.invocation import (
     Resume,
     Tokens,
 )
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import AbortRequest, HeldRequest, InstanceReport, SubmitRequest
-from mesh.domain.reasons import FinishReason
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.sim.clock import HeapClock
 from mesh.wire.access import _CALLER
 from mesh.wire.client import MeshClient
-from tests.controller.live import FOOTPRINT, HELLO, MODEL, FakeNode, LiveCell, asking, live_cell
+from mesh.wire.resuming import BREAKS_MAX, CallMade, LeaderWatch, ResumedAnswer
+from tests.controller.live import (
+    FOOTPRINT,
+    HELLO,
+    MODEL,
+    WAIT_S_MAX,
+    FakeNode,
+    LiveCell,
+    asking,
+    live_cell,
+)
 
 KEY = "this call"
 
@@ -155,7 +179,7 @@ async def test_what_a_node_has_computed_on_goes_to_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, client_first: bool, ended: bool
 ) -> None:
     """The controller is another one: it knows of the call from its node, or from its client."""
-    monkeypatch.setattr("mesh.wire.resuming.RESUME_S_MAX", 0.1)  # of the first stream
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)  # of the first stream
     async with live_cell(tmp_path) as cell:
         node, call, order = await begun(cell, 3)
         instance_id = node.instance_id
@@ -211,3 +235,229 @@ async def test_a_client_of_a_controller_that_never_was_is_told_at_once(tmp_path:
     no_one = pytest.raises(Unavailable, match="no controller answers")
     with MeshClient("127.0.0.1:1") as client, no_one:
         await asyncio.to_thread(list, client.invoke(asking()))
+
+
+@pytest.fixture
+async def inner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[LiveCell, Gateway]]:
+    """A controller with its gateway, for what two calls do in one turn of the loop."""
+    made: list[Gateway] = []
+
+    class Seen(Gateway):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            made.append(self)
+
+    monkeypatch.setattr("mesh.controller.server.Gateway", Seen)
+    async with live_cell(tmp_path) as cell:
+        yield cell, made[0]
+
+
+async def read(gateway: Gateway, asked: Invocation) -> list[InvocationEvent]:
+    async with gateway.call(asked) as call:
+        return [event async for event in call]
+
+
+async def test_only_what_an_earlier_controller_may_have_accepted_is_accepted_unseen(
+    inner: tuple[LiveCell, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, gateway = inner
+    await (await cell.deployed()).leave()
+    cell.nodes.clear()
+    await cell.until(lambda: all(n.state is NodeState.LOST for n in cell.client.nodes()))
+    posted: list[Any] = []
+    post = gateway._post
+
+    def seen(event: Any) -> None:
+        posted.append(event)
+        post(event)
+
+    monkeypatch.setattr(gateway, "_post", seen)
+
+    async def accepted(key: str, resume: Resume) -> bool:
+        async with gateway.call(replace(keyed(resume), key=key)) as call:
+            try:
+                return isinstance(await anext(aiter(call)), Accepted)
+            except Refused as refusal:
+                return refusal.reason is not RefusalReason.NO_NODE
+
+    assert not await accepted("fresh", resume_of(age_s=0.0))
+    assert await accepted("old", resume_of(age_s=1000.0))
+    assert await accepted("begun", resume_of(97, age_s=1000.0))
+    *_, last = [e.resumed for e in posted if isinstance(e, InvokeRequested) and e.resumed]
+    assert last.age_s == 1000.0
+    since_s = gateway.now_s() - gateway._began_s
+    assert last.queue_age_s is not None
+    assert GAP_S_MAX <= last.queue_age_s <= GAP_S_MAX + since_s
+    monkeypatch.setattr("mesh.controller.gateway.ACCEPTED_BEFORE_MAX", 2)
+    assert not await accepted("third", resume_of(97, age_s=1000.0))
+    monkeypatch.setattr("mesh.controller.gateway.ACCEPTED_BEFORE_S_MAX", 0.0)
+    assert not await accepted("late", resume_of(97, age_s=1000.0))
+    *_, last = [e.resumed for e in posted if isinstance(e, InvokeRequested) and e.resumed]
+    assert last.queue_age_s == 0.0, "it is ahead of nobody"
+
+
+async def test_a_cancel_of_the_stream_before_does_not_end_one_that_comes_again(
+    inner: tuple[LiveCell, Gateway],
+) -> None:
+    cell, gateway = inner
+    node, call, order = await begun(cell, 3)
+    node.held = False
+    gateway.left(order.request.request_id)
+    with pytest.raises(InvalidInput, match="next_index is 4; the answer has 3"):
+        await read(gateway, keyed(resume_of(97, 97, 97, 97)))
+    gateway.left(order.request.request_id)
+    async with asyncio.timeout(WAIT_S_MAX):
+        events = await read(gateway, keyed(resume_of(97, 97, 97)))
+    assert isinstance(events[-1], Finished)
+    call.reading.cancel()
+
+
+async def test_each_token_is_charged_once_and_a_prompt_unless_it_was(cell: LiveCell) -> None:
+    node, call, order = await begun(cell, 3)
+    node.held = False
+    await cell.answer(keyed(resume_of(97, 97)))
+    await asyncio.gather(call.reading, return_exceptions=True)
+    (usage,) = await cell.ask(cell.client.usage)
+    prompt = len(order.request.prompt_tokens)
+    assert (usage.prompt_tokens, usage.output_tokens) == (prompt, 6)
+    await cell.answer(replace(keyed(resume_of(97)), key="invented"))
+    (usage,) = await cell.ask(cell.client.usage)
+    assert (usage.prompt_tokens, usage.output_tokens) == (2 * prompt, 11)
+
+
+async def test_the_end_of_an_answer_is_told_as_it_was(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.says = "abc"
+    await cell.answer(keyed())
+    *_, finished = await cell.answer(keyed(resume_of(97, 97, 97)))
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.output_tokens) == (FinishReason.STOP, 3)
+    assert len([c for c in node.commands if isinstance(c, SubmitRequest)]) == 1
+
+
+async def test_one_that_comes_again_takes_the_place_that_a_tenant_has(
+    inner: tuple[LiveCell, Gateway],
+) -> None:
+    cell, gateway = inner
+    node = await cell.deployed()
+    node.held = True
+    gateway._tenants = TenantMeter(
+        lambda _: TenantLimits(running=1, requests_per_s=2.0), HeapClock()
+    )
+    _CALLER.set(Caller(key_id="k", tenant=TenantName("t"), role=Role.ADMIN))
+    first = asyncio.create_task(read(gateway, keyed()))
+    await node.answer((await node.told(SubmitRequest)).order, 0, 1, last=False)
+    await cell.until(lambda: any(request.output_tokens for request in gateway.requests()))
+    with pytest.raises(Refused, match="has 1 calls under way"):
+        await read(gateway, replace(keyed(), key="other"))
+    node.held = False
+    for _ in range(4):  # more often than it may call in a second
+        events = await read(gateway, keyed(resume_of(97, age_s=1.0)))
+        assert isinstance(events[-1], Finished)
+    with pytest.raises(Cancelled, match="by its key"):
+        await first
+
+
+class Script:
+    """What each try of an answer tells, one after the other; then it ends as said."""
+
+    def __init__(self, *tries: Sequence[Any]) -> None:
+        self._tries = list(tries)
+        self.asked: list[tuple[str, Invocation]] = []
+
+    def cancel(self) -> None:
+        """Nothing hangs here."""
+
+    def __call__(self, address: str, asked: Invocation, left_s: float | None) -> CallMade:
+        self.asked.append((address, asked))
+        return self, self._told(self._tries.pop(0) if self._tries else [BROKEN])
+
+    def _told(self, events: Sequence[Any]) -> Generator[InvocationEvent, None, None]:
+        for event in events:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+class Reset(grpc.RpcError):
+    """As gRPC tells that a connection broke."""
+
+    def details(self) -> str:
+        return "Connection reset by peer"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
+BROKEN = Unavailable("the controller went away")
+BROKEN.__cause__ = Reset()
+ACCEPTED = Accepted(
+    request_id=RequestId("k-1"), prompt_tokens=3, ttft_limit_s=1.0, tpot_limit_s=1.0, grace_s=0.0
+)
+
+
+def scripted(script: Script, addresses: Sequence[str] = ("a:1",)) -> ResumedAnswer:
+    return ResumedAnswer(asking(), script, addresses, None, LeaderWatch(addresses))
+
+
+def told(first: int, *token_ids: int) -> Tokens:
+    return Tokens(first_index=first, token_ids=token_ids, text="".join(map(chr, token_ids)))
+
+
+def test_a_call_that_ends_each_controller_is_not_asked_for_without_an_end() -> None:
+    script = Script(*[[ACCEPTED, BROKEN]] * 100)
+    with pytest.raises(Unavailable, match="went away"):
+        list(scripted(script).events())
+    assert len(script.asked) == BREAKS_MAX + 1
+
+
+def test_tokens_that_a_controller_begins_anew_come_once_and_others_are_an_error() -> None:
+    begun = [ACCEPTED, told(0, 97, 98), BROKEN]
+    script = Script(begun, [ACCEPTED, told(0, 97), told(1, 98, 99), told(3, 100), BROKEN])
+    events = scripted(script).events()
+    read = list(islice(events, 4))
+    assert [(e.first_index, e.token_ids, e.text) for e in read if isinstance(e, Tokens)] == [
+        (0, (97, 98), "ab"),
+        (2, (99,), "c"),
+        (3, (100,), "d"),
+    ]
+    for wrong in (told(3, 99), told(0, 98)):
+        with pytest.raises(Unavailable, match="does not go on with the answer"):
+            list(scripted(Script(begun, [ACCEPTED, wrong])).events())
+
+
+def test_a_call_that_no_controller_has_heard_is_asked_anew() -> None:
+    stopping = Refused("stops", reason=RefusalReason.SHUTTING_DOWN)
+    script = Script([stopping], [ACCEPTED, BROKEN], [InvalidInput("enough")])
+    with pytest.raises(InvalidInput):
+        list(scripted(script).events())
+    assert [asked.resume is None for _, asked in script.asked] == [True, True, False]
+
+
+def test_calls_begin_where_the_last_one_was_served() -> None:
+    addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+    watch, script = LeaderWatch(addresses), Script([StandsBy("not here")], [ACCEPTED])
+    list(ResumedAnswer(asking(), script, addresses, None, watch).events())
+    list(ResumedAnswer(asking(), Script([ACCEPTED]), addresses, None, watch).events())
+    assert [address for address, _ in script.asked] == addresses
+    assert watch.at == 1
+
+
+def test_an_answer_leaves_only_what_hangs() -> None:
+    script = Script([Cancelled("left")], [ACCEPTED])
+    answer = scripted(script, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"])
+    answer.leave_for(1, hung={1})
+    answer.leave_for(2, hung={0, 1})
+    list(answer.events())
+    assert [address for address, _ in script.asked] == ["127.0.0.1:1", "127.0.0.1:3"]
+
+
+@pytest.mark.parametrize("address", ["a:1,", "a:1,,b:1", "a:1, a:1", "a"])
+def test_addresses_that_cannot_be_meant_are_told_at_once(address: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is no address|is named twice"):
+        MeshClient(address)

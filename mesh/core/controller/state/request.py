@@ -341,12 +341,12 @@ class RequestEntry:
         """Its client has these tokens of it already. However old it says that the request is, no
         token was due before now.
         """
-        self.arrival_s, self.accepted, self.resumed = now_s - resumed.age_s, resumed.accepted, True
-        count = len(resumed.output_tokens)
+        self.accepted, self.resumed = resumed.accepted, True
+        queue_age_s = resumed.age_s if resumed.queue_age_s is None else resumed.queue_age_s
+        self.arrival_s = now_s - queue_age_s
         limit_s = self.slo.ttft_limit_s(len(self.original.prompt_tokens))
-        self.go_on_with(
-            resumed.output_tokens, max(self.arrival_s + limit_s + count * self.pace_s, now_s), now_s
-        )
+        due_s = now_s - resumed.age_s + limit_s + len(resumed.output_tokens) * self.pace_s
+        self.go_on_with(resumed.output_tokens, max(due_s, now_s), now_s)
 
     def go_on_with(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
         """It has these tokens; the next one is due then."""
