@@ -45,6 +45,10 @@ class _Waiting:
     """As told; None: it was not told yet that it has a place."""
     resumes: bool = False
     """It asks again where its controller is gone, and is told anew that it has a place."""
+    unknown: bool = False
+    """No controller knows of it until it asks again."""
+    broken: bool = False
+    """Its stream has broken while its controller lives: what comes before it asks is for nobody."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -89,11 +93,25 @@ class Callers:
         """A caller goes; it must not be told anything any more."""
         self._end(request_id, FinishReason.CANCELLED)
 
+    def keyed_ids(self) -> tuple[RequestId, ...]:
+        """Those with a key whose streams are whole."""
+        return tuple(
+            r for r, caller in self._waiting.items() if caller.request.keyed and not caller.resumes
+        )
+
+    def break_stream(self, request_id: RequestId, *, felt: bool) -> None:
+        """One with a key hears nothing any more until it asks again. `felt`: its controller knows
+        that it has gone.
+        """
+        caller = self._waiting[request_id]
+        caller.resumes = caller.broken = True
+        caller.unknown = felt
+
     def cut_off(self) -> None:
         """Nobody answers any more: each stream breaks. Those with a key wait on."""
         for request_id in self.open_ids():
             if self._waiting[request_id].request.keyed:
-                self._waiting[request_id].resumes = True
+                self._waiting[request_id].resumes = self._waiting[request_id].unknown = True
             else:
                 self._end(request_id, FinishReason.FAILED)
 
@@ -106,6 +124,7 @@ class Callers:
         caller = self._waiting.get(request_id)
         if caller is None:
             return None
+        caller.broken = caller.unknown = False
         resumed = Resumed(
             output_tokens=caller.answer[: len(caller.tokens_s)],
             age_s=self._clock.now_s() - caller.arrival_s,
@@ -122,7 +141,7 @@ class Callers:
 
     def unanswered_ids(self) -> tuple[RequestId, ...]:
         """Those who wait, and have not been told to ask again."""
-        return tuple(r for r, caller in self._waiting.items() if not caller.resumes)
+        return tuple(r for r, caller in self._waiting.items() if not caller.unknown)
 
     def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:
         """Those who wait longer than this for the first token, and their TPOT SLO for the others,
@@ -143,6 +162,8 @@ class Callers:
     def accepted(self, told: TellAccepted) -> None:
         caller = self._waiting.get(told.request_id)
         assert caller is not None, f"{told.request_id} has ended, yet it is accepted"
+        if caller.broken:
+            return
         assert caller.grace_s is None or caller.resumes, f"{told.request_id} was accepted twice"
         caller.resumes = False
         caller.grace_s = told.grace_s if caller.grace_s is None else caller.grace_s
@@ -154,6 +175,9 @@ class Callers:
         outputs = tokens.outputs
         caller = self._waiting.get(outputs.request_id)
         assert caller is not None, f"tokens of {outputs.request_id} after its end"
+        if caller.broken:
+            caller.unknown = caller.unknown or outputs.finish is not None
+            return
         assert caller.grace_s is not None, f"tokens of {outputs.request_id}, which was not accepted"
         assert outputs.first_index == len(caller.tokens_s), "a token was lost, or came twice"
         first, count = outputs.first_index, len(outputs.token_ids)
@@ -168,8 +192,11 @@ class Callers:
     def refuse(self, refusal: RefuseRequest) -> None:
         assert refusal.request_id in self._waiting, f"{refusal.request_id} ended twice"
         caller = self._waiting[refusal.request_id]
+        if caller.broken:
+            caller.unknown = True
+            return
         if caller.request.keyed and refusal.reason is RefusalReason.SHUTTING_DOWN:
-            caller.resumes = True
+            caller.resumes = caller.unknown = True
             return
         self._end(refusal.request_id, refusal.reason)
 

@@ -170,6 +170,23 @@ class VirtualCell:
         if self.controller.alive:
             self.controller.tell(CancelRequested(request_id=request_id))
 
+    def break_stream(self, request_id: RequestId, *, felt: bool) -> Callable[[], None]:
+        """Its caller has lost its stream, which the controller has `felt` at once or does when it
+        is asked again; what does that.
+        """
+        self.callers.break_stream(request_id, felt=felt)
+        cancelled, epoch = CancelRequested(request_id=request_id), self.controller.epoch
+        if felt:
+            self.controller.tell(cancelled)
+
+        def ask() -> None:
+            if self.controller.alive and self.controller.epoch == epoch:
+                if not felt:
+                    self.controller.tell(cancelled)
+                self._ask_again(request_id, epoch)
+
+        return ask
+
     def restart(self) -> None:
         """The next controller; callers with keys ask it again, one after the other."""
         self.controller.start()

@@ -47,6 +47,8 @@ class FaultKind(StrEnum):
     """An instance ends by itself, busy or idle: its engine process is killed."""
     TEAR = "tear"
     """The KV blocks that a node sends are lost, or arrive changed."""
+    BREAK_STREAM = "break_stream"
+    """The stream of a client with a key breaks; it asks the same controller again."""
     DRAIN = "drain"
     """An operator drains a node, and takes that back: requests move while all else goes wrong."""
 
@@ -83,6 +85,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.CANCEL: Shape(),
     FaultKind.LOSE: Shape(),
     FaultKind.TEAR: Shape(lasts_s=(0.5, 10.0)),
+    FaultKind.BREAK_STREAM: Shape(lasts_s=(0.0, 3.0)),
     FaultKind.DRAIN: Shape(lasts_s=(1.0, 20.0)),
 }
 
@@ -127,9 +130,9 @@ def check_faults(faults: Faults) -> None:
             raise InvalidInput(f"faults: {rate:g} {kind} a minute cannot be meant; 0 to 600 can")
 
 
-def loses_controllers(faults: Faults) -> bool:
-    """Whether a controller ends now and then."""
-    kinds = (FaultKind.KILL_CONTROLLER, FaultKind.STOP_CONTROLLER)
+def breaks_streams(faults: Faults) -> bool:
+    """Whether a controller ends now and then, or a client's connection to it."""
+    kinds = (FaultKind.KILL_CONTROLLER, FaultKind.STOP_CONTROLLER, FaultKind.BREAK_STREAM)
     return any(faults.per_minute.get(kind, 0.0) > 0.0 for kind in kinds)
 
 

@@ -39,6 +39,8 @@ class Injection:
                 did = self._end_controller(fault)
             case FaultKind.CANCEL:
                 did = self._cancel(fault)
+            case FaultKind.BREAK_STREAM:
+                did = self._break_stream(fault)
             case FaultKind.LOSE:
                 did = self._lose(fault, node)
             case FaultKind.TEAR:
@@ -85,6 +87,16 @@ class Injection:
         if waiting:
             self._cell.cancel(waiting[int(fault.chance * len(waiting))])
         return bool(waiting)
+
+    def _break_stream(self, fault: Fault) -> bool:
+        """The controller finds out at once, or when the client asks again."""
+        waiting = self._cell.callers.keyed_ids()
+        did = bool(waiting) and self._cell.controller.alive
+        if did:
+            request_id = waiting[int(fault.chance * len(waiting))]
+            ask = self._cell.break_stream(request_id, felt=fault.chance < 0.5)
+            self._later(fault, ask)
+        return did
 
     def _lose(self, fault: Fault, node: VirtualNode) -> bool:
         loaded = node.engine.memory()

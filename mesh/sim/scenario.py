@@ -26,7 +26,7 @@ from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.content import with_beginnings
 from mesh.sim.costs import GivenCosts, NodeCosts
-from mesh.sim.faults import Fault, Faults, check_faults, loses_controllers, occurrences
+from mesh.sim.faults import Fault, Faults, breaks_streams, check_faults, occurrences
 from mesh.sim.groups import (
     GROUP_MAX,
     DeploymentGroup,
@@ -217,7 +217,7 @@ def plan(scenario: Scenario) -> CellPlan:
         link_delay_s=scenario.link_delay_s,
         lengths_told=costs.lengths_told,
         output_tokens_max=scenario.output_tokens_max,
-        resumes=scenario.faults is not None and loses_controllers(scenario.faults),
+        resumes=scenario.faults is not None and breaks_streams(scenario.faults),
     )
 
 

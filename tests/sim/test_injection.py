@@ -258,3 +258,12 @@ def test_an_unload_that_takes_no_time_has_given_its_memory_back() -> None:
     node.engine.unload(InstanceId("a"))
     node.load("b")
     assert node.engine_faults.overbooked == []
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+def test_a_stream_that_breaks_goes_on_at_the_same_controller(made: CellPlan, chance: float) -> None:
+    """Its controller felt it at once, or when its client came again."""
+    keyed = replace(made, resumes=True)
+    one = replace(fault(FaultKind.BREAK_STREAM, chance=chance), until_s=AT_S + 1.0)
+    _, (_, outcome) = run(keyed, one, LONG._replace(at_s=0.5))
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.STOP, 200)
