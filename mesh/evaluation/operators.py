@@ -62,10 +62,13 @@ class Effort:
     executed: int = 5000
     visits: int = 2
     whole: int = 4
-    """So many times as many where the plan is of whole models, which take few events."""
+    """So many times as many where the plan is of whole models, which take few events, and so many
+    times fewer where each answer takes PASSES iterations.
+    """
 
-    def of(self, placed: Placed, count: int) -> int:
-        return count * (self.whole if len(placed.plan.stations) == 1 else 1)
+    def of(self, placed: Placed, count: int, phase: Phase) -> int:
+        more = self.whole if len(placed.plan.stations) == 1 else 1
+        return count * more // (1 if phase is Phase.PREFILL else self.whole)
 
 
 QUICK = Effort(trial=2000, executed=2000)
@@ -292,7 +295,7 @@ class _Executions:
     def _once(self, placed: Placed, count: int, seed: int, least_met: float) -> Executed:
         key = (placed.plan.stations, placed.placement, placed.lanes, seed)
         if key not in self.known:
-            count = self.effort.of(placed, count)
+            count = self.effort.of(placed, count, self.problem.table.phase)
             rate = self.problem.demand.rate_per_s * (TRIAL_RATE if least_met else 1.0)
             self.known[key] = execute(
                 self.problem, placed, count, seed, self.effort.visits, rate, least_met

@@ -34,8 +34,8 @@ KEPT_BYTES_MAX = 8 << 20
 """So much is kept for viewers that come back, of each audience."""
 LINES_MAX = 200
 """So many of the last lines come with the whole state."""
-PIECES_DEPTH = 3
-"""Members within so many levels are encoded each by itself: a patch holds a state's."""
+PIECES_DEPTH = 2
+"""Members of a state within so many levels are encoded each by itself; smaller ones cost more."""
 LOST = "what happened since then is not kept any more"
 DROPPED = f"this viewer reads too slowly: {VIEWER_EVENTS_MAX} events waited for it"
 ENDED = "the controller is stopping"
@@ -285,18 +285,18 @@ def _whole(state: State, samples: Sequence[CellSample], why: str) -> bytes:
     columns: dict[str, Plain] = {
         one.name: [getattr(sample, one.name) for sample in samples] for one in fields(CellSample)
     }
-    return _in_pieces({"why": why, **state, "samples": columns})
+    return _in_pieces({"why": why, **state, "samples": columns}, PIECES_DEPTH)
 
 
 def _block(name: str, data: Mapping[str, Plain]) -> bytes:
-    return f"event: {name}\ndata: ".encode() + _in_pieces(data) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + _in_pieces(data, PIECES_DEPTH + 1) + b"\n\n"
 
 
-def _in_pieces(data: Mapping[str, Plain]) -> bytes:
+def _in_pieces(data: Mapping[str, Plain], depth: int) -> bytes:
     """As `encoded`, a deployment, a node or an instance at a time. Within one call of json no other
     thread runs, and the controller's loop is one.
     """
-    return b"".join(_pieces(data, PIECES_DEPTH))
+    return b"".join(_pieces(data, depth))
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:

@@ -7,19 +7,20 @@ After: `mesh.evaluation.operators`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from mesh.domain.errors import InvalidInput
 from mesh.plan.placement import Placement, devices_of, pieces_of, place_conserving, place_whole
 from mesh.plan.planners import whole_plan
-from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Plan, Problem
+from mesh.plan.problem import LANES_MAX, REPLICAS_MAX, Choice, Plan, Problem
 from mesh.plan.queueing import shared_sojourn_s
 
-MARGINS = (1.0, 0.4, 0.15, 0.05)
+MARGINS = (1.0, 0.4, 0.1, 0.0)
 """The parts of the time that an SLO leaves for waiting which a plan of operators is made for, tried
-in this order: its queues are no M/G/R, and an SLO is kept by few that the mean keeps.
+in this order: its queues are no M/G/R, and an SLO is kept by few that the mean keeps. With 0 each
+operator is on every device.
 """
 WEIGHTLESS = 1e-3
 """The share of a model's weights below which an operator is free to be everywhere."""
@@ -49,31 +50,38 @@ def models(problem: Problem, lanes_max: int) -> Iterator[Placed]:
     yields = table.curve.yields(LANES_MAX)
     for devices in range(_least(problem, yields[lanes_max]), REPLICAS_MAX + 1):
         for lanes in range(1, lanes_max + 1):
-            fits = [
+            fit = [
                 choice
                 for choice in problem.whole.choices
                 if lanes * choice.memory_bytes <= table.device.memory_bytes
             ]
-            found = min(
-                (
-                    (
-                        shared_sojourn_s(
-                            demand.rate_per_s / choice.batch,
-                            choice.service_s,
-                            devices,
-                            yields[: lanes + 1],
-                            problem.variation,
-                        ),
-                        choice.batch,
-                    )
-                    for choice in fits
-                ),
-                default=(math.inf, 0),
-            )
-            if found[0] <= demand.slo_s:
-                plan = whole_plan(problem, devices * lanes, found[1])
+            expected_s, batch = _sojourn(problem, fit, devices, yields[: lanes + 1])
+            if expected_s <= demand.slo_s:
+                plan = whole_plan(problem, devices * lanes, batch)
                 placement = place_whole(plan, lanes)
-                yield Placed(plan=plan, placement=placement, expected_s=found[0])
+                yield Placed(plan=plan, placement=placement, expected_s=expected_s)
+
+
+def _sojourn(
+    problem: Problem, choices: Sequence[Choice], devices: int, yields: Sequence[float]
+) -> tuple[float, int]:
+    """The least mean seconds of an iteration that shares devices with others, and its batch."""
+    return min(
+        (
+            (
+                shared_sojourn_s(
+                    problem.demand.rate_per_s / choice.batch,
+                    choice.service_s,
+                    devices,
+                    yields,
+                    problem.variation,
+                ),
+                choice.batch,
+            )
+            for choice in choices
+        ),
+        default=(math.inf, 0),
+    )
 
 
 def operators(
@@ -87,23 +95,17 @@ def operators(
     yields = table.curve.yields(LANES_MAX)
     for devices in range(_least(problem, yields[LANES[-1]]), fewest.devices + 1):
         for margin, lanes in product(MARGINS, LANES):
-            expected_s = shared_sojourn_s(
-                demand.rate_per_s,
-                problem.work_s,
-                devices,
-                yields[: lanes + 1],
-                problem.variation,
-            )
+            expected_s, _ = _sojourn(problem, problem.whole.choices, devices, yields[: lanes + 1])
             if expected_s > demand.slo_s:
                 continue
             slower = problem.with_stretch(lanes / yields[lanes])
             least_s = slower.least_s
-            tight_s = least_s + margin * (demand.slo_s - least_s)
+            tight_s = least_s + (margin or 1.0) * (demand.slo_s - least_s)
             if tight_s <= 0:
                 continue
             slower = replace(slower, demand=replace(demand, slo_s=tight_s))
             try:
-                plan = _spread(problem, planner(slower), devices)
+                plan = _spread(problem, planner(slower), devices, every=not margin)
                 placement = place_conserving(
                     pieces_of(problem, plan),
                     yields[lanes],
@@ -129,14 +131,14 @@ def _between(problem: Problem, plan: Plan) -> float:
     return alone.expected_s(plan.stations) - sum(services)
 
 
-def _spread(problem: Problem, plan: Plan, devices: int) -> Plan:
+def _spread(problem: Problem, plan: Plan, devices: int, *, every: bool) -> Plan:
     """The plan with a replica on every device of what has no weights to speak of: it costs nothing,
-    and nobody waits for it elsewhere.
+    and nobody waits for it elsewhere. With `every`, of all operators.
     """
     free = {
         each.role
         for each in problem.table.operators
-        if each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
+        if every or each.weights_bytes < WEIGHTLESS * problem.table.weights_bytes
     }
     return replace(
         plan,

@@ -230,10 +230,6 @@ class Problem:
             for each in plan.stations
         )
 
-    def unloaded_s(self) -> float:
-        """A whole iteration of the longest request, alone."""
-        return self.table.seconds((max(self.demand.lengths),))
-
 
 def slo_of(table: OperatorTable, lengths: Sequence[int], times: float) -> float:
     """`times` what the longest takes unloaded, alone in its batch."""

@@ -278,7 +278,7 @@ def test_the_whole_of_a_large_cell_is_encoded_in_small_pieces() -> None:
     one: dict[str, object] = {"name": "\u202edeployment", "texts": ["x" * 1_000, None, 1.5]}
     state = {"deployments": {str(n): one for n in range(500)}, "nodes": {}, "why": ""}
     for told, encloses in ((state, 0), ({"patch": state, "samples": []}, 1)):
-        pieces = list(feeds._pieces(told, 2 + encloses))
+        pieces = list(feeds._pieces(told, feeds.PIECES_DEPTH + encloses))
         assert b"".join(pieces) == encoded(told)
         assert max(map(len, pieces)) < 2_000
 

@@ -102,7 +102,8 @@ def migrate_and_drain(
     """Have an instance go once all that runs on it has moved, to any other or to the one that is
     given; False if one of them finds no room or time there now, beside those before it, and nothing
     moves. One whose room another of them has taken away after all (`_begin_at`) is looked at again.
-    Where weights are swapped, they go on there at once: the source may not compute for a while.
+    From where weights are swapped they go on at once, since the source may not compute for a while,
+    and with their KV blocks alone: computed ahead elsewhere they would hold its memory meanwhile.
     """
     requests = list(instance.requests.values())
     if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
@@ -110,7 +111,7 @@ def migrate_and_drain(
     moves: list[Price] = []
     for request in requests:
         move = _look(ctx, request, to, before=moves)
-        if move is None:
+        if move is None or (instance.node.swaps and move.transfer is None):
             return False
         moves.append(move)
     for move in moves:
