@@ -185,6 +185,11 @@ class Gateway:
         """Take no further calls."""
         self.stopping = True
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether any client waits."""
+        return bool(self._streams)
+
     def now_s(self) -> float:
         """By the clock that calls are timed with."""
         return self._clock.now_s()

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +194,7 @@ async def serve(
                     opened.callback(giving_back.cancel)
                     await _first_of(ending, database.deposed)
                     if not database.deposed.is_set():
-                        await controller.drain(config.grace_s)
+                        await controller.drain(config.grace_s, database.deposed)
                 finally:
                     await controller.stop(server, http)
                     logger.info("stopped")
@@ -553,16 +553,26 @@ class Controller:
         )
         http.start(shared(routes, origins))
 
-    async def drain(self, grace_s: float) -> None:
-        """Let open answers end within so long, and take no further calls."""
+    async def drain(self, grace_s: float, deposed: asyncio.Event) -> None:
+        """Let open answers end within so long, and take no further calls. It ends early where it is
+        asked to end once more, or another controller leads.
+        """
         if self.failure is not None or not grace_s:
             return
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
-        with suppress(TimeoutError):
+        ending = self._ending
+        ending.clear()
+        try:
             async with asyncio.timeout(grace_s):
-                while self.failure is None and self._gateway.requests():  # noqa: ASYNC110
+                while self._gateway.is_asked and not (  # noqa: ASYNC110
+                    ending.is_set() or deposed.is_set()
+                ):
                     await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            logger.info("answers are still open after %g s", grace_s)
+        finally:
+            ending.set()
 
     async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Stops the server, within DRAIN_S_MAX and the time to build a small tokenizer."""

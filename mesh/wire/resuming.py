@@ -77,7 +77,7 @@ class ResumedAnswer:
     ) -> None:
         self._watch = watch
         self._lock = threading.Lock()
-        """Of where it is: the watch has a thread of its own."""
+        """It guards where the answer is: the watch has a thread of its own."""
         self._leaves_for: int | None = None
         """The address of a controller that has begun to lead meanwhile."""
         self._asked = invocation if invocation.key else replace(invocation, key=uuid4().hex)
@@ -100,7 +100,7 @@ class ResumedAnswer:
         self._heard = False
         """Whether the stream that it has now has told anything."""
         self._chars = self._chars_again = 0
-        """Of its text so far; and of those the ones that a controller has yet to say again."""
+        """The characters of its text so far, and those that a controller has yet to say again."""
         self._call, self._stream = self._made()
 
     def events(self) -> Generator[InvocationEvent, None, None]:

@@ -461,3 +461,19 @@ def test_an_answer_leaves_only_what_hangs() -> None:
 def test_addresses_that_cannot_be_meant_are_told_at_once(address: str) -> None:
     with pytest.raises(InvalidInput, match=r"is no address|is named twice"):
         MeshClient(address)
+
+
+async def test_one_that_drains_ends_at_once_where_it_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+    async with live_cell(tmp_path, grace_s=3600.0) as cell:
+        _, call, _ = await begun(cell, 1)
+        cell.stop.set()
+        await cell.until(lambda: not cell.stop.is_set())
+        await asyncio.sleep(0.1)
+        assert not cell.serving.done(), "its answer has not ended"
+        cell.stop.set()
+        async with asyncio.timeout(WAIT_S_MAX):
+            await cell.serving
+        call.reading.cancel()
