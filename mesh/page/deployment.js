@@ -74,9 +74,9 @@ function Actions({ name, scaling, all }) {
         <button onClick=${() => setAsking("")}>keep it</button></span>`
       : html`<button class="bad" disabled=${busy} onClick=${() => setAsking("delete")}>delete …</button>`}
     <form onSubmit=${scale}>
-      <label>replicas from <input name="replicas_min" type="number" min="0" value=${scaling.replicas_min} /></label>
-      <label> to <input name="replicas_max" type="number" min="1" value=${scaling.replicas_max} /></label>
-      <label> keep alive, s <input name="keep_alive_s" type="number" min="0" step="any" value=${scaling.keep_alive_s} /></label>
+      <label>replicas from <input name="replicas_min" type="number" min="0" defaultValue=${scaling.replicas_min} /></label>
+      <label> to <input name="replicas_max" type="number" min="1" defaultValue=${scaling.replicas_max} /></label>
+      <label> keep alive, s <input name="keep_alive_s" type="number" min="0" step="any" defaultValue=${scaling.keep_alive_s} /></label>
       <button disabled=${busy}>scale</button>
     </form>
     <form onSubmit=${replay}>

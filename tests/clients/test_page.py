@@ -276,6 +276,9 @@ def test_a_deployment_appears_and_goes_without_a_reload(page: Any, cell: Cell) -
 def test_a_deployment_is_scaled_loaded_and_refused_in_words(page: Any, cell: Cell) -> None:
     show(page, "#/deployments/chat-too")
     page.get_by_label("keep alive, s").fill("45")
+    page.wait_for_timeout(
+        1500
+    )  # The page is brought up to date once a second, and keeps what was typed.
     page.get_by_role("button", name="scale").click()
     page.get_by_text('"keep_alive_s": 45').wait_for()
     page.get_by_role("button", name="undo rollout").click()
