@@ -198,9 +198,10 @@ class VirtualCell:
             )
 
     def _ask_again(self, request_id: RequestId, epoch: int) -> None:
-        asked = self.callers.again(request_id)
-        if asked is not None and self.controller.alive and self.controller.epoch == epoch:
-            self.controller.tell(asked)
+        if self.controller.alive and self.controller.epoch == epoch:
+            asked = self.callers.again(request_id)
+            if asked is not None:
+                self.controller.tell(asked)
 
     def run(
         self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
