@@ -306,9 +306,11 @@ class RunQueue(PaceClass):
         batch, times = self.batch, self.times
         of = tokens, past_tokens, batch, times.factor
         if of != self._chunk:
-            alone = times.prefill_s(tokens, past_tokens) if not batch else 0.0
-            self._chunk_added_s = alone or times.chunk_s(tokens, past_tokens, batch)
             self._chunk = of
+            if batch:
+                self._chunk_added_s = times.chunk_s(tokens, past_tokens, batch)
+            else:
+                self._chunk_added_s = times.prefill_s(tokens, past_tokens)
         return self.decode_s + self._chunk_added_s if batch else self._chunk_added_s
 
 
