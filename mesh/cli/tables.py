@@ -147,6 +147,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
         ("tensor_parallel", str(spec.tensor_parallel)),
+        *([("cells", str(spec.cells))] if spec.cells > 1 else []),
         ("weights", spec.weights or "default"),
         ("precision", spec.precision or "each node's, see mesh describe NODE"),
         *([("task", spec.task)] if spec.task is not None else []),
