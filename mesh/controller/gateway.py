@@ -33,8 +33,16 @@ from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Refused, Unavailable
-from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidInput,
+    MeshError,
+    Refused,
+    Unavailable,
+)
+from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.front import FailRequest
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, Resume, TokenPrompt
@@ -48,6 +56,7 @@ from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.thoughts import Thinking
 from mesh.wire.access import caller
+from mesh.wire.errors import error_named
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
@@ -145,7 +154,7 @@ class Gateway:
         self,
         *,
         cell: Cell,
-        post: Callable[[ControllerEvent], None],
+        post: Callable[[InvokeRequested | CancelRequested], None],
         clock: Clock,
         tokenizers: Tokenizers,
         rng: random.Random,
@@ -219,6 +228,11 @@ class Gateway:
         """Who has made an open call."""
         stream = self._streams.get(request_id)
         return stream.caller if stream is not None else ANYONE
+
+    def asked(self, request_id: RequestId) -> Invocation | None:
+        """What the client of an open call has asked for."""
+        stream = self._streams.get(request_id)
+        return None if stream is None else stream.asked
 
     def charged_before(self, request_id: RequestId) -> int | None:
         """See `ClientStream`."""
@@ -346,10 +360,12 @@ class Gateway:
         """What its client is told where a node is starting, of which the core knows nothing. Nodes
         are not named: tenants are told this, too.
         """
-        stream = self._streams.get(refusal.request_id)
-        deployment = stream and self._cell.deployment(stream.request.deployment)
+        stream, starting = self._streams.get(refusal.request_id), self._starting()
+        if stream is None or not starting:
+            return refusal
+        deployment = self._cell.deployment(stream.request.deployment)
         wanted = deployment.spec.devices if deployment else ()
-        node = next((node for node in self._starting() if node.device in wanted), None)
+        node = next((node for node in starting if node.device in wanted), None)
         if node is None:
             return refusal
         return replace(
@@ -378,6 +394,13 @@ class Gateway:
             stream.ended = True
             self._cancel(request_id)
 
+    def fail(self, failure: FailRequest) -> None:
+        """Its client is told the error; the request has ended."""
+        stream = self._streams.get(failure.request_id)
+        if stream is not None:
+            stream.ended = True
+            self._drop(stream, error_named(failure.error, failure.message, hint=failure.hint))
+
     def _cancel(self, request_id: RequestId) -> None:
         """Those who leave in one turn of the loop go together: a place that each frees would be
         given to the next one that is about to go.
@@ -392,7 +415,7 @@ class Gateway:
             return  # it went before its turn came
         self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
-    def _drop(self, stream: ClientStream, why: Cancelled) -> None:
+    def _drop(self, stream: ClientStream, why: MeshError) -> None:
         """Free the request's place, and wake the task that waits for it to be told why."""
         request_id = stream.request.request_id
         stream.dropped = why
@@ -492,6 +515,7 @@ class Gateway:
         )
         resumed = self._resumed(asked, request, deployment) if keyed else None
         stream = ClientStream(
+            asked=asked,
             request=request,
             slo=slo,
             has_own_slo=slo is not deployment.spec.slo,
@@ -514,6 +538,8 @@ class Gateway:
     def _began_before(self, resume: Resume) -> bool:
         """Whether an earlier controller may have accepted a call that comes again."""
         now_s = self._clock.now_s()
+        if caller().vouched:
+            return True
         recent = now_s - self._began_s < ACCEPTED_BEFORE_S_MAX
         return recent and (bool(resume.output_tokens) or now_s - resume.age_s < self._began_s)
 
@@ -576,6 +602,8 @@ class Gateway:
         """Whether a call is taken for one that an earlier controller has accepted."""
         if not self._began_before(resume):
             return False
+        if caller().vouched:
+            return True
         accepted = self._accepted_before.setdefault(public_name(request.deployment), set())
         if len(accepted) < ACCEPTED_BEFORE_MAX:
             accepted.add(request.request_id)

@@ -8,10 +8,12 @@ call that is in no table is an operator's.
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 
-from mesh.domain.access import ANYONE, Caller, Role
+from mesh.domain.access import ANYONE, Caller, Role, TenantName
 from mesh.domain.errors import Forbidden, Unauthenticated
 
 AUTHORIZATION = "authorization"
+FOR = "mesh-for"
+"""Metadata by which an operator, as fronts are, names for whom a call is made: see `said_for`."""
 NODE_LINK = "/mesh.v1.NodeLink/Connect"
 NODE_START = "/mesh.v1.NodeLink/Start"
 NODE_NAME = "mesh node"
@@ -118,6 +120,27 @@ _CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 def caller() -> Caller:
     """The caller for whom this code runs."""
     return _CALLER.get()
+
+
+def said_for(whom: Caller, *, vouched: bool = False) -> tuple[str, str]:
+    """The metadata of a call that is made for another caller."""
+    return FOR, "/".join((whom.role, whom.tenant, whom.key_id, "vouched" * vouched))
+
+
+def act_for(said: str) -> None:
+    """Have this code run for whom an operator has named. Raises Forbidden where no operator has."""
+    parts = said.split("/")
+    if caller().role is not Role.ADMIN or len(parts) != 4 or parts[0] not in _USERS:
+        raise Forbidden(
+            f"the caller may not act for others, and has sent {FOR}",
+            hint="a front needs the key of an operator: MESH_KEY, or --key-file",
+        )
+    role, tenant, key_id, vouched = parts
+    _CALLER.set(
+        Caller(
+            role=Role(role), tenant=TenantName(tenant), key_id=key_id, vouched=vouched == "vouched"
+        )
+    )
 
 
 class Gate:

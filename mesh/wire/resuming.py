@@ -49,7 +49,7 @@ LOOK_S_MAX = 0.5
 """For the answer of a controller that is asked whether it leads."""
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""
-_UNCONNECTED = "failed to connect"
+UNCONNECTED = "failed to connect"
 """In gRPC's words where nobody took a call."""
 
 
@@ -297,11 +297,11 @@ class LeaderWatch:
 
 
 def leads(channel: grpc.Channel) -> bool:
-    """Whether the controller there leads its cell."""
+    """Whether the controller there leads its cell, or a front is there."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # few clients have to choose
 
     check = health_pb2_grpc.HealthStub(channel).Check
-    asked = health_pb2.HealthCheckRequest(service="mesh.v1.NodeLink")
+    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
     try:
         told = check(asked, timeout=LOOK_S_MAX)
     except grpc.RpcError:
@@ -321,7 +321,7 @@ def _is_untaken(error: MeshError) -> bool:
     if isinstance(error, StandsBy):
         return True
     details = cast(EndedCall, error.__cause__).details() if _broke(error) else None
-    return _UNCONNECTED in (details or "")
+    return UNCONNECTED in (details or "")
 
 
 def _broke(error: MeshError) -> bool:
