@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.slo import Slo
 
-_OF_NO_MANIFEST = ("name", "tenant", "edition")
-"""A revision's name in the cell has its number, its tenant stays, and cells count editions."""
+_OF_NO_MANIFEST = ("name", "tenant")
+"""A revision's name in the cell has its number, and its tenant stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

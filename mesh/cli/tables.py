@@ -144,6 +144,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("name", str(spec.name)),
         ("state", str(deployment.state)),
         *([("failure", deployment.phase)] if deployment.state is DeploymentState.FAILED else []),
+        *([("differs", deployment.differs)] if deployment.differs else []),
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
         ("tensor_parallel", str(spec.tensor_parallel)),
@@ -213,14 +214,14 @@ def mebibytes(size_bytes: float) -> str:
 
 
 def under_way(deployment: DeploymentSnapshot) -> str:
-    """What its import is at, or the first of its loads, or why it has failed; empty where there is
-    none of that.
+    """What its import is at, or the first of its loads, or why it has failed, or at a front where
+    its cells differ; empty where there is none of that.
     """
     if deployment.state is DeploymentState.FAILED:
         return deployment.phase
     if deployment.phase:
         return _progress_text(deployment.phase, deployment.share)
-    return next(filter(None, map(_phase, deployment.instances)), "")
+    return next(filter(None, map(_phase, deployment.instances)), deployment.differs)
 
 
 def _phase(instance: InstanceSnapshot) -> str:

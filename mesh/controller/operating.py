@@ -143,8 +143,13 @@ class Operating:
         if found is None and asks.tenant:
             mine = sum(one.spec.tenant == asks.tenant for one in deployments)
             check_deployments(asks.tenant, self._limits(asks.tenant), mine)
-        # An operator may say whose it is, as fronts do that bring it from another cell.
+        # An operator may say whose it is, as one does through a front; it never becomes another's.
         own = spec.tenant if asks.role is Role.ADMIN else asks.tenant
+        if found is not None and own and asks.role is Role.ADMIN and found.tenant != own:
+            raise AlreadyExists(
+                f"the name {spec.name!r} is of tenant {found.tenant or 'nobody'}, not of {own}",
+                hint="choose another one, or delete that first",
+            )
         return replace(spec, tenant=found.tenant if found is not None else own)
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies:

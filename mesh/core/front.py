@@ -15,7 +15,6 @@ from math import inf
 from typing import assert_never
 
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, ShutdownRequested
 from mesh.domain.front import (
     AskCell,
@@ -72,27 +71,6 @@ def ranked(name: DeploymentName, cells: Iterable[CellName]) -> list[CellName]:
     comes or goes, no deployment moves between the others.
     """
     return sorted(cells, key=lambda cell: (_digest(f"{name}\0{cell}"), cell), reverse=True)
-
-
-def lacking(
-    name: DeploymentName,
-    cells: Sequence[CellName],
-    found: dict[CellName, DeploymentSpec],
-    present: Iterable[CellName],
-) -> tuple[DeploymentSpec, list[CellName]]:
-    """The newest spec of a deployment, and the cells of those `present` that are to get it: those
-    that have an older one, and home cells that have none while fewer have it than its spec says.
-    `found` are the specs that the cells have, or had when they were last looked at. Of two specs of
-    one edition that of the earlier home cell holds.
-    """
-    order = [cell for cell in ranked(name, cells) if cell in found]
-    newest = max((found[cell] for cell in order), key=lambda spec: spec.edition)
-    here, homes = set(present), ranked(name, cells)[: newest.cells]
-    stale = [cell for cell in order if cell in here and found[cell] != newest]
-    away = [cell for cell in homes if cell not in here and cell not in found]
-    missing = newest.cells - len(found) - len(away)
-    free = [cell for cell in homes if cell in here and cell not in found]
-    return newest, stale + free[: max(missing, 0)]
 
 
 @dataclass(slots=True)

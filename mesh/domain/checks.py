@@ -24,7 +24,6 @@ CACHE_SALT_CHARS_MAX = 256
 CLASSES_MAX = 8
 CELLS_MAX = 64
 """That serve one deployment."""
-EDITION_MAX = 1 << 30
 
 _SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^key$|^auth", re.I)
 """In names of a URL's parameters: those of signed URLs among them."""
@@ -59,8 +58,6 @@ def check_spec(spec: DeploymentSpec) -> None:
         )
     if not 1 <= spec.cells <= CELLS_MAX:
         raise InvalidInput(f"cells is {spec.cells}; it must be from 1 to {CELLS_MAX}")
-    if not 0 <= spec.edition <= EDITION_MAX:
-        raise InvalidInput(f"edition is {spec.edition}; it must be from 0 to {EDITION_MAX}")
 
 
 def check_no_credentials(source: str) -> None:

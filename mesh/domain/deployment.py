@@ -56,8 +56,6 @@ class DeploymentSpec:
     """Whose it is; nobody's where it was deployed without a tenant's key."""
     cells: Count = 1
     """How many cells are to serve it, where a front is before several."""
-    edition: int = 0
-    """It rises with each change, in whichever cell: of two specs the later edition holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

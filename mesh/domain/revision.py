@@ -84,7 +84,6 @@ def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:
         tool_format=new.tool_format,
         special_tokens_in_content=new.special_tokens_in_content,
         cells=new.cells,
-        edition=new.edition,
     )
     return named(same, new.name) == new
 

@@ -8,20 +8,18 @@ After: gRPC.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from threading import Lock
 from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.core.front import FrontCore, lacking, look_of
+from mesh.core.front import FrontCore, look_of, ranked
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.errors import MeshError, Refused, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
 from mesh.domain.front import CellSeen, CellSilent
 from mesh.domain.ids import (
     CellName,
@@ -34,7 +32,6 @@ from mesh.domain.ids import (
 )
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.request import Request
-from mesh.domain.revision import RevisionState, public
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
 from mesh.domain.views import (
@@ -48,11 +45,10 @@ from mesh.domain.views import (
 from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
-from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import dial, dial_blocking
 from mesh.wire.client import UNARY_S_MAX
-from mesh.wire.codec import from_wire, to_wire, view_from_wire
+from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
 from mesh.wire.resuming import LOOK_S, LOOK_S_MAX
@@ -61,13 +57,8 @@ LIST_S = 0.5
 LIST_SHARE_MAX = 0.1
 """The share of its time that a front looks at deployments and nodes: seldom where there are many.
 """
-SPREAD_AFTER_S = 5.0
-"""Cells that differ for so long are brought to what the newest spec says: an operator may be at it.
-"""
-SPREAD_RETRY_S, SPREAD_RETRY_S_MAX = 10.0, 600.0
-"""The pause after a failure; it doubles."""
-TEXTS_MAX = 16
-"""So many models' tokenizers are kept as they were fetched, beside those that are in use."""
+REFRESH_S_MAX = 2.0
+"""So long an operator's change waits for the cells to be looked at before."""
 Tell = Callable[[CellSeen | CellSilent], None]
 
 logger = logging.getLogger(__name__)
@@ -245,13 +236,6 @@ def _made(one: DeploymentSnapshot) -> Deployment | None:
     )
 
 
-def _newest(one: DeploymentSnapshot) -> DeploymentSpec:
-    """What a deployment is to become: the spec that serves, or that of a revision on its way."""
-    coming = (RevisionState.IMPORTING, RevisionState.STARTING)
-    specs = [one.spec, *(public(r.spec) for r in one.revisions if r.state in coming)]
-    return max(specs, key=lambda spec: spec.edition)
-
-
 class FrontCells:
     """All cells: what the gateway asks of a cell, and operators of the cells. `post` has the core
     told.
@@ -269,20 +253,12 @@ class FrontCells:
         self._core = core
         self._clock = clock
         self._snapshot: tuple[tuple[int, ...], CellSnapshot] = (), _merged({})
-        self._texts: OrderedDict[ModelId, TextAssets] = OrderedDict()
-        self._texts_lock = Lock()
-        self._tries: dict[tuple[DeploymentName, CellName], tuple[float, float]] = {}
-        """When a cell that lacks a deployment gets it, and the pause after the next failure."""
-        self._spreading: dict[CellName, asyncio.Task[None]] = {}
 
     async def watch(self) -> None:
-        """Look at all cells, and bring those that differ to what the newest specs say, until
-        cancelled.
-        """
+        """Look at all cells, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for link in self.links.values():
                 tasks.create_task(link.watch())
-            tasks.create_task(self._spread())
 
     async def looked(self) -> None:
         """Wait until each cell was looked at once."""
@@ -314,21 +290,19 @@ class FrontCells:
         return any(name in link.deployments for link in self.links.values())
 
     def spec(self, name: DeploymentName) -> DeploymentSpec | None:
-        specs = self.specs(name).values()
-        return max(specs, key=lambda spec: spec.edition, default=None)
+        return next(iter(self.specs(name).values()), None)
 
     def specs(self, name: DeploymentName) -> dict[CellName, DeploymentSpec]:
-        """What the cells have of it, or had when they were looked at last."""
-        return {
-            link.name: _newest(link.deployments[name])
-            for link in self.links.values()
-            if name in link.deployments
-            and link.deployments[name].state is not DeploymentState.DELETING
-        }
+        """What serves in each cell that has it, or did when it was looked at last, the first home
+        cell first.
+        """
+        return {cell: one.spec for cell, one in _parts(name, self.links).items()}
 
-    @property
-    def led(self) -> list[CellName]:
-        return [link.name for link in self.links.values() if link.leader]
+    async def refresh(self) -> None:
+        """Look at all cells now; one that takes long, or is away, stays as it was."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REFRESH_S_MAX):
+                await asyncio.gather(*(link.list() for link in self.links.values()))
 
     def asked_before(self, request_id: RequestId) -> tuple[Request, Sequence[int]] | None:
         return self._core.asked_before(request_id)
@@ -337,7 +311,10 @@ class FrontCells:
         return self._core.load()
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
-        raise Unavailable("profiles are a cell's", hint="ask a controller of the cell for them")
+        raise InvalidInput(
+            "a front knows no profiles",
+            hint="ask a controller of one of its cells: --controller HOST:PORT",
+        )
 
     def snapshot(self, now_s: float) -> CellSnapshot:
         """All cells in one."""
@@ -363,68 +340,29 @@ class FrontCells:
         """The text assets of a model, from a cell that has it; waits for it, in a thread. Raises
         Unavailable.
         """
-        with self._texts_lock:
-            if model_id in self._texts:
-                self._texts.move_to_end(model_id)
-                return self._texts[model_id]
+        why = ""
         for link in list(self.links.values()):
             leader = link.leader
             names = [n for n, one in link.serving.items() if one.model.model_id == model_id]
-            if leader and names and (found := _fetched(leader, names[0])) is not None:
-                with self._texts_lock:
-                    self._texts[model_id] = found
-                    while len(self._texts) > TEXTS_MAX:
-                        self._texts.popitem(last=False)
-                return found
+            if not leader or not names:
+                continue
+            try:
+                return _fetched(link.name, leader, names[0])
+            except MeshError as error:
+                why = f": {error.message}"
         raise Unavailable(
-            f"no cell that answers has the tokenizer of model {model_id}", hint="try again"
+            f"no cell that answers has the tokenizer of model {model_id}{why}", hint="try again"
         )
 
-    async def _spread(self) -> None:
-        while True:
-            await asyncio.sleep(LIST_S)
-            now_s, versions = self._clock.now_s(), set(self.led)
-            names = {name: None for link in self.links.values() for name in link.deployments}
-            wanted: dict[tuple[DeploymentName, CellName], DeploymentSpec] = {}
-            for name in names:
-                found = self.specs(name)
-                if not found:
-                    continue
-                specs = list(found.values())
-                if len(found) >= specs[0].cells and all(spec == specs[0] for spec in specs):
-                    continue
-                newest, cells = lacking(name, list(self.links), found, versions)
-                wanted |= {(name, cell): newest for cell in cells}
-            self._tries = {
-                of: self._tries.get(of, (now_s + SPREAD_AFTER_S, SPREAD_RETRY_S)) for of in wanted
-            }
-            for (name, cell), spec in wanted.items():
-                due_s, pause_s = self._tries[name, cell]
-                running = self._spreading.get(cell)
-                if now_s >= due_s and (running is None or running.done()):
-                    longer_s = min(2 * pause_s, SPREAD_RETRY_S_MAX)
-                    self._tries[name, cell] = now_s + pause_s, longer_s
-                    self._spreading[cell] = asyncio.create_task(self._bring(spec, cell))
 
-    async def _bring(self, spec: DeploymentSpec, cell: CellName) -> None:
-        """Deploy what another cell has."""
-        request = pb.DeployRequest(spec=to_wire(spec, model_pb2.DeploymentSpec))
-        try:
-            async for _ in self.links[cell].operate("Deploy", request):
-                pass
-            logger.info("%s has got %s, edition %d", cell, spec.name, spec.edition)
-        except MeshError as error:
-            logger.warning("%s does not get %s: %s", cell, spec.name, error.message)
-
-
-def _fetched(address: str, name: DeploymentName) -> TextAssets | None:
-    """The assets, of the controller there; `None` where it does not answer or knows of none."""
+def _fetched(cell: CellName, address: str, name: DeploymentName) -> TextAssets:
+    """The assets, of the controller there. Raises errors of the tree."""
     channel = dial_blocking(address)
     try:
         asked = pb.GetTokenizerRequest(name=name)
         return from_wire(ControlStub(channel).GetTokenizer(asked, timeout=UNARY_S_MAX), TextAssets)
-    except grpc.RpcError:
-        return None
+    except grpc.RpcError as error:
+        raise explained(cell, cast(grpc.aio.AioRpcError, error)) from error
     finally:
         channel.close()
 
@@ -452,13 +390,14 @@ def _merged(links: Mapping[CellName, CellLink]) -> CellSnapshot:
 
 def _whole(name: DeploymentName, links: Mapping[CellName, CellLink]) -> DeploymentSnapshot:
     """One deployment in all cells, as the first that serves it has it."""
-    having = [link for link in links.values() if name in link.deployments]
-    here = [link for link in having if link.leader]
-    parts = [link.deployments[name] for link in here]
+    having = _parts(name, links) or {
+        link.name: link.deployments[name] for link in links.values() if name in link.deployments
+    }
+    here = [links[cell] for cell in having if links[cell].leader]
+    parts = [having[link.name] for link in here]
     if not here:
-        away = ", ".join(link.name for link in having)
-        gone = f"served by cells that are away: {away}"
-        (first, *_) = [link.deployments[name] for link in having]
+        gone = f"served by cells that are away: {', '.join(having)}"
+        first = next(iter(having.values()))
         return replace(first, state=DeploymentState.FAILED, phase=gone, instances=())
     first = next((one for one in parts if one.state is DeploymentState.READY), parts[0])
     return replace(
@@ -478,7 +417,40 @@ def _whole(name: DeploymentName, links: Mapping[CellName, CellLink]) -> Deployme
             _instance(link.name, one) for link in here for one in link.deployments[name].instances
         ),
         classes=tuple(map(_class_sum, zip(*(one.classes for one in parts), strict=False))),
+        differs=_differs(first.spec, having, links),
     )
+
+
+def _parts(
+    name: DeploymentName, links: Mapping[CellName, CellLink]
+) -> dict[CellName, DeploymentSnapshot]:
+    """What the cells have of a deployment that is not being deleted, the first home cell first."""
+    found = {
+        link.name: link.deployments[name]
+        for link in links.values()
+        if name in link.deployments and link.deployments[name].state is not DeploymentState.DELETING
+    }
+    return {cell: found[cell] for cell in ranked(name, found)}
+
+
+def _differs(
+    spec: DeploymentSpec,
+    having: Mapping[CellName, DeploymentSnapshot],
+    links: Mapping[CellName, CellLink],
+) -> str:
+    """Which of its cells have it otherwise than `spec` says, or not at all."""
+    said = []
+    for cell, one in having.items():
+        away = "" if links[cell].leader else ", which is away"
+        if one.spec.tenant != spec.tenant:
+            said.append(f"the name is another tenant's in {cell}{away}")
+        elif one.spec != spec:
+            said.append(f"differs in {cell}{away}")
+    lacking = spec.cells - len(having)
+    if lacking > 0:
+        free = [cell for cell in ranked(spec.name, links) if cell not in having][:lacking]
+        said += [f"missing in {c}{'' if links[c].leader else ', which is away'}" for c in free]
+    return "; ".join(said)
 
 
 def _class_sum(views: Iterable[ClassView]) -> ClassView:

@@ -187,8 +187,7 @@ def _manifest(spec: DeploymentSpec) -> dict[str, object]:
     told = {
         name: value
         for name, value in plain_fields(spec).items()
-        if name not in ("name", "tenant", "edition")
-        and (value != usual[name] or name in ("slo", "scaling"))
+        if name not in ("name", "tenant") and (value != usual[name] or name in ("slo", "scaling"))
     }
     if told.pop("special_tokens_in_content", False):
         told["text"] = {"special_tokens_in_content": True}

@@ -170,7 +170,7 @@ _LATER: Mapping[type[Any], Sequence[str]] = {
 
 _CLASSES: Mapping[type[Any], Sequence[str]] = {
     Slo: ("name", "price", "best_effort"),
-    DeploymentSpec: ("classes", "class_default", "cells", "edition"),
+    DeploymentSpec: ("classes", "class_default", "cells"),
     OutputHistory: ("classes",),
 }
 

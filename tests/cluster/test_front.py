@@ -31,10 +31,9 @@ from mesh.domain.errors import (
 )
 from mesh.domain.ids import CellName, DeploymentName, NodeId
 from mesh.domain.invocation import Finished, Invocation, TextPrompt
-from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
-from mesh.front import cells as front_cells
 from mesh.front.main import main as run_front
 from mesh.front.options import read_cells
 from mesh.front.server import FrontConfig, serve
@@ -134,7 +133,7 @@ async def test_a_deployment_goes_to_its_home_cells_and_is_served_by_every_protoc
     assert "unchanged" in await three.ask(three.client.deploy, TWICE)
     await three.front.until(lambda: len(three.client.list()) == 1)
     (one,) = await three.ask(three.client.list)
-    assert (one.spec.cells, one.spec.edition) == (2, 1)
+    assert (one.spec.cells, one.differs) == (2, "")
     asked = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"), max_tokens=3)
     *_, last = await three.front.answer(asked)
     assert isinstance(last, Finished)
@@ -196,7 +195,7 @@ async def test_operators_act_in_all_cells_that_have_it(three: Fronted) -> None:
     await three.ask(lambda: three.client.scale(SPEC.name, replicas_max=7))
     for name in (FIRST, SECOND):
         found = await three.ask(three.cells[name].client.get, SPEC.name)
-        assert (found.spec.scaling.replicas_max, found.spec.edition) == (7, 2)
+        assert found.spec.scaling.replicas_max == 7
     assert await three.ask(three.client.load, SPEC.name) == "loading"
     await three.seen()
     await three.ask(three.client.unload, SPEC.name)
@@ -216,37 +215,54 @@ async def test_what_a_cell_refuses_its_other_home_serves(three: Fronted) -> None
     assert last.node_id == f"{SECOND}/{SECOND}-1"
 
 
-async def test_a_cell_that_is_away_gets_what_it_lacks_once_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_cell_that_is_away_did_not_get_is_told_and_done_by_the_same_command(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(front_cells, "SPREAD_AFTER_S", 0.2)
     port = {name: free_port() for name in CELLS}
-    at = {name: (f"127.0.0.1:{port[name]}",) for name in CELLS}
+    at = {name: (f"127.0.0.1:{port[name]}",) for name in (FIRST, SECOND)}
 
     def cell(name: CellName) -> Any:
         return live_cell(tmp_path / name, listen=at[name][0])
 
+    def ready(front: LiveCell) -> int:
+        return sum(node.state is NodeState.READY for node in front.client.nodes())
+
     async with cell(FIRST) as first, a_front(tmp_path / "front", at) as front:
         await first.node()
-        message = await asyncio.to_thread(front.client.deploy, TWICE)
-        assert message == f"deployed in {FIRST}; {SECOND} is away, and gets it when it is back"
-        with pytest.raises(Unavailable, match="would bring it back"):
-            await asyncio.to_thread(front.client.delete, SPEC.name)
+        with pytest.raises(Unavailable, match=f"deployed in {FIRST}; not in {SECOND}: .*away") as t:
+            await front.ask(front.client.deploy, TWICE)
+        assert "mesh deploy" in t.value.hint
+        assert f"missing in {SECOND}" in (await front.ask(front.client.get, SPEC.name)).differs
         async with cell(SECOND) as second:
             await second.node()
-            await second.until(
-                lambda: [one.state for one in second.client.list()] == [DeploymentState.READY]
-            )
-        changed = replace(TWICE, scaling=Scaling(replicas_max=9))
-        assert "is away" in await asyncio.to_thread(front.client.deploy, changed)
+            await front.until(lambda: ready(front) == 2)
+            assert await front.ask(second.client.list) == (), "a front deploys nothing by itself"
+            message = await front.ask(front.client.deploy, TWICE)
+            assert set(message.split("; ")) == {f"unchanged in {FIRST}", f"deployed in {SECOND}"}
+            await front.ask(lambda: second.client.scale(SPEC.name, replicas_max=5))
+            await front.until(lambda: front.client.get(SPEC.name).differs == f"differs in {SECOND}")
+        with pytest.raises(Unavailable, match=f"in {FIRST}; not in {SECOND}") as t:
+            await front.ask(front.client.delete, SPEC.name)
+        assert "mesh delete chat" in t.value.hint
+        assert await front.ask(first.client.list) == ()
         async with cell(SECOND) as second:
             await second.node()
-            await second.until(lambda: second.client.get(SPEC.name).spec.scaling.replicas_max == 9)
-            found = await asyncio.to_thread(second.client.get, SPEC.name)
-            assert found.spec.edition == 2
-            # What is changed at a cell itself reaches the others.
-            await asyncio.to_thread(lambda: second.client.scale(SPEC.name, replicas_max=5))
-            await first.until(lambda: first.client.get(SPEC.name).spec.scaling.replicas_max == 5)
+            await front.until(lambda: ready(front) == 2)
+            await front.ask(front.client.delete, SPEC.name)
+            assert await front.ask(second.client.list) == ()
+
+
+async def test_each_cell_goes_back_to_its_own_revision_of_what_is_meant(three: Fronted) -> None:
+    """Numbers of revisions differ: one cell was changed by itself meanwhile."""
+    await three.ask(three.client.deploy, TWICE)
+    second = three.cells[SECOND].client
+    await three.ask(lambda: second.scale(SPEC.name, replicas_max=5))
+    await three.ask(three.client.deploy, replace(TWICE, scaling=Scaling(replicas_max=9)))
+    await three.ask(three.client.undo, SPEC.name)
+    for name in (FIRST, SECOND):
+        assert (await three.ask(three.cells[name].client.get, SPEC.name)).spec == TWICE
+    with pytest.raises(NotFound, match="no revision 17"):
+        await three.ask(three.client.undo, SPEC.name, 17)
 
 
 async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
@@ -285,6 +301,14 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
             await front.ask(lambda: list(b.invoke(asking())))
         with pytest.raises(AlreadyExists):
             await front.ask(b.deploy, spec)
+        # A name that is another tenant's in one cell is nobody else's through a front.
+        with showing(keys.b):
+            there = stack.enter_context(MeshClient(cells[CELLS[1]].address))
+        show(Credentials(key=keys.admin))
+        own = replace(spec, name=DeploymentName("own"))
+        await front.ask(there.deploy, own)
+        with pytest.raises(AlreadyExists):
+            await front.ask(a.deploy, own)
         with pytest.raises(Forbidden):
             await front.ask(a.nodes)
         *_, last = await front.ask(lambda: list(a.invoke(asking())))

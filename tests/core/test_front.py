@@ -1,7 +1,6 @@
 """The core of a front: which cell a request gets, and what becomes of it when that is lost."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,11 +13,9 @@ from mesh.core.front import (
     RESUME_S_MAX,
     TAKEOVER_S_MAX,
     FrontCore,
-    lacking,
     ranked,
 )
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted
-from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, ShutdownRequested
 from mesh.domain.front import (
     AskCell,
@@ -380,28 +377,3 @@ def test_home_cells_stay_where_another_cell_comes() -> None:
     assert {after[name] for name in moved} == {"new"}
     assert len(moved) == pytest.approx(400 / 9, rel=0.5)
     assert min(Counter(before.values()).values()) > 25
-
-
-def spec(edition: int, cells: int = 2, source: str = "file:///m") -> DeploymentSpec:
-    return DeploymentSpec(name=CHAT, source=source, cells=cells, edition=edition)
-
-
-@pytest.mark.parametrize(
-    ("found", "present", "wanted"),
-    [
-        ({FIRST: spec(1)}, CELLS, [SECOND]),
-        ({FIRST: spec(1)}, [FIRST, THIRD], []),  # it comes back with it, or gets it then
-        ({THIRD: spec(1)}, CELLS, [FIRST]),
-        ({FIRST: spec(1), THIRD: spec(1)}, CELLS, []),
-        ({FIRST: spec(1), SECOND: spec(3)}, CELLS, [FIRST]),
-        ({FIRST: spec(1), SECOND: spec(3)}, [SECOND], []),
-        ({FIRST: spec(2), SECOND: spec(2, source="file:///other")}, CELLS, [SECOND]),
-        ({FIRST: spec(1, cells=1)}, CELLS, []),
-    ],
-)
-def test_cells_get_what_the_newest_spec_says(
-    found: dict[CellName, DeploymentSpec], present: Sequence[CellName], wanted: list[CellName]
-) -> None:
-    newest, cells = lacking(CHAT, CELLS, found, present)
-    assert cells == wanted
-    assert newest.edition == max(one.edition for one in found.values())

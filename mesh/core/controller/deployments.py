@@ -34,7 +34,7 @@ from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import OperationKind, RefusalReason
-from mesh.domain.revision import name_in_cell, named, next_number, number_of, public, public_name
+from mesh.domain.revision import name_in_cell, named, next_number, number_of, public_name
 from mesh.request.candidates import Candidates
 
 
@@ -49,17 +49,6 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         if not free_to_change(ctx, operation_id, spec.name):
             return
         rollout = ctx.cell.rollout_of(known)
-        asked = replace(asked, spec=_edited(spec, known.deployment.spec, rollout.target))
-        spec = asked.spec
-        if spec.edition < known.deployment.spec.edition:
-            message = f"{spec.name!r} has been changed meanwhile: edition "
-            message += (
-                f"{known.deployment.spec.edition} is deployed, and {spec.edition} was asked for"
-            )
-            reply_error(
-                ctx, operation_id, "AlreadyExists", message, "look at it, and deploy it again"
-            )
-            return
         if rollouts.change(ctx, rollout, asked):
             return
         number = next_number(known.deployment, rollout.revisions)
@@ -92,21 +81,6 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         ctx.cell.begin_rollout(ctx.cell.rollout_of(known), entry)
     command = ImportModel(operation_id=operation_id, source=spec.source, weights=spec.weights)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
-
-
-def _edited(
-    spec: DeploymentSpec, serves: DeploymentSpec, target: Deployment | None
-) -> DeploymentSpec:
-    """The spec with its edition: that of what serves or starts where it says the same, else the
-    next one. A front, which knows those of other cells, gives one.
-    """
-    if spec.edition:
-        return spec
-    known = [public(serves), *([public(target.spec)] if target is not None else [])]
-    for one in known:
-        if replace(one, edition=0) == spec:
-            return replace(spec, edition=one.edition)
-    return replace(spec, edition=1 + max(one.edition for one in known))
 
 
 def _precisions(spec: DeploymentSpec) -> tuple[tuple[str, str | None], ...]:
@@ -299,5 +273,4 @@ def _scaled(spec: DeploymentSpec, asked: ScaleRequested) -> DeploymentSpec:
         "keep_alive_s": asked.keep_alive_s,
     }
     given = {name: value for name, value in limits.items() if value is not None}
-    scaling = replace(spec.scaling, **given)  # type: ignore[arg-type]
-    return replace(spec, scaling=scaling, edition=spec.edition + 1)
+    return replace(spec, scaling=replace(spec.scaling, **given))  # type: ignore[arg-type]

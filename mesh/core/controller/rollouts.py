@@ -79,13 +79,14 @@ def undo(ctx: EventContext, rollout: RolloutEntry | None, asked: UndoRequested) 
         return
     serves = rollout.current.deployment
     assert serves is not None
-    spec = replace(public(back.deployment.spec), edition=serves.spec.edition + 1)
-    if serves.model == back.deployment.model and needs_no_instance(serves.spec, spec):
-        _change_in_place(ctx, rollout, operation_id, serves, spec)
+    if serves.model == back.deployment.model and needs_no_instance(
+        serves.spec, public(back.deployment.spec)
+    ):
+        _change_in_place(ctx, rollout, operation_id, serves, public(back.deployment.spec))
         return
     revisions = given_up(rollout.revisions, "another one was asked for")
     number = next_number(serves, revisions)
-    spec = named(spec, name_in_cell(rollout.name, number))
+    spec = named(back.deployment.spec, name_in_cell(rollout.name, number))
     deployment = replace(back.deployment, spec=spec, revision=number)
     revisions = with_revision(revisions, deployment, RevisionState.STARTING)
     _store(ctx, rollout, operation_id, serves, revisions)

@@ -125,9 +125,7 @@ def test_a_changed_model_serves_once_it_is_loaded_and_the_old_one_answers_to_the
     cell.tell(LeaseCheckDue())
     assert states(cell) == [(1, "past"), (2, "serving")]
     assert list(cell.core.cell.deployments) == [SECOND]
-    assert (shown(cell).spec, shown(cell).served) == (replace(CHANGED, edition=1), 2), (
-        "callers know one name"
-    )
+    assert (shown(cell).spec, shown(cell).served) == (CHANGED, 2), "callers know one name"
     assert cell.core.deployment(CHAT) is not None
     assert cell.core.deployment(SECOND) is None
 
@@ -216,7 +214,7 @@ def test_what_needs_no_other_instance_is_changed_in_place() -> None:
     cell, _, old = serving_cell()
     spec = replace(deployment(replicas_max=2).spec, slo=Slo(ttft_s=9.0))
     store = only(cell.tell(DeployRequested(operation_id=OP, spec=spec)), StoreDeployment)
-    assert (store.deployment.revision, store.deployment.spec) == (2, replace(spec, edition=1))
+    assert (store.deployment.revision, store.deployment.spec) == (2, spec)
     assert store.revisions is not None
     assert [(r.number, r.state) for r in store.revisions] == [(1, RevisionState.PAST)]
     done = cell.tell(DeploymentStored(operation_id=OP))
@@ -224,25 +222,9 @@ def test_what_needs_no_other_instance_is_changed_in_place() -> None:
     assert list(cell.core.cell.instances) == [old]
     assert (shown(cell).spec.slo.ttft_s, shown(cell).revision) == (9.0, 2)
     undone = cell.tell(UndoRequested(operation_id=OP, name=CHAT))
-    back = replace(deployment().spec, edition=2)
-    assert only(undone, StoreDeployment).deployment.spec == back, "it is a later edition"
+    assert only(undone, StoreDeployment).deployment.spec == deployment().spec
     cell.tell(DeploymentStored(operation_id=OP))
-    assert (shown(cell).spec, shown(cell).revision) == (back, 3)
-
-
-def test_of_two_editions_the_later_one_holds() -> None:
-    """A front gives the edition that another cell has."""
-    cell, _, _ = serving_cell()
-    spec = replace(deployment(replicas_max=2).spec, edition=7)
-    store = only(cell.tell(DeployRequested(operation_id=OP, spec=spec)), StoreDeployment)
-    assert store.deployment.spec == spec
-    cell.tell(DeploymentStored(operation_id=OP))
-    same = replace(spec, edition=0)
-    told = cell.tell(DeployRequested(operation_id=OP, spec=same))
-    assert only(told, ReplyDone).message == "unchanged", "a manifest names none"
-    earlier = replace(deployment().spec, edition=6)
-    told = cell.tell(DeployRequested(operation_id=OP, spec=earlier))
-    assert only(told, ReplyError).error == "AlreadyExists"
+    assert (shown(cell).spec, shown(cell).revision) == (deployment().spec, 3)
 
 
 def test_a_scaled_deployment_can_be_deployed_again() -> None:
@@ -250,7 +232,7 @@ def test_a_scaled_deployment_can_be_deployed_again() -> None:
     cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_max=1))
     cell.tell(DeploymentStored(operation_id=OP))
     again = cell.tell(DeployRequested(operation_id=OP, spec=deployment().spec))
-    assert only(again, StoreDeployment).deployment.spec == replace(deployment().spec, edition=2)
+    assert only(again, StoreDeployment).deployment.spec == deployment().spec
 
 
 def test_undo_goes_back_to_the_model_that_was_without_importing_it() -> None:
@@ -264,7 +246,7 @@ def test_undo_goes_back_to_the_model_that_was_without_importing_it() -> None:
     (load,) = commands(cell.tell(DeploymentStored(operation_id=OP)), LoadInstance)
     assert (load.deployment, load.model) == ("chat@3", MODEL)
     cell.loaded(link, load.instance_id)
-    assert (shown(cell).spec, shown(cell).revision) == (replace(deployment().spec, edition=2), 3)
+    assert (shown(cell).spec, shown(cell).revision) == (deployment().spec, 3)
 
 
 def test_undo_gives_up_a_revision_that_has_not_taken_over() -> None:
