@@ -1,6 +1,7 @@
 """The controller core on the request path: queue, place, stream, move, refuse."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of
 OP = OperationId("op-1")
 
 
-def serving_cell(**limits: int) -> tuple[CellUnderTest, int, InstanceId]:
+def serving_cell(**limits: Any) -> tuple[CellUnderTest, int, InstanceId]:
     """A cell whose one node has loaded `chat` and runs `r1`."""
     cell = CellUnderTest(deployment(), limits=CellLimits(**limits))
     link, _ = cell.join()
