@@ -40,6 +40,7 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     InstanceSnapshot,
     NodeSnapshot,
+    NodesWanted,
     ProfileView,
 )
 from mesh.runtime.clock import Now
@@ -309,6 +310,10 @@ class FrontCells:
 
     def load(self) -> tuple[int, int]:
         return self._core.load()
+
+    def wanted(self, now_s: float) -> tuple[NodesWanted, ...]:
+        """Each cell says so of its own nodes."""
+        return ()
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
         raise InvalidInput(
