@@ -120,6 +120,9 @@ class _EndedStream:
     """See `ClientStream.charged`."""
     output_tokens: int
     finish: FinishReason | None
+    ended_s: float
+    has_place: bool
+    """The core had accepted it."""
 
 
 class Call:
@@ -163,7 +166,11 @@ class Gateway:
         tenants: TenantMeter | None = None,
         traces: Tracing | None = None,
         starting: Callable[[], Sequence[NodeStarting]] = tuple,
+        adopts: bool = True,
     ) -> None:
+        """`adopts`: an earlier controller may have accepted calls that come again; a front has not
+        seen that one did.
+        """
         self._starting = starting
         self._traces = traces
         self._cell = cell
@@ -175,6 +182,7 @@ class Gateway:
         self._limits = limits
         self._tenants = tenants or TenantMeter(lambda _: TenantLimits(), clock)
         self._began_s = clock.now_s()
+        self._adopts = adopts
         self._ended_keys: dict[RequestId, _EndedStream] = {}
         """The last calls with a key whose streams have ended, by their requests."""
         self._accepted_before: dict[DeploymentName, set[RequestId]] = {}
@@ -540,6 +548,8 @@ class Gateway:
         now_s = self._clock.now_s()
         if caller().vouched:
             return True
+        if not self._adopts:
+            return False
         recent = now_s - self._began_s < ACCEPTED_BEFORE_S_MAX
         return recent and (bool(resume.output_tokens) or now_s - resume.age_s < self._began_s)
 
@@ -588,13 +598,16 @@ class Gateway:
             )
         known, now_s = stream or ended, self._clock.now_s()
         accepted = self._accepts(request, resume)
+        # Who comes again soon after his stream ended, as by another front, keeps the place.
+        had_place = known is not None and known.has_place
+        had_place = had_place and (ended is None or now_s - ended.ended_s < GAP_S_MAX)
         asked_s = now_s if known is None else known.asked_s
         if accepted and known is None:
             asked_s = self._began_s - GAP_S_MAX
         return Resumed(
             output_tokens=resume.output_tokens,
             age_s=resume.age_s,
-            accepted=accepted or (stream is not None and stream.has_place),
+            accepted=accepted or had_place,
             queue_age_s=min(resume.age_s, now_s - asked_s),
         )
 
@@ -714,7 +727,12 @@ class Gateway:
             return
         self._ended_keys.pop(stream.request.request_id, None)
         self._ended_keys[stream.request.request_id] = _EndedStream(
-            stream.asked_s, stream.charged, stream.output_tokens, stream.finish
+            stream.asked_s,
+            stream.charged,
+            stream.output_tokens,
+            stream.finish,
+            self._clock.now_s(),
+            stream.has_place,
         )
         if len(self._ended_keys) > ENDED_KEYS_MAX:
             del self._ended_keys[next(iter(self._ended_keys))]

@@ -350,7 +350,9 @@ def opened_access(config: ControllerConfig, opened: ExitStack) -> Access:
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
     return Access(
-        gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=KeyDesk(book.path.parent)
+        gate=Gate(book.caller, book.check_acted_for, mutual=mutual),
+        limits=book.limits,
+        keys=KeyDesk(book.path.parent),
     )
 
 

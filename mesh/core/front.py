@@ -47,21 +47,31 @@ RESUME_S_MAX = 15.0
 """The same of one that was accepted: `MeshClient` waits as long."""
 NODES_S_MAX = 5.0
 """Until a leader that has just begun has nodes."""
+FULL_RETRY_S = 1.0
 AWAY_RETRY_S = 2.0
 """Who is refused because cells are away is told to come again then."""
 BREAKS_MAX = 5
 """Streams of a request that may break one after the other without a token: it may be what ends the
 controllers.
 """
-RANKS_MAX = 65_536
-"""The most deployments whose home cells are remembered; the others' are reckoned again."""
+CELL_CALLS_MAX = 4096
+"""Calls of a front that one cell has at one time: so many its controller takes on a connection
+(`mesh.wire.channel.STREAMS_MAX`).
+"""
+UNTAKEN_MAX = 20
+"""So often a request is turned away by cells of which one leads, as they say: looks at a cell come
+four times a second.
+"""
 
 _ELSEWHERE = frozenset(RefusalReason) - {
     RefusalReason.PROMPT_TOO_LONG,
+    RefusalReason.QUEUE_TIMEOUT,
     RefusalReason.TENANT_LIMIT,
     RefusalReason.TEXT_ON_HOLD,
 }
-"""Another cell may serve what one refuses for these reasons."""
+"""Another cell may serve what one refuses for these reasons. One that has waited in a queue as long
+as it may is late in any.
+"""
 _GONE = ("NotFound", "Unavailable")
 """The errors with which a cell says that it does not serve the deployment now."""
 
@@ -78,6 +88,9 @@ class _Cell:
     name: CellName
     seen_s: float = -inf
     """When somebody led it last."""
+    heard_s: float = -inf
+    """When a call under its last leader has told something, or that leader has said that it drains.
+    """
     led_since_s: float = -inf
     """Since when its present leader does."""
     led_by: str = ""
@@ -88,24 +101,25 @@ class _Cell:
     deployments: dict[DeploymentName, DeploymentLook] = field(default_factory=dict)
     asked: Counter[DeploymentName] = field(default_factory=Counter)
     """The calls that were made to it since the last look."""
+    calls: int = 0
+    """Those that it has of this front."""
     given_up: bool = False
     """Its streams were, since it was led last."""
+    silent: bool = True
+    """Nobody led it at the last look."""
 
     def note_leader(self, leader: str, now_s: float) -> bool:
         """Whether another one led it before."""
         changed = self.led_by != leader
-        if changed or not self.led:
+        if changed or self.silent:
             self.led_since_s = now_s
         self.led, self.led_by, self.seen_s, self.given_up = True, leader, now_s, False
+        self.silent = False
         return changed
-
-    def note_gone(self) -> None:
-        """Nobody leads it, as far as is known: the next look says who does."""
-        self.led = False
 
     def give_up(self, now_s: float) -> bool:
         """Whether its streams are to be given up, which is said once."""
-        if self.given_up or now_s - self.seen_s <= TAKEOVER_S_MAX:
+        if self.given_up or now_s - max(self.seen_s, self.heard_s) <= TAKEOVER_S_MAX:
             return False
         self.given_up = True
         return True
@@ -114,9 +128,6 @@ class _Cell:
         self.nodes, self.requests = look.nodes, look.requests
         self.deployments = {one.name: one for one in look.deployments}
         self.asked.clear()
-
-    def note_asked(self, name: DeploymentName) -> None:
-        self.asked[name] += 1
 
     def room(self, name: DeploymentName) -> int:
         return self.deployments[name].room - self.asked[name]
@@ -149,6 +160,8 @@ class _Call:
     cached_tokens: int = 0
     breaks: int = 0
     """Streams that broke since its last token."""
+    untaken: int = 0
+    """How often nobody took it since then."""
     lost: _Cell | None = None
     """The cell that it was lost from, which may have it still."""
     lost_s: float | None = None
@@ -171,10 +184,10 @@ class _Call:
             return now_s - self.lost_s
         return now_s - self.asked_s if self.vouched else inf
 
-    def ask(self, cell: _Cell, now_s: float) -> AskCell:
-        self.attempt += 1
-        self.cell, self.leader = cell, cell.led_by
-        cell.note_asked(self.name)
+    def ask(self, cell: _Cell, attempt: int, now_s: float) -> AskCell:
+        self.attempt, self.cell, self.leader = attempt, cell, cell.led_by
+        cell.asked[self.name] += 1
+        cell.calls += 1
         return AskCell(
             cell=cell.name,
             request_id=self.request_id,
@@ -191,6 +204,7 @@ class _Call:
     def accept(self, cached_tokens: int) -> bool:
         """Whether its client is to be told."""
         self.vouched = True
+        self.lost, self.lost_s = None, None
         if self.accepted:
             return False
         self.accepted, self.cached_tokens = True, cached_tokens
@@ -199,28 +213,20 @@ class _Call:
     def take(self, token_ids: Iterable[int]) -> None:
         self.tokens += token_ids
         self.refusals.clear()
-        self.lost, self.lost_s, self.breaks = None, None, 0
+        self.lost, self.lost_s, self.breaks, self.untaken = None, None, 0, 0
         self.resumes = self.vouched = True
 
     def leave(self) -> _Cell:
         """The cell where it was; it has none from now on."""
         cell, self.cell = self.cell, None
         assert cell is not None
+        cell.calls -= 1
         return cell
 
     def lose(self, cell: _Cell, since_s: float) -> None:
         """The cell may have it, and answers no more."""
         self.lost, self.resumes = cell, True
         self.lost_s = since_s if self.lost_s is None else self.lost_s
-
-    def note_break(self) -> None:
-        self.breaks += 1
-
-    def note_refusal(self, cell: _Cell, ended: CellEnded) -> None:
-        self.refusals[cell.name] = ended
-
-    def forget_refusal(self, cell: _Cell) -> None:
-        del self.refusals[cell.name]
 
 
 class FrontCore:
@@ -231,7 +237,9 @@ class FrontCore:
         self._serving: dict[DeploymentName, list[_Cell]] = {}
         """The cells that serve a deployment, or did when they were last looked at, by their ranks.
         """
-        self._ranks: dict[DeploymentName, dict[CellName, int]] = {}
+        self._attempts = 0
+        """Counts those of all calls: what comes of an earlier call with the same key is told apart.
+        """
         self._calls: dict[RequestId, _Call] = {}
         self._waiting: dict[RequestId, _Call] = {}
         """Those that have no cell now."""
@@ -322,9 +330,11 @@ class FrontCore:
         passing = [cell for cell in serving if self._passes(call, cell)]
         if after_look:
             for cell in passing:
-                call.forget_refusal(cell)
+                del call.refusals[cell.name]
         left = [cell for cell in serving if cell.name not in call.refusals]
-        found = [cell for cell in left if cell.led]
+        led = [cell for cell in left if cell.led]
+        found = [cell for cell in led if cell.calls < CELL_CALLS_MAX]
+        full = bool(led) and not found
         waits = call.lost_for_s(self._now_s) < TAKEOVER_S_MAX
         if call.vouched and call.lost in left and (call.lost in found or waits):
             found = [cell for cell in found if cell is call.lost]
@@ -332,13 +342,28 @@ class FrontCore:
             # Several answers of one prompt are computed where the first one is.
             first = self._calls.get(call.request.first)
             found = [cell for cell in found if first and cell is first.cell] or found
+        elif call.resumes and not call.attempt:
+            # Another front has asked for it: rather where the first choice is than where room is.
+            found = found[:1]
         if found:
             self._waiting.pop(call.request_id, None)
-            self._act(call.ask(chosen(call.request_id, call.name, found), self._now_s))
+            self._attempts += 1
+            cell = chosen(call.request_id, call.name, found)
+            self._act(call.ask(cell, self._attempts, self._now_s))
+        elif full and not call.vouched:
+            message = f"{led[0].name} has {CELL_CALLS_MAX} calls of this front, its most"
+            self._refuse(call, RefusalReason.QUEUE_FULL, message, FULL_RETRY_S)
         elif passing or any(self._may_come(call, cell) for cell in left):
             self._waiting[call.request_id] = call
         elif call.refusals:
             self._give_up(call, min(call.refusals.values(), key=_soonest))
+        elif not serving and call.name in self._serving:
+            self._end(call.request_id)
+            message = f"{call.name!r} has got another model, and no cell has that of this answer"
+            failed = FailRequest(
+                request_id=call.request_id, error="Unavailable", message=message, hint="ask again"
+            )
+            self._act(failed)
         else:
             self._end(call.request_id)
             self._act(_away(call.request_id, call.name, serving, self._now_s))
@@ -363,6 +388,8 @@ class FrontCore:
         call = self._calls.get(event.request_id)
         if call is None or call.attempt != event.attempt or call.cell is None:
             return
+        if call.leader == call.cell.led_by:
+            call.cell.heard_s = self._now_s
         match event.told:
             case Tokens() as told:
                 self._tokens(call, call.cell, told)
@@ -424,15 +451,16 @@ class FrontCore:
             return
         cell = call.leave()
         stops = event.reason is RefusalReason.SHUTTING_DOWN or event.error == "StandsBy"
-        if event.lost and event.taken:
-            call.note_break()
-        if (event.lost or stops) and call.breaks <= BREAKS_MAX:
-            cell.note_gone()
+        call.breaks += event.lost and event.taken
+        call.untaken += stops or (event.lost and not event.taken)
+        bounded = call.breaks <= BREAKS_MAX and call.untaken <= UNTAKEN_MAX
+        if (event.lost or stops) and bounded:
+            cell.led = False  # as far as is known: the next look says who leads it
             if event.taken and event.error != "StandsBy":
                 call.lose(cell, self._now_s)
             self._place(call)
-        elif event.reason in _ELSEWHERE or event.error in _GONE:
-            call.note_refusal(cell, event)
+        elif stops or event.reason in _ELSEWHERE or event.error in _GONE:
+            call.refusals[cell.name] = event
             self._place(call)
         else:
             self._give_up(call, event)
@@ -470,10 +498,15 @@ class FrontCore:
 
     def _end(self, request_id: RequestId) -> _Call | None:
         self._waiting.pop(request_id, None)
-        return self._calls.pop(request_id, None)
+        call = self._calls.pop(request_id, None)
+        if call is not None and call.cell is not None:
+            call.cell.calls -= 1
+        return call
 
     def _seen(self, event: CellSeen) -> None:
         cell = self._cells[event.cell]
+        if event.look is not None and cell.led_by not in ("", event.leader):
+            return  # it is late: another one leads by now
         changed = cell.note_leader(event.leader, self._now_s)
         if event.look is not None:
             self._look(cell, event.look)
@@ -481,14 +514,16 @@ class FrontCore:
             # What the one before tells of them, if it does, nobody needs.
             calls = [call for call in self._of(cell) if call.leader != event.leader]
             self._lose(cell, calls, self._now_s)
-        self._place_waiting()
+        self._place_waiting(cell)
 
     def _silent(self, event: CellSilent) -> None:
         cell = self._cells[event.cell]
-        cell.note_gone()
+        cell.led, cell.silent = False, True
+        if event.drains:
+            cell.heard_s = self._now_s
         if cell.give_up(self._now_s):
-            self._lose(cell, self._of(cell), cell.seen_s)
-        self._place_waiting()
+            self._lose(cell, self._of(cell), max(cell.seen_s, cell.heard_s))
+        self._place_waiting(cell)
 
     def _of(self, cell: _Cell) -> list[_Call]:
         return [call for call in self._calls.values() if call.cell is cell]
@@ -501,9 +536,12 @@ class FrontCore:
             call.lose(cell, since_s)
             self._place(call)
 
-    def _place_waiting(self) -> None:
+    def _place_waiting(self, cell: _Cell) -> None:
+        """Those that may wait for a cell, after a look at it."""
         for call in list(self._waiting.values()):
-            self._place(call, after_look=True)
+            serving = self._serving.get(call.name)
+            if serving is None or cell in serving:
+                self._place(call, after_look=True)
 
     def _look(self, cell: _Cell, look: CellLook) -> None:
         before = cell.deployments
@@ -515,18 +553,8 @@ class FrontCore:
             else:
                 del self._serving[name]
         for name in [name for name in cell.deployments if name not in before]:
-            rank = self._ranks_of(name)
-            serving = [*self._serving.get(name, ()), cell]
-            self._serving[name] = sorted(serving, key=lambda one: rank[one.name])
-
-    def _ranks_of(self, name: DeploymentName) -> dict[CellName, int]:
-        found = self._ranks.get(name)
-        if found is None:
-            if len(self._ranks) >= RANKS_MAX:
-                self._ranks.clear()
-            found = {cell: rank for rank, cell in enumerate(ranked(name, self._cells))}
-            self._ranks[name] = found
-        return found
+            serving = {one.name: one for one in (*self._serving.get(name, ()), cell)}
+            self._serving[name] = [serving[one] for one in ranked(name, serving)]
 
 
 def look_of(deployments: Iterable[DeploymentSnapshot], nodes: Iterable[NodeSnapshot]) -> CellLook:

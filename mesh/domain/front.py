@@ -51,6 +51,8 @@ class CellSilent:
     """No controller of the cell says that it leads."""
 
     cell: CellName
+    drains: bool = False
+    """The one that led last answers that it takes no further calls: those that it has go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class FrontCalls:
             task.cancel()
 
     def _done(self, asked: AskCell, task: "asyncio.Task[None]") -> None:
-        self._tasks.pop((asked.request_id, asked.attempt), None)
+        self._tasks.pop((asked.request_id, asked.attempt))
         if not task.cancelled() and (fault := task.exception()) is not None:
             logger.error("a call to %s failed", asked.cell, exc_info=fault)
             self._post(_ended(asked, MeshError(f"unexpected {type(fault).__name__}: {fault}")))

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.core.front import FrontCore, look_of, ranked
+from mesh.core.front import TAKEOVER_S_MAX, FrontCore, look_of, ranked
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
@@ -47,12 +48,13 @@ from mesh.runtime.clock import Now
 from mesh.runtime.operator import Replies
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
+from mesh.wire.access import caller
 from mesh.wire.channel import dial, dial_blocking
 from mesh.wire.client import UNARY_S_MAX
 from mesh.wire.codec import from_wire, view_from_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
-from mesh.wire.resuming import LOOK_S, LOOK_S_MAX
+from mesh.wire.resuming import LOOK_S, LOOK_S_MAX, UNCONNECTED
 
 LIST_S = 0.5
 LIST_SHARE_MAX = 0.1
@@ -63,6 +65,31 @@ REFRESH_S_MAX = 2.0
 Tell = Callable[[CellSeen | CellSilent], None]
 
 logger = logging.getLogger(__name__)
+
+
+class _Answer(Enum):
+    """What a controller has said that was asked whether it leads."""
+
+    LEADS = auto()
+    FOLLOWS = auto()
+    """It does not lead, or leads no longer."""
+    GONE = auto()
+    """Nobody is there."""
+    NONE = auto()
+    """It has not answered in time."""
+
+
+async def _looked(channel: grpc.aio.Channel) -> _Answer:
+    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
+    try:
+        told = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=LOOK_S_MAX)
+    except grpc.aio.AioRpcError as error:
+        if UNCONNECTED in (error.details() or ""):
+            return _Answer.GONE
+        silent = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        return _Answer.NONE if silent else _Answer.FOLLOWS
+    leads = told.status == health_pb2.HealthCheckResponse.SERVING
+    return _Answer.LEADS if leads else _Answer.FOLLOWS
 
 
 class CellLink:
@@ -87,6 +114,17 @@ class CellLink:
         self._next_s = 0.0
         """When it is to be listed next."""
         self._channels = {address: dial(address) for address in addresses}
+        self._looking = {address: dial(address) for address in addresses}
+        """Looks and lists have a connection of their own: calls may fill the other one."""
+        self._led_since: dict[str, int] = {}
+        """In which order those that say that they lead began to: the last one leads."""
+        self._began = 0
+        self._answered_s = 0.0
+        """When the one that leads, or did last, has said so."""
+        self._last = ""
+        """The address that led last."""
+        self._drains = False
+        """That one answers, and says that it takes no further calls."""
         self._hurry = asyncio.Event()
 
     def channel(self) -> grpc.aio.Channel:
@@ -103,7 +141,7 @@ class CellLink:
         self._hurry.set()
 
     async def close(self) -> None:
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._looking.values()):
             await channel.close(None)
 
     async def watch(self) -> None:
@@ -117,8 +155,11 @@ class CellLink:
                     self.version += 1
                     said = f"is led by {self.leader}" if self.leader else "is away"
                     logger.info("%s %s", self.name, said)
+                    if listing is not None:
+                        listing.cancel()  # it asks the one that led before
+                        listing = None
                 if not self.leader:
-                    self._tell(CellSilent(cell=self.name))
+                    self._tell(CellSilent(cell=self.name, drains=self._drains))
                     self.looked.set()
                 else:
                     self._tell(CellSeen(cell=self.name, leader=self.leader))
@@ -133,19 +174,35 @@ class CellLink:
                 listing.cancel()
 
     async def _who_leads(self) -> str:
-        """The address of the controller that leads; the same as before where it still says so."""
-        asked = [self._leads(channel) for channel in self._channels.values()]
-        said = await asyncio.gather(*asked)
-        leads = [at for at, yes in zip(self._channels, said, strict=True) if yes]
-        return self.leader if self.leader in leads else next(iter(leads), "")
+        """The address of the controller that leads: of several that say so the one that began last,
+        since the others may not know yet that they were followed. Where that one does not answer,
+        nobody leads for a while: another that says so still would answer for it.
+        """
+        said = await asyncio.gather(*map(_looked, self._looking.values()))
+        answers = dict(zip(self._looking, said, strict=True))
+        for at, answer in answers.items():
+            if answer is _Answer.LEADS and at not in self._led_since:
+                self._began += 1
+                if self._led_since:
+                    others = ", ".join(self._led_since)
+                    logger.warning("%s is led by %s, as it says, and by %s", self.name, at, others)
+                self._led_since[at] = self._began
+            elif answer in (_Answer.FOLLOWS, _Answer.GONE):
+                self._led_since.pop(at, None)
+        now_s, order = self._clock.now_s(), sorted(self._led_since, key=self._since, reverse=True)
+        if order and answers[order[0]] is not _Answer.LEADS:
+            self._drains = False
+            if now_s - self._answered_s <= TAKEOVER_S_MAX:
+                return ""
+            order = [at for at in order if answers[at] is _Answer.LEADS]
+        if order:
+            self._last, self._answered_s = order[0], now_s
+            return self._last
+        self._drains = answers.get(self._last) is _Answer.FOLLOWS
+        return ""
 
-    async def _leads(self, channel: grpc.aio.Channel) -> bool:
-        asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
-        try:
-            told = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=LOOK_S_MAX)
-        except grpc.aio.AioRpcError:
-            return False
-        return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+    def _since(self, address: str) -> int:
+        return self._led_since[address]
 
     async def list(self) -> None:
         """Ask who leads for all deployments and nodes. A controller that ends meanwhile is found by
@@ -158,7 +215,7 @@ class CellLink:
 
     async def _list(self, leader: str) -> None:
         began_s = self._clock.now_s()
-        stub, shown = ControlStub(self._channels[leader]), credentials().metadata
+        stub, shown = ControlStub(self._looking[leader]), credentials().metadata
         limits: dict[str, Any] = {"timeout": UNARY_S_MAX, "metadata": shown}
         try:
             deployments, nodes = await asyncio.gather(
@@ -166,12 +223,15 @@ class CellLink:
                 stub.ListNodes(pb.ListNodesRequest(), **limits),
             )
             found = [view_from_wire(one, DeploymentSnapshot) for one in deployments.deployments]
-            self.nodes = [view_from_wire(one, NodeSnapshot) for one in nodes.nodes]
+            found_nodes = [view_from_wire(one, NodeSnapshot) for one in nodes.nodes]
         except (grpc.aio.AioRpcError, MeshError) as error:
             said = explained(self.name, error) if isinstance(error, grpc.aio.AioRpcError) else error
             logger.warning("%s cannot be looked at: %s", self.name, said.message)
             self._next_s = self._clock.now_s() + LIST_S
             return
+        if self.leader != leader:
+            return  # another one leads by now
+        self.nodes = found_nodes
         self.deployments = {one.spec.name: one for one in found}
         made = ((name, _made(one)) for name, one in self.deployments.items())
         self.serving = {name: one for name, one in made if one is not None}
@@ -281,11 +341,14 @@ class FrontCells:
                     hint="try again; `mesh nodes` at the front shows which cells answer",
                 )
             return None
-        away = self._core.away(name, self._clock.now_s())
-        if away is not None:
-            raise Refused(away.message, reason=away.reason, retry_after_s=away.retry_after_s)
         cell, _ = found
-        return self.links[cell].serving[name]
+        deployment, away = (
+            self.links[cell].serving[name],
+            self._core.away(name, self._clock.now_s()),
+        )
+        if away is not None and caller().may_see(deployment.spec):
+            raise Refused(away.message, reason=away.reason, retry_after_s=away.retry_after_s)
+        return deployment
 
     def has(self, name: DeploymentName) -> bool:
         return any(name in link.deployments for link in self.links.values())

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mesh.controller.main import exit_code, parsed, served, settle
+from mesh.domain.errors import InvalidInput
 from mesh.front.options import OPTIONS, read_cells
 from mesh.front.server import FrontConfig, serve
 from mesh.wire.credentials import credentials, read_credentials, show
@@ -24,6 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             key_file = None if options.key_file is None else Path(options.key_file)
             show(read_credentials(os.environ, key_file, config.tls))
+        if credentials().key and not config.keys and not options.open:
+            raise InvalidInput(
+                "whoever reaches this front would use its key, which is an operator's of the cells",
+                hint="give --keys, so that each call needs one of its own, or --open if all may",
+            )
         asyncio.run(serve(config, ready=settle))
 
     return exit_code(run, "front")

@@ -70,7 +70,7 @@ class FrontOperating:
         request = pb.DeployRequest(spec=to_wire(given, model_pb2.DeploymentSpec))
         asked = dict.fromkeys([*homes, *known], request)
         again = "`mesh deploy` with the same manifest"
-        async for reply in self._in_each(asked, "Deploy", again):
+        async for reply in self._in_each(asked, again):
             yield reply
 
     def prospect(self, spec: DeploymentSpec) -> Prospect:
@@ -86,12 +86,12 @@ class FrontOperating:
     async def load(self, name: DeploymentName) -> Replies:
         """In its first cell: the others load it when that is full."""
         cell = self._first(await self._having(name))
-        async for reply in self._in_each({cell: pb.LoadRequest(name=name)}, "Load"):
+        async for reply in self._in_each({cell: pb.LoadRequest(name=name)}):
             yield reply
 
     async def unload(self, name: DeploymentName) -> Replies:
         asked = dict.fromkeys(await self._having(name), pb.UnloadRequest(name=name))
-        async for reply in self._in_each(asked, "Unload", f"`mesh unload {name}`"):
+        async for reply in self._in_each(asked, f"`mesh unload {name}`"):
             yield reply
 
     async def delete(self, name: DeploymentName) -> Replies:
@@ -102,19 +102,20 @@ class FrontOperating:
         if not own and not unseen:
             find_deployment(name, self._snapshot())
         asked = dict.fromkeys([*own, *unseen], pb.DeleteRequest(name=name))
-        async for reply in self._in_each(asked, "Delete", f"`mesh delete {name}`"):
+        async for reply in self._in_each(asked, f"`mesh delete {name}`"):
             yield reply
 
     async def undo(self, name: DeploymentName, to: int | None) -> Replies:
         """Numbers of revisions are each cell's own: what `to` means is looked up where the caller
-        sees it, in the first cell, and each goes back to its own revision of the same spec.
+        sees it, in the first cell. Each goes back to its own revision of that spec, and where it
+        has had none the spec is deployed.
         """
         having = await self._having(name)
         meant = _meant(having[self._first(having)], to)
         asked = {cell: _way_back(one, meant) for cell, one in having.items()}
         number = "" if to is None else f" --to {to}"
         again = f"`mesh rollout undo {name}{number}`, or `mesh deploy` with what it is to be"
-        async for reply in self._in_each(asked, "Undo", again):
+        async for reply in self._in_each(asked, again):
             yield reply
 
     async def profile(self, name: DeploymentName, node_id: NodeId | None) -> Replies:
@@ -122,7 +123,7 @@ class FrontOperating:
         if node_id is not None:
             cell, node_id = self._node(node_id)
         request = pb.ProfileRequest(name=name, node_id=node_id)
-        async for reply in self._in_each({cell: request}, "Profile"):
+        async for reply in self._in_each({cell: request}):
             yield reply
 
     async def scale(
@@ -140,13 +141,13 @@ class FrontOperating:
             keep_alive_s=keep_alive_s,
         )
         asked = dict.fromkeys(await self._having(name), request)
-        async for reply in self._in_each(asked, "Scale", f"`mesh scale {name} …` as before"):
+        async for reply in self._in_each(asked, f"`mesh scale {name} …` as before"):
             yield reply
 
     async def drain(self, node_id: NodeId, *, undo: bool) -> Replies:
         cell, node = self._node(node_id)
         asked = {cell: pb.DrainRequest(node_id=node, undo=undo)}
-        async for reply in self._in_each(asked, "Drain"):
+        async for reply in self._in_each(asked):
             yield reply
 
     def _own(self, name: DeploymentName) -> dict[CellName, DeploymentSnapshot]:
@@ -180,21 +181,20 @@ class FrontOperating:
             )
         return CellName(cell), NodeId(node)
 
-    async def _in_each(
-        self, asked: Mapping[CellName, Any], method: str, again: str = ""
-    ) -> Replies:
-        """The same in several cells at once, with the request of each, or what keeps it from being
-        asked; `again` is the command that repeats it. Raises an error once all have ended where one
-        has: it says which cells have done it, and why the others have not.
+    async def _in_each(self, asked: Mapping[CellName, Any], again: str = "") -> Replies:
+        """The same in several cells at once, with the request of each, or what is said without
+        asking it; `again` is the command that repeats it. Raises an error once all have ended where
+        one has: it says which cells have done it, and why the others have not.
         """
         shown, told = said_for(caller()), asyncio.Queue[tuple[CellName, _Said]](64)
 
         async def run(cell: CellName, request: Any) -> None:
             end: _Said = MeshError("it ended without an answer")
             try:
-                if isinstance(request, MeshError | ReplyDone):
+                if isinstance(request, ReplyDone):
                     await told.put((cell, request))
                     return
+                method = type(request).__name__.removesuffix("Request")
                 operation = self._cells.links[cell].operate(method, request, shown)
                 async with aclosing(operation) as replies:
                     async for reply in replies:
@@ -205,10 +205,10 @@ class FrontOperating:
                 await self._cells.links[cell].list()  # so that the front knows what it has done
             except MeshError as error:
                 end = error
-                if method == "Delete" and isinstance(error, NotFound):
+                if isinstance(request, pb.DeleteRequest) and isinstance(error, NotFound):
                     end = ReplyDone(operation_id=OperationId(""), message="not there")
             except Exception as error:
-                logger.exception("%s in %s failed", method, cell)
+                logger.exception("%s in %s failed", type(request).__name__, cell)
                 end = MeshError(f"unexpected {type(error).__name__}: {error}")
             await told.put((cell, end))
 
@@ -274,4 +274,4 @@ def _way_back(one: DeploymentSnapshot, meant: DeploymentSpec) -> Any:
     for revision in reversed(one.revisions):
         if public(revision.spec) == meant and revision.state is not RevisionState.IMPORTING:
             return pb.UndoRequest(name=meant.name, to=revision.number)
-    return NotFound("it has had no such revision")
+    return pb.DeployRequest(spec=to_wire(meant, model_pb2.DeploymentSpec))

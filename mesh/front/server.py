@@ -162,6 +162,7 @@ class Front:
             epoch=self._run,
             limits=config.gateway,
             tenants=TenantMeter(access.limits, clock),
+            adopts=False,
         )
         self._operating = FrontOperating(
             cells, self._gateway.snapshot, Replaying(self._gateway, book)
@@ -220,7 +221,9 @@ class Front:
 
     async def start(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Look at the cells, then serve everything on servers that are bound."""
-        self._tasks.append(asyncio.create_task(self._cells.watch()))
+        watch = asyncio.create_task(self._cells.watch())
+        watch.add_done_callback(self._watched)
+        self._tasks.append(watch)
         try:
             async with asyncio.timeout(LOOKED_S_MAX):
                 await self._cells.looked()
@@ -295,6 +298,13 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._cells.close()
         await self._tokenizers.close()
+
+    def _watched(self, watch: "asyncio.Task[None]") -> None:
+        """A front that looks at its cells no more ends: its core has no other clock."""
+        if not watch.cancelled() and (fault := watch.exception()) is not None:
+            logger.error("the looks at the cells failed", exc_info=fault)
+            self.failure = self.failure or RuntimeError(f"the looks at the cells failed: {fault}")
+            self._ending.set()
 
     def _post(self, event: FrontEvent) -> None:
         """Into the core. A front whose core fails ends: the others go on."""

@@ -253,7 +253,10 @@ class VirtualFront:
         if controller.alive:
             snapshot = controller.core.snapshot(now_s) if number % LIST_EACH == 0 else None
             look = None if snapshot is None else look_of(snapshot.deployments, snapshot.nodes)
-            self.tell(CellSeen(cell=name, leader=f"{name}-{controller.epoch}", look=look))
+            leader = f"{name}-{controller.epoch}"
+            self.tell(CellSeen(cell=name, leader=leader))
+            if look is not None:
+                self.tell(CellSeen(cell=name, leader=leader, look=look))
         else:
             self.tell(CellSilent(cell=name))
         self.clock.call_at(now_s + LOOK_S, lambda: self._look(name, number + 1))

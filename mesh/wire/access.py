@@ -146,13 +146,20 @@ def act_for(said: str) -> None:
 
 class Gate:
     """`find` knows the caller of a key, and raises Unauthenticated; None where none is wanted.
+    `check_acted_for` raises Forbidden where the key of that id, for which an operator calls, holds
+    no more.
     `mutual`: callers show certificates.
     """
 
     def __init__(
-        self, find: Callable[[str], Caller] | None = None, *, mutual: bool = False
+        self,
+        find: Callable[[str], Caller] | None = None,
+        check_acted_for: Callable[[str], None] = lambda key_id: None,
+        *,
+        mutual: bool = False,
     ) -> None:
         self._find = find
+        self.check_acted_for = check_acted_for
         self._mutual = mutual
 
     @property

@@ -15,7 +15,7 @@ import grpc
 
 from mesh.domain.access import Role
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.wire.access import AUTHORIZATION, FOR, RPCS, Gate, act_for
+from mesh.wire.access import AUTHORIZATION, FOR, RPCS, Gate, act_for, caller
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed, lenient
 
@@ -98,6 +98,7 @@ def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] |
         said = dict(metadata or ()).get(FOR)
         if isinstance(said, str):
             act_for(said)
+            gate.check_acted_for(caller().key_id)
         return await handler(request, context)
 
     return call

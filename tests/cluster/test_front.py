@@ -13,9 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.controller.keys import KeyBook
+from mesh.controller.server import Health
 from mesh.core.front import ranked
 from mesh.domain.access import TenantLimits
 from mesh.domain.deployment import DeploymentSpec, Scaling
@@ -29,18 +33,22 @@ from mesh.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
+from mesh.domain.front import CellSeen, CellSilent
 from mesh.domain.ids import CellName, DeploymentName, NodeId
 from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
+from mesh.front.cells import CellLink
 from mesh.front.main import main as run_front
 from mesh.front.options import read_cells
 from mesh.front.server import FrontConfig, serve
+from mesh.runtime.clock import LoopClock
+from mesh.wire.channel import bind
 from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
-from tests.controller.test_access import A, Keys, made_keys, showing
+from tests.controller.test_access import A, B, Keys, made_keys, showing
 from tests.e2e.live_cell import Answer, free_port, invoked
 from tests.http.edge import HELLO, Edge
 from tests.support.tiny_model import write_tiny_llama
@@ -324,12 +332,22 @@ async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
         # Only operators act for others.
         with pytest.raises(Forbidden, match="may not act for others"):
             await front.ask(_as_another, cells[CELLS[0]].address, keys)
+        # What is revoked at the cells ends at a front, too, whatever its copy of the keys says.
+        for name in CELLS[:2]:
+            with closing(KeyBook(tmp_path / name / "controller")) as book:
+                book.revoke(next(key.key_id for key in book.all_keys() if key.tenant == B))
+        with pytest.raises(Forbidden, match="was revoked"):
+            await front.ask(b.deploy, replace(spec, name=DeploymentName("later")))
+        # Nobody learns of another tenant's deployment where its cells are away.
+        for name in CELLS[:2]:
+            cells[name].stop.set()
+        await front.until(lambda: not [n for n in admin.nodes() if n.state is NodeState.READY])
+        with pytest.raises(NotFound):
+            await front.ask(lambda: list(b.invoke(asking())))
 
 
 def _as_another(address: str, keys: Keys) -> None:
     """A tenant calls for another."""
-    import grpc
-
     from mesh.v1 import control_pb2
     from mesh.v1.control_pb2_grpc import ControlStub
     from mesh.wire.errors import error_of
@@ -366,6 +384,12 @@ def test_cells_that_cannot_be_meant(
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_a_front_lends_its_key_to_nobody_who_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing("mesh_key"):
+        assert run_front(["--cells", "a=127.0.0.1:1", "--listen", "127.0.0.1:0"]) == 2
+    assert "give --keys" in capsys.readouterr().err
+
+
 async def test_a_front_whose_cells_do_not_answer_says_so(tmp_path: Path) -> None:
     at = {CELLS[0]: (f"127.0.0.1:{free_port()}",)}
     async with a_front(tmp_path, at) as front:
@@ -375,6 +399,54 @@ async def test_a_front_whose_cells_do_not_answer_says_so(tmp_path: Path) -> None
         assert (await edge.get("/healthz")).status_code == 200
         assert (await edge.get("/readyz")).status_code == 503
         assert (await edge.chat()).status_code == 503
+
+
+@asynccontextmanager
+async def controller() -> AsyncIterator[tuple[str, Any]]:
+    """What says whether it leads, and nothing else."""
+    server, health = grpc.aio.server(), Health()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    address = bind(server, "127.0.0.1:0", None)
+    await server.start()
+
+    async def say(status: str) -> None:
+        await health.set(
+            "mesh.v1.Inference", health_pb2.HealthCheckResponse.ServingStatus.Value(status)
+        )
+
+    await say("NOT_SERVING")
+    try:
+        yield address, say
+    finally:
+        await server.stop(None)
+
+
+async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_does() -> None:
+    told: list[CellSeen | CellSilent] = []
+
+    async def until(what: Any) -> None:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (told and what(told[-1])):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    def led_by(at: str) -> Any:
+        return lambda one: isinstance(one, CellSeen) and one.leader == at
+
+    async with controller() as (x, says_x), AsyncExitStack() as stack:
+        y, says_y = await stack.enter_async_context(controller())
+        link = CellLink(CELLS[0], [y, x], LoopClock(asyncio.get_running_loop()), told.append)
+        watch = asyncio.create_task(link.watch())
+        await says_x("SERVING")
+        await until(led_by(x))
+        await says_y("SERVING")  # X does not know yet that it was followed
+        await until(led_by(y))
+        await stack.aclose()
+        await until(led_by(x))
+        await says_x("NOT_SERVING")
+        await until(lambda one: isinstance(one, CellSilent) and one.drains)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
 
 
 # Real processes.

@@ -9,9 +9,11 @@ import pytest
 from mesh.core.front import (
     AWAY_S_MAX,
     BREAKS_MAX,
+    CELL_CALLS_MAX,
     NODES_S_MAX,
     RESUME_S_MAX,
     TAKEOVER_S_MAX,
+    UNTAKEN_MAX,
     FrontCore,
     ranked,
 )
@@ -223,6 +225,105 @@ def test_a_silent_cells_streams_are_given_up_and_go_on_elsewhere() -> None:
     front.tell(CellSilent(cell=FIRST))
     assert front.only(DropCall).attempt == asked.attempt
     assert front.only(AskCell).cell == SECOND
+
+
+def test_what_streams_tell_and_a_leader_that_drains_are_signs_of_life() -> None:
+    front = Front(**{FIRST: serving(1), SECOND: serving()})
+    front.ask()
+    asked = front.only(AskCell)
+    front.accepted(asked)
+    for n in range(4):
+        front.now_s += TAKEOVER_S_MAX * 0.9
+        front.tokens(asked, n, 7)
+        assert front.tell(CellSilent(cell=FIRST)) == [], "health is slow, and tokens come"
+    for _ in range(4):
+        front.now_s += TAKEOVER_S_MAX
+        assert front.tell(CellSilent(cell=FIRST, drains=True)) == []
+    front.ask()
+    assert front.only(AskCell).cell == SECOND, "a new one goes elsewhere"
+    front.now_s += TAKEOVER_S_MAX + 0.1
+    front.tell(CellSilent(cell=FIRST))
+    assert front.only(DropCall).attempt == asked.attempt
+
+
+def test_no_call_has_the_attempt_of_an_earlier_one_with_its_key() -> None:
+    front = Front(**{FIRST: serving(2)})
+    key = RequestId("k-1")
+    front.ask(request_id=key)
+    before = front.only(AskCell)
+    front.tell(CancelRequested(request_id=key))
+    front.ask(request_id=key)
+    after = front.only(AskCell)
+    assert after.attempt != before.attempt
+    assert front.tokens(before, 0, 7) == []
+    assert front.tell(CancelRequested(request_id=key)) == [
+        DropCall(request_id=key, attempt=after.attempt)
+    ]
+
+
+def test_a_late_look_makes_no_earlier_leader_the_present_one() -> None:
+    front = Front(**{FIRST: serving(1)})
+    front.ask()
+    front.seen(FIRST, leader="2")
+    asked = front.only(AskCell)
+    front.accepted(asked)
+    front.seen(FIRST, NOTHING)
+    assert front.done == []
+    assert front.core.model(CHAT) == (FIRST, MODEL)
+
+
+def test_one_that_waited_in_a_queue_as_long_as_it_may_waits_in_no_other() -> None:
+    front = Front(**{FIRST: serving(1), SECOND: serving(1)})
+    front.ask()
+    front.refused(front.only(AskCell), RefusalReason.QUEUE_TIMEOUT)
+    assert front.only(RefuseRequest).reason is RefusalReason.QUEUE_TIMEOUT
+
+
+def test_each_loss_of_one_that_was_accepted_again_waits_anew() -> None:
+    front = Front(**{FIRST: serving(1)})
+    front.ask()
+    for _ in range(2):
+        asked = front.only(AskCell)
+        front.accepted(asked)
+        front.now_s += RESUME_S_MAX - 1.0
+        front.seen(FIRST)
+        assert front.ended(asked, lost=True) == []
+        front.seen(FIRST)
+
+
+def test_a_call_that_a_leader_turns_away_again_and_again_ends() -> None:
+    front = Front(**{FIRST: serving(1)})
+    front.ask()
+    for number in range(UNTAKEN_MAX + 1):
+        front.ended(front.only(AskCell), error="StandsBy", message="stands by")
+        assert bool(front.done) is (number == UNTAKEN_MAX)
+        if number < UNTAKEN_MAX:
+            front.seen(FIRST)
+    assert front.only(FailRequest).error == "StandsBy"
+
+
+def test_where_no_cell_has_the_model_of_a_lost_answer_any_more_that_is_the_reason() -> None:
+    front = Front(**{FIRST: serving(1)})
+    front.ask()
+    asked = front.only(AskCell)
+    front.accepted(asked)
+    front.ended(asked, lost=True)
+    front.seen(FIRST, serving(1, model="sha256-2"))
+    assert "another model" in front.only(FailRequest).message
+
+
+def test_a_cell_has_no_more_calls_than_a_connection_takes() -> None:
+    front = Front(**{FIRST: serving(), SECOND: serving(requests=99_999)})
+    asked = Counter[CellName]()
+    for _ in range(2 * CELL_CALLS_MAX):
+        last = front.ask()
+        asked[front.only(AskCell).cell] += 1
+    assert asked == {FIRST: CELL_CALLS_MAX, SECOND: CELL_CALLS_MAX}
+    front.ask()
+    assert front.only(RefuseRequest).reason is RefusalReason.QUEUE_FULL
+    front.tell(CancelRequested(request_id=last))
+    front.ask()
+    assert front.only(AskCell)
 
 
 def test_streams_of_a_leader_that_was_followed_are_asked_for_again() -> None:
