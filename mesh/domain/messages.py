@@ -296,6 +296,8 @@ class NodeHello:
     """
     instances: tuple[InstanceReport, ...] = ()
     requests: tuple[HeldRequest, ...] = ()
+    leaves: bool = False
+    """It is to stop, and takes no new work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +324,8 @@ class Heartbeat:
     """The weights that a swap has brought to the device just now; 0: it tells of none."""
     swapped_s: Seconds = 0.0
     """The time from the node's decision to swap them in until they were there."""
+    leaves: bool = False
+    """It is to stop once nothing is loaded on it, and takes no new work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

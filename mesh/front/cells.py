@@ -43,6 +43,7 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     InstanceSnapshot,
     NodeSnapshot,
+    NodesWanted,
     ProfileView,
 )
 from mesh.runtime.clock import Now
@@ -335,6 +336,10 @@ class FrontCells:
 
     def load(self) -> tuple[int, int]:
         return self._core.load()
+
+    def wanted(self, now_s: float) -> tuple[NodesWanted, ...]:
+        """Each cell says so of its own nodes."""
+        return ()
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
         raise Unavailable("profiles are a cell's", hint="ask a controller of the cell for them")

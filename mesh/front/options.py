@@ -7,7 +7,7 @@ from mesh.domain.ids import CellName
 from mesh.runtime.options import Option
 from mesh.wire.channel import parse_address
 
-CONTROLLERS_OWN = ("--policy", "--turn", "--sources", "--state")
+CONTROLLERS_OWN = ("--policy", "--turn", "--sources", "--state", "--nodes")
 """What a front has no use for."""
 OPTIONS = (
     Option(

@@ -186,6 +186,12 @@ class NodeEntry:
         """Whether no request is on it."""
         return self.running == 0
 
+    def rests(self) -> bool:
+        """Whether it has nothing to do: no request, no load, and nobody who waits for one."""
+        return self.is_idle() and not any(
+            i.state is InstanceState.LOADING or i.expected for i in self.instances.values()
+        )
+
     def is_loading(self) -> bool:
         """Whether a load runs on it, which slows its iterations down."""
         return any(self._load_runs(i) for i in self.instances.values())
