@@ -153,7 +153,7 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,test]' 2> >(grep -v WARNING >&2)
 	touch $@
 
-test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, and what a standby does; without initdb they are skipped
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, standbys (skipped without initdb), fronts before cells
 	@.venv-cluster/bin/python -m pytest -rs tests/cluster
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm
