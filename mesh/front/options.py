@@ -1,5 +1,7 @@
 """The options of a front, from which its parser and `mesh front` derive."""
 
+from dataclasses import replace
+
 from mesh.controller.options import OPTIONS as CONTROLLER_OPTIONS
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput
@@ -9,6 +11,11 @@ from mesh.wire.channel import parse_address
 
 CONTROLLERS_OWN = ("--policy", "--turn", "--sources", "--state", "--nodes")
 """What a front has no use for."""
+HELP = {
+    "--listen": "Where clients reach it.",
+    "--journal": "Write every decision of the front there.",
+    "--home": "Its copy of the keys.",
+}
 OPTIONS = (
     Option(
         flag="--cells",
@@ -16,7 +23,11 @@ OPTIONS = (
         repeatable=True,
         help="A cell, and the addresses of all of its controllers; repeatable.",
     ),
-    *(option for option in CONTROLLER_OPTIONS if option.flag not in CONTROLLERS_OWN),
+    *(
+        replace(option, help=HELP.get(option.flag, option.help))
+        for option in CONTROLLER_OPTIONS
+        if option.flag not in CONTROLLERS_OWN
+    ),
     Option(
         flag="--key-file",
         metavar="FILE",
