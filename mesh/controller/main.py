@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             journal=None if options.journal is None else Path(options.journal),
             policy=DEFAULT_POLICY if options.policy is None else options.policy,
             limits=CellLimits(
-                turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes)
+                turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes_wanted)
             ),
             gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
             keys=_wants_keys(options),
@@ -168,11 +168,13 @@ def read_node_ranges(given: Sequence[str]) -> tuple[NodeRange, ...]:
             kind, least, most = parts.groups()
         if kind not in set(DeviceKind) or not int(least) <= int(most) <= NODES_MAX or most == "0":
             raise InvalidInput(
-                f"--nodes: {text!r} is no KIND=LEAST..MOST up to {NODES_MAX}",
+                f"--nodes-wanted: {text!r} is no KIND=LEAST..MOST up to {NODES_MAX}",
                 hint="cpu=1..8 lets the cell want from one CPU node to eight",
             )
         device = DeviceKind(kind)
         if device in found:
-            raise InvalidInput(f"--nodes: {device} is there twice", hint="give each kind once")
+            raise InvalidInput(
+                f"--nodes-wanted: {device} is there twice", hint="give each kind once"
+            )
         found[device] = NodeRange(device=device, least=int(least), most=int(most))
     return tuple(found.values())
