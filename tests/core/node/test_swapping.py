@@ -41,7 +41,7 @@ SOON, LATER = Slo(ttft_s=1.0), Slo(ttft_s=60.0)
 
 def swapping_node(*names: str, weights: int = 1, kv: int = 0) -> NodeUnderTest:
     """These are loaded, beside room for so many models' weights, and for so many caches more."""
-    node = NodeUnderTest(SWAPPING)
+    node = NodeUnderTest(turns=SWAPPING)
     room_bytes = (len(names) + kv) * KV_BYTES + weights * WEIGHTS_BYTES
     node.tell(LinkOpened(rule=swap_rule(room_bytes)))
     for name in names:
