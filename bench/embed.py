@@ -45,8 +45,8 @@ TEXTS = 64
 """One measurement has so many."""
 WORDS = 48
 CONTEXT_TOKENS = 512
-SLO = Slo(ttft_s=4.0)
-"""The texts': 32 at once take less than half of it on two cores."""
+SLO = Slo(ttft_s=10.0)
+"""The texts': 32 at once take half of it on the slowest two cores seen (6.5 texts/s)."""
 CHAT_SLO = Slo(ttft_s=3.0, tpot_s=0.25)
 CALLS_PER_S = 0.5
 PROMPT_TOKENS, OUTPUT_TOKENS = (32, 96), (16, 48)

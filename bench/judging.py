@@ -12,7 +12,6 @@ from statistics import median
 
 from mesh.domain.outcome import Outcome
 from mesh.evaluation.load_client import Answer, Call, outcome_of
-from mesh.report.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +156,6 @@ class Judgement:
         return tuple(sorted(each.late_s for each in self.admitted if each.late_s > 0.0))
 
     @property
-    def late_s_p50(self) -> float:
-        return median(self.late_s) if self.late_s else 0.0
-
-    @property
     def late_first(self) -> int:
         """How many of those were late with their first token already."""
         return sum(bool(each.spares_s) and each.spares_s[0] < 0.0 for each in self.admitted)
@@ -169,11 +164,6 @@ class Judgement:
     def spare_s_least(self) -> float:
         """The time that was left to the token that came nearest to its deadline, over all calls."""
         return min((spare_s for each in self.admitted for spare_s in each.spares_s), default=0.0)
-
-    @property
-    def lag_s_p99(self) -> float:
-        """The client's own: by so much its times may be off."""
-        return Distribution.of(each.answer.lag_s for each in self.all).at(99) or 0.0
 
     @property
     def output_tokens(self) -> int:

@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from scripts.golden_tokens import continued
 from tests.nodes.engines.openvino.families import GOLDEN, write_family
 
 OUTPUT_TOKENS = 32
@@ -102,27 +103,11 @@ def _family(name: str, config: Any) -> dict[str, Any]:
     cases: list[dict[str, list[int]]] = []
     while len(cases) < len(PROMPT_TOKENS):
         prompt = [draw.randrange(2, 258) for _ in range(PROMPT_TOKENS[len(cases)])]
-        case, closest = _case(model, prompt)
-        print(f"{name}: {len(set(case['output']))} different tokens, closest call {closest:.4f}")
+        output, closest = continued(model, prompt, OUTPUT_TOKENS)
+        print(f"{name}: {len(set(output))} different tokens, closest call {closest:.4f}")
         if closest > CLOSEST_MIN:
-            cases.append(case)
+            cases.append({"prompt": prompt, "output": output})
     return {"config": written, "shapes": shapes, "cases": cases}
-
-
-def _case(model: Any, prompt: list[int]) -> tuple[dict[str, list[int]], float]:
-    """Prompt and greedy output, and how far the runner-up's logit was at the closest."""
-    with torch.no_grad():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=OUTPUT_TOKENS,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    output_ids = output.sequences[0, len(prompt) :].tolist()
-    top = torch.stack(output.logits).squeeze(1).topk(2, dim=-1).values
-    return {"prompt": prompt, "output": output_ids}, float((top[:, 0] - top[:, 1]).min())
 
 
 if __name__ == "__main__":

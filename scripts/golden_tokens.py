@@ -67,21 +67,26 @@ def main() -> None:
 
 
 def _case(model: Any, tokenizer: Any, prompt: str) -> dict[str, list[int]]:
-    """Prompt and greedy output token ids, and how far the runner-up's logit was at the closest."""
+    """Prompt and greedy output token ids."""
     prompt_ids = tokenizer.encode(prompt)
+    output_ids, closest = continued(model, prompt_ids, OUTPUT_TOKENS)
+    print(len(prompt_ids), "prompt tokens, closest call", closest)
+    return {"prompt": prompt_ids, "output": output_ids}
+
+
+def continued(model: Any, prompt: list[int], output_tokens: int) -> tuple[list[int], float]:
+    """So many greedy tokens, and how far the runner-up's logit was at the closest."""
     with torch.no_grad():
         output = model.generate(
-            torch.tensor([prompt_ids]),
-            attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
-            max_new_tokens=OUTPUT_TOKENS,
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=output_tokens,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
         )
-    output_ids = output.sequences[0, len(prompt_ids) :].tolist()
     top = torch.stack(output.logits).squeeze(1).topk(2, dim=-1).values
-    print(len(prompt_ids), "prompt tokens, closest call", float((top[:, 0] - top[:, 1]).min()))
-    return {"prompt": prompt_ids, "output": output_ids}
+    return output.sequences[0, len(prompt) :].tolist(), float((top[:, 0] - top[:, 1]).min())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from mesh.cli.progress import progress
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.demo import SOURCE, temporary_home
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError, StorageError, Unavailable
+from mesh.domain.errors import MeshError, StorageError, Unavailable, system_errors
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
@@ -57,13 +57,9 @@ LOCUST_S_MAX = 120.0
 @home_option
 def load(seconds: float, report: Path, home: Path) -> None:
     """Load a cell of this machine for a while, then stop everything."""
-    try:
+    hint = "choose another one with --report"
+    with system_errors(StorageError, f"cannot make the folder {report}", hint):
         report.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the folder {report}: {(error.strerror or str(error)).lower()}",
-            hint="choose another one with --report",
-        ) from error
     with Stopping() as stopping, temporary_home(home / "store") as scratch:
         plan = CellPlan(
             listen="127.0.0.1:0",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.errors import InvalidInput, Unavailable, system_errors
 from mesh.domain.reasons import DeviceKind
 from mesh.runtime.options import AUTO
 from mesh.wire.channel import format_address, parse_address
@@ -145,7 +145,8 @@ def free_address(listen: str, option: str = "--listen") -> str:
     Raises Unavailable when it is taken or cannot be this machine's.
     """
     host, port = parse_address(listen)
-    try:
+    hint = f"stop what listens there, or choose another address with {option}"
+    with system_errors(Unavailable, f"cannot listen on {listen}", hint):
         family, kind, protocol, _, target = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -153,8 +154,3 @@ def free_address(listen: str, option: str = "--listen") -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
             return format_address(host, probe.getsockname()[1])
-    except OSError as error:
-        raise Unavailable(
-            f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
-            hint=f"stop what listens there, or choose another address with {option}",
-        ) from error

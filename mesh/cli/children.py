@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import HOME_HINT, StorageError, system_errors
 
 STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""
@@ -65,16 +65,11 @@ def start(
     Raises StorageError when the log cannot be written.
     """
     command = [sys.executable, "-P", "-m", "mesh.cli.tied", str(os.getpid()), module, *arguments]
-    try:
+    with system_errors(StorageError, f"cannot write {log_path}", HOME_HINT):
         log_path.parent.mkdir(parents=True, exist_ok=True)
         if log_path.exists() and not again:
             log_path.replace(log_path.with_suffix(".previous.log"))
         log = log_path.open("ab")
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {log_path}: {(error.strerror or str(error)).lower()}",
-            hint="choose a state folder that you may write with --home or MESH_HOME",
-        ) from error
     with log:
         log_from_bytes = log.tell()
         process = subprocess.Popen(

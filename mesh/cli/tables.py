@@ -18,6 +18,7 @@ from mesh.domain.views import (
     LoadTimesView,
     MemoryOperationView,
     NodeSnapshot,
+    NodesWanted,
     RequestSnapshot,
 )
 from mesh.report.memory_parts import free_bytes
@@ -209,6 +210,16 @@ def milliseconds(span_s: float) -> str:
 
 def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f}"
+
+
+def wanted_words(kinds: Sequence[NodesWanted]) -> str:
+    """How many nodes of each kind are wanted, and why."""
+    return "; ".join(
+        f"{one.device} {one.wanted} (from {one.least} to {one.most}), {one.ready} ready"
+        + (f", the others lack for {one.lacking_s:.0f} s" if one.lacking_s else "")
+        + (f"; {one.why}" if one.why else "")
+        for one in kinds
+    )
 
 
 def under_way(deployment: DeploymentSnapshot) -> str:

@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import math
 import os
 import re
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from mesh.controller.gateway import GatewayLimits
 from mesh.controller.options import (
-    GRACE_S_LARGEST,
     HTTP_OFF,
     JOIN_MS_LARGEST,
     OPTIONS,
@@ -24,11 +22,12 @@ from mesh.controller.options import (
 )
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.domain.limits import CellLimits
+from mesh.domain.limits import NODES_MAX, CellLimits, NodeRange
+from mesh.domain.reasons import DeviceKind
 from mesh.domain.source_rules import read_source_rules
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.logs import begin_logging
-from mesh.runtime.options import Option, parse
+from mesh.runtime.options import Option, parse, read_grace_s, read_number
 from mesh.wire.channel import is_loopback, parse_address
 from mesh.wire.credentials import Tls
 
@@ -59,13 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             state=options.state,
             journal=None if options.journal is None else Path(options.journal),
             policy=DEFAULT_POLICY if options.policy is None else options.policy,
-            limits=CellLimits(turn_s_max=_turn_s(options.turn)),
+            limits=CellLimits(
+                turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes)
+            ),
             gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
             keys=_wants_keys(options),
             tls=_tls(Path(options.tls)) if options.tls else None,
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
-            grace_s=_grace_s(options.grace_s),
+            grace_s=read_grace_s(options.grace_s, "30 lets answers end for half a minute"),
         )
         while asyncio.run(serve(config, ready=_settle)):
             pass  # it has handed over, and stands by
@@ -149,29 +150,29 @@ def read_origin(text: str) -> str:
 def _turn_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
     hint = "0.02 makes a turn of the decodes that take 20 ms together"
-    return _number("--turn", text, "seconds", TURN_S_LARGEST, hint)
-
-
-def _grace_s(text: str) -> float:
-    """Raises InvalidInput for what is none."""
-    hint = "30 lets answers end for half a minute"
-    return _number("--grace-s", text, "seconds", GRACE_S_LARGEST, hint)
+    return read_number("--turn", text, "seconds", TURN_S_LARGEST, hint)
 
 
 def _join_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
     hint = "20 joins the tokens of an answer that come within 20 ms of each other"
-    return _number("--join-ms", text, "milliseconds", JOIN_MS_LARGEST, hint) / 1e3
+    return read_number("--join-ms", text, "milliseconds", JOIN_MS_LARGEST, hint) / 1e3
 
 
-def _number(option: str, text: str, units: str, most: float, hint: str) -> float:
-    """Raises InvalidInput for what is none from 0 on."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0.0 <= number <= most:
-        raise InvalidInput(
-            f"{option}: {text!r} is no number of {units} from 0 to {most:g}", hint=hint
-        )
-    return number
+def read_node_ranges(given: Sequence[str]) -> tuple[NodeRange, ...]:
+    """Those of `KIND=LEAST..MOST`. Raises InvalidInput for what is none, and for a kind twice."""
+    found: dict[DeviceKind, NodeRange] = {}
+    for text in given:
+        kind, least, most = "", "", ""
+        if parts := re.fullmatch(r"([a-z]+)=([0-9]{1,4})\.\.([0-9]{1,4})", text):
+            kind, least, most = parts.groups()
+        if kind not in set(DeviceKind) or not int(least) <= int(most) <= NODES_MAX or most == "0":
+            raise InvalidInput(
+                f"--nodes: {text!r} is no KIND=LEAST..MOST up to {NODES_MAX}",
+                hint="cpu=1..8 lets the cell want from one CPU node to eight",
+            )
+        device = DeviceKind(kind)
+        if device in found:
+            raise InvalidInput(f"--nodes: {device} is there twice", hint="give each kind once")
+        found[device] = NodeRange(device=device, least=int(least), most=int(most))
+    return tuple(found.values())

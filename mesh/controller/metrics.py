@@ -402,6 +402,14 @@ class _Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from _of_deployments(self._snapshot.deployments)
         yield from _of_nodes(self._snapshot.nodes)
+        wanted = _gauge("mesh_nodes_wanted", "By kind, where whoever starts them is told.", "kind")
+        lacking = _gauge(
+            "mesh_nodes_lacking_seconds", "Since fewer nodes are ready than are wanted.", "kind"
+        )
+        for one in self._snapshot.wanted:
+            wanted.add_metric([one.device.value], one.wanted)
+            lacking.add_metric([one.device.value], one.lacking_s)
+        yield from (wanted, lacking)
         prefetches = CounterMetricFamily(
             "mesh_prefetches",
             "Models brought nearer before a call, by outcome.",

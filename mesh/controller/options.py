@@ -1,13 +1,12 @@
 """The controller's options, from which its parser, `mesh controller` and `mesh up` derive."""
 
 from mesh.domain.limits import TURN_S_MAX
-from mesh.runtime.options import DEFAULT_ADDRESS, HOME, Option
+from mesh.runtime.options import DEFAULT_ADDRESS, GRACE_S_LARGEST, HOME, Option
 from mesh.wire.credentials import TLS_VARIABLE
 
 HTTP_OFF = "off"
 TURN_S_LARGEST = 1
 """The largest --turn: no other event is looked at before a turn ends."""
-GRACE_S_LARGEST = 3600
 JOIN_MS_LARGEST = 1000
 """The largest --join-ms: a reader sees the text jump long before."""
 
@@ -87,6 +86,13 @@ OPTIONS = (
         most=GRACE_S_LARGEST,
         default="0",
         help="After SIGTERM, open answers may end within so long; new calls are refused.",
+    ),
+    Option(
+        flag="--nodes",
+        metavar="KIND=LEAST..MOST",
+        repeatable=True,
+        help="How many nodes of a kind the cell may want of whoever starts and stops them, by GET "
+        "/api/v1/nodes/wanted, like cpu=1..8; repeatable.",
     ),
     Option(flag="--journal", metavar="FILE", help="Write every decision of the cell there."),
     STATE,

@@ -14,9 +14,10 @@ from mesh.controller.recent import Recent
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
 from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import Usage, UsageBy, summed
-from mesh.domain.views import CellSnapshot, ProfileView
+from mesh.domain.views import CellSnapshot, NodesWanted, ProfileView
 from mesh.report.call_views import Sees, chrome_trace, story, timeline
 from mesh.report.calls import CallBook
 from mesh.report.cell_report import CellReport, cell_report
@@ -28,6 +29,8 @@ class ReadCell(Protocol):
     """What is read of the core."""
 
     def snapshot(self, now_s: float) -> CellSnapshot: ...
+
+    def wanted(self, now_s: float) -> tuple[NodesWanted, ...]: ...
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None: ...
 
@@ -92,6 +95,16 @@ class Reading:
 
     def _seen(self, asks: Caller) -> CellSnapshot:
         return seen_by(asks, self._cell.snapshot(self._clock.now_s()))
+
+    def wanted(self) -> dict[str, Plain]:
+        """How many nodes the cell wants, by kind. Raises Unavailable where that is not known."""
+        found = self._cell.wanted(self._clock.now_s())
+        if not found:
+            raise Unavailable(
+                "how many nodes are wanted is not known",
+                hint="a controller with --nodes says so some seconds after it began to lead",
+            )
+        return {str(one.device): plain(one) for one in found}
 
     def trace(self, asks: Caller) -> Iterator[Plain]:
         return chrome_trace(self._book, self._clock.now_s(), _sees(asks))

@@ -30,6 +30,7 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         refused=tuple(sorted(snapshot.refused)),
         state_path=state_path,
         prefetches=snapshot.prefetches,
+        wanted=snapshot.wanted,
     )
 
 

@@ -168,6 +168,7 @@ def _own(snapshot: CellSnapshot) -> CellSnapshot:
     return replace(
         snapshot,
         nodes=(),
+        wanted=(),
         queued=sum(one.queued for one in mine),
         running=sum(one.running for one in mine),
         served=sum(one.served for one in mine),

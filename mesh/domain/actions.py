@@ -16,7 +16,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
-from mesh.domain.reasons import PolicyFaultKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, PolicyFaultKind, RefusalReason
 from mesh.domain.request import KvSource, RequestTokens
 from mesh.domain.revision import Revisions
 from mesh.domain.steps import EngineRequest, Prefill
@@ -59,6 +59,25 @@ class NotePolicyFault:
     call: str
     """The method of `mesh.policy.interface.Policy` that was called, or the plan that it gave."""
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantNodes:
+    """The cell wants so many nodes of a kind from now on; whoever asks is told."""
+
+    device: DeviceKind
+    wanted: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportMissingNodes:
+    """Nodes that are wanted have not joined for so long."""
+
+    device: DeviceKind
+    wanted: int
+    ready: int
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +222,8 @@ ControllerAction = (
     | RefuseRequest
     | SetTimer
     | NotePolicyFault
+    | WantNodes
+    | ReportMissingNodes
 )
 
 # The node's. Verbs that it passes on to its store and its engine are the commands themselves.

@@ -24,7 +24,12 @@
 A message says what happened, to which id, and the numbers compared; the hint says what to do next.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mesh.domain.reasons import RefusalReason, hint_for
+
+HOME_HINT = "choose a state folder that you may write with --home or MESH_HOME"
 
 
 class MeshError(Exception):
@@ -125,3 +130,12 @@ class EngineError(MeshError):
 
 class OutOfMemory(EngineError):
     """An engine failed for want of memory."""
+
+
+@contextmanager
+def system_errors(kind: type[MeshError], what: str, hint: str) -> Iterator[None]:
+    """An OSError of the block is raised as `kind`: what failed, and why by the system's words."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {(error.strerror or str(error)).lower()}", hint=hint) from error

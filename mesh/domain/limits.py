@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mesh.domain.reasons import DeviceKind
+
 PREFILL_TOKENS_MAX = 256
 """The most prompt tokens of one iteration: a longer prompt is computed in chunks, so that it does
 not hold up other requests.
@@ -27,6 +29,17 @@ KEPT_CACHES_MAX = 64
 """The most unloaded instances of a node whose cached KV blocks are kept for their next loads."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
+NODES_MAX = 1024
+"""The most nodes of a kind that a cell may ask for: as many may be linked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRange:
+    """How many nodes of a kind a cell may ask for: at least, and at most."""
+
+    device: DeviceKind
+    least: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +63,20 @@ class CellLimits:
     load_retry_doublings_max: int = 5
     node_lease_s: float = 10.0
     """A node that is silent for longer counts as lost."""
+    node_ranges: tuple[NodeRange, ...] = ()
+    """The kinds of nodes of which somebody starts and stops as many as the cell wants."""
+    node_pause_s: float = 60.0
+    """The time between two changes of how many nodes of a kind are wanted."""
+    node_idle_s: float = 120.0
+    """Fewer nodes are wanted once nothing has lacked one for so long; how many work is a mean over
+    as long.
+    """
+    node_settle_s: float = 15.0
+    """A controller says only after so long how many nodes it wants: those of the one before it join
+    first.
+    """
+    node_late_s: float = 45.0
+    """Nodes that are wanted for longer, and have not joined, are reported."""
     lease_check_s: float = 1.0
     import_s_max: float = 3600.0
     """The longest that any administrative call may take; imports and measurements are the long

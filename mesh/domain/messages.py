@@ -302,6 +302,8 @@ class NodeHello:
     """
     instances: tuple[InstanceReport, ...] = ()
     requests: tuple[HeldRequest, ...] = ()
+    leaves: bool = False
+    """It is to stop, and takes no new work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +334,8 @@ class Heartbeat:
     """The time that all of them would have taken, from the node's decision to swap them in until
     they were there.
     """
+    leaves: bool = False
+    """It is to stop once nothing is loaded on it, and takes no new work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

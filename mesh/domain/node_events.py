@@ -125,6 +125,8 @@ class HeartbeatDue:
     """What the node has at hand; None: as at the last beat."""
     kv_blocks_cached: tuple[tuple[InstanceId, int], ...] = ()
     """The cached blocks of the instances that have some."""
+    leaves: bool = False
+    """The node is to stop."""
 
 
 NodeEvent = (

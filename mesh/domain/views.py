@@ -231,6 +231,22 @@ class PrefetchView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesWanted:
+    """How many nodes of a kind the cell wants, where somebody starts and stops as many."""
+
+    device: DeviceKind
+    wanted: int
+    ready: int
+    """Those that have joined and take new work."""
+    least: int
+    most: int
+    lacking_s: float = 0.0
+    """For so long fewer have been ready than are wanted; 0: none lacks."""
+    why: str = ""
+    """What changed the number last, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellSnapshot:
     deployments: tuple[DeploymentSnapshot, ...]
     nodes: tuple[NodeSnapshot, ...]
@@ -239,6 +255,8 @@ class CellSnapshot:
     served: int
     refused: tuple[tuple[RefusalReason, int], ...]
     prefetches: PrefetchView = PrefetchView()
+    wanted: tuple[NodesWanted, ...] = ()
+    """By kind; none where nobody asked for it, and in the first seconds of a controller."""
 
 
 class RequestPhase(StrEnum):
@@ -349,6 +367,7 @@ class CellStatus:
     state_path: str
     """The controller's state folder, on its machine."""
     prefetches: PrefetchView = PrefetchView()
+    wanted: tuple[NodesWanted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

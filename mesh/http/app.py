@@ -105,7 +105,9 @@ def application(
     async def ready(request: Request) -> Response:
         if gateway.stopping:
             raise Unavailable("the controller is stopping")
-        if not any(node.state is NodeState.READY for node in snapshot().nodes):
+        seen = snapshot()
+        # A cell that says how many nodes it wants is called before it has any.
+        if not seen.wanted and not any(node.state is NodeState.READY for node in seen.nodes):
             raise Unavailable("no node is ready", hint="`mesh nodes` shows those that there are")
         return await live(request)
 

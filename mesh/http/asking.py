@@ -274,13 +274,18 @@ def chat_prompt(messages: Sequence[Message], kwargs: Mapping[str, Any] | None) -
 
 
 def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:
+    prompts = prompts_of(given)
+    if not 1 <= len(prompts) <= PROMPTS_MAX:
+        raise InvalidInput(
+            f"prompt holds {len(prompts)} prompts; it must hold 1 to {PROMPTS_MAX}", field="prompt"
+        )
+    return prompts
+
+
+def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
     several: list[Any] = [given] if isinstance(given, str) else given
     if several and isinstance(several[0], int):
         several = [several]
-    if not 1 <= len(several) <= PROMPTS_MAX:
-        raise InvalidInput(
-            f"prompt holds {len(several)} prompts; it must hold 1 to {PROMPTS_MAX}", field="prompt"
-        )
     return [
         TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one))
         for one in several

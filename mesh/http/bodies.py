@@ -31,6 +31,16 @@ def prompt_shape(value: Any) -> str:
     return "tokens" if value and isinstance(value[0], int) else "texts"
 
 
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[int], Tag("tokens")]
+    | Annotated[list[list[int]], Tag("token_lists")],
+    Discriminator(prompt_shape),
+]
+"""Text or tokens, or several of either."""
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -191,13 +201,7 @@ class Body(Strict):
 class CompletionBody(Body):
     """Continues text or tokens, without the chat template; up to 16 of either in one call."""
 
-    prompt: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[list[str], Tag("texts")]
-        | Annotated[list[int], Tag("tokens")]
-        | Annotated[list[list[int]], Tag("token_lists")],
-        Discriminator(prompt_shape),
-    ]
+    prompt: Prompts
     logprobs: int | None = Field(
         default=None,
         description="Of each token, and of so many likeliest; 0 to 20.",

@@ -27,14 +27,13 @@ from mesh.domain.invocation import (
     PairPrompt,
     Prompt,
     TextPrompt,
-    TokenPrompt,
     Tokens,
     check_complete,
 )
 from mesh.domain.model import Task
 from mesh.domain.reasons import RefusalReason
-from mesh.http.asking import with_slo
-from mesh.http.bodies import T, prompt_shape
+from mesh.http.asking import prompts_of, with_slo
+from mesh.http.bodies import Prompts, T, prompt_shape
 from mesh.http.exchange import Exchange
 from mesh.http.refusals import encoded
 from mesh.http.tokens import Answered
@@ -62,20 +61,12 @@ _CROWDED = (
 """A text that is refused so may be served when fewer others of its call are open."""
 R = TypeVar("R")
 
-Input = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("texts")]
-    | Annotated[list[int], Tag("tokens")]
-    | Annotated[list[list[int]], Tag("token_lists")],
-    Discriminator(prompt_shape),
-]
-
 
 class EmbeddingsBody(Strict):
     """Embeds texts, by a deployment whose task that is."""
 
     model: str = Field(min_length=1, description="A deployment's name.")
-    input: Input
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(
         default=None,
@@ -273,7 +264,7 @@ class Embeddings(Vectors[EmbeddingsBody]):
     kind = EmbeddingsBody
 
     async def answered(self, body: EmbeddingsBody, exchange: Exchange) -> list[bytes]:
-        prompts = _prompts(body.input)
+        prompts = prompts_of(body.input)
         read = _base64 if body.encoding_format == "base64" else _json
         several = isinstance(body.input, list) and prompt_shape(body.input) != "tokens"
         found = await self._embedded(
@@ -391,16 +382,6 @@ def _first(errors: BaseExceptionGroup[MeshError]) -> BaseException:
     while isinstance(one, BaseExceptionGroup):
         one = one.exceptions[0]
     return one
-
-
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    several: list[Any] = [given] if isinstance(given, str) else given
-    if several and isinstance(several[0], int):
-        several = [several]
-    return [
-        TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one))
-        for one in several
-    ]
 
 
 def _check_dimensions(deployment: Deployment, dimensions: int | None) -> None:

@@ -1,5 +1,5 @@
 """`/api/v1/requests`, `/trace`, `/usage`, `/manifest` and `/report`: what the page reads beside the
-feed, and what ends a request.
+feed, and what ends a request; and `/nodes/wanted`, which whoever starts nodes reads.
 
 Before: the routes. After: the controller's `reading`.
 """
@@ -46,6 +46,8 @@ class Reads(Protocol):
 
     def profiles(self, asks: Caller, name: DeploymentName) -> list[ProfileView]: ...
 
+    def wanted(self) -> dict[str, Plain]: ...
+
     def trace(self, asks: Caller) -> Iterator[Plain]: ...
 
     def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
@@ -80,6 +82,9 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         name = DeploymentName(request.path_params["model"])
         return _json(plain(told().profiles(caller(), name)))
 
+    async def wanted(request: Request) -> Response:
+        return _json(told().wanted())
+
     async def trace(request: Request) -> Response:
         body = await asyncio.to_thread(_trace, told().trace(caller()))
         named = {"content-disposition": 'attachment; filename="mesh-trace.json"'}
@@ -110,6 +115,7 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         Route("/api/v1/deployments/{model}/profiles", profiles, methods=["GET"]),
         Route("/api/v1/report", report, methods=["GET"]),
         Route("/api/v1/report.html", report_page, methods=["GET"]),
+        Route("/api/v1/nodes/wanted", wanted, methods=["GET"]),
         Route("/api/v1/requests", requests, methods=["GET"]),
         Route("/api/v1/requests/{request_id}", one, methods=["GET"]),
         Route("/api/v1/requests/{request_id}/cancel", cancel, methods=["POST"]),

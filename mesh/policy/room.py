@@ -54,10 +54,10 @@ def may_be_in_time(request: RequestView, outlook: Outlook, *, validated: bool) -
     if not validated:
         return outlook.now_s < latest_s or outlook.is_loading()
     return outlook.now_s < latest_s and (
-        not outlook.has_node()
-        or outlook.may_load_by(latest_s)
+        outlook.may_load_by(latest_s)
         or outlook.may_change()
         or outlook.place_s() <= latest_s
+        or not outlook.has_node()
     )
 
 

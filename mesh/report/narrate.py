@@ -9,9 +9,11 @@ from mesh.domain.actions import (
     CloseLink,
     RefuseRequest,
     ReplyError,
+    ReportMissingNodes,
     SendCommand,
     StoreRevisions,
     TellAccepted,
+    WantNodes,
 )
 from mesh.domain.events import (
     DeleteRequested,
@@ -163,6 +165,12 @@ def _decided(action: object) -> Iterator[CellLine]:
             yield _line("request", action.request_id, text)
         case StoreRevisions():
             yield from _rolled_out(action)
+        case WantNodes():
+            yield _line("cell", action.device, f"{action.wanted} nodes are wanted: {action.why}")
+        case ReportMissingNodes():
+            missing = action.wanted - action.ready
+            text = f"{missing} of {action.wanted} wanted nodes have not joined"
+            yield _fault("cell", action.device, f"{text} for {action.for_s:.0f} s")
         case ReplyError():
             yield _fault("cell", action.operation_id, f"failed ({action.error}): {action.message}")
         case CloseLink():

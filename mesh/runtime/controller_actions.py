@@ -18,6 +18,7 @@ from mesh.domain.actions import (
     ReplyDone,
     ReplyError,
     ReplyProgress,
+    ReportMissingNodes,
     SendCommand,
     SetTimer,
     StoreDeployment,
@@ -26,6 +27,7 @@ from mesh.domain.actions import (
     StoreRevisions,
     TellAccepted,
     TellWaiting,
+    WantNodes,
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
@@ -160,6 +162,13 @@ class ControllerPerformer:
                 slow = kind is PolicyFaultKind.TOOK_LONG
                 level = logging.DEBUG if slow else logging.WARNING
                 log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
+            case WantNodes(device=device, wanted=wanted, why=why):
+                log.info("%d %s nodes are wanted: %s", wanted, device, why)
+            case ReportMissingNodes(device=device, wanted=wanted, ready=ready, for_s=for_s):
+                log.warning(
+                    "%d of %d %s nodes that are wanted have not joined for %.0f s",
+                    *(wanted - ready, wanted, device, for_s),
+                )
             case _:
                 assert_never(action)
 

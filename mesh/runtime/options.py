@@ -5,6 +5,7 @@ command line's verbs, and the arguments with which one program starts another.
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from mesh.domain.errors import InvalidInput
 
 AUTO = "auto"
 DEFAULT_ADDRESS = "127.0.0.1:7070"
+GRACE_S_LARGEST = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +102,21 @@ def parse(
             **{"default": default or option.default, **given},
         )
     return parser.parse_args(arguments)
+
+
+def read_number(option: str, text: str, units: str, most: float, hint: str) -> float:
+    """Raises InvalidInput for what is none from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 <= number <= most:
+        raise InvalidInput(
+            f"{option}: {text!r} is no number of {units} from 0 to {most:g}", hint=hint
+        )
+    return number
+
+
+def read_grace_s(text: str, hint: str) -> float:
+    """Seconds of --grace-s. Raises InvalidInput for what is none."""
+    return read_number("--grace-s", text, "seconds", GRACE_S_LARGEST, hint)

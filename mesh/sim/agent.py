@@ -55,6 +55,9 @@ class VirtualAgent:
         self._links = links
         self._ended = ended
         self.alive = True
+        self.leaves = False
+        """It stops once nothing is loaded on it."""
+        self._told_leaves = False
         self.link_id: int | None = None
         self.life = LinkLife(random.Random(identity.run_id), LINK_LIMITS)
         self.core = NodeCore(limits=limits, own_rule=own_rule)
@@ -75,6 +78,10 @@ class VirtualAgent:
         """Dial in, and report from then on."""
         self._dial()
         self._beat()
+
+    def leave(self) -> None:
+        """It is to stop, and is drained first."""
+        self.leaves = True
 
     def kill(self, *, silently: bool) -> None:
         """It ends on the spot, and what its engine held is gone."""
@@ -105,8 +112,12 @@ class VirtualAgent:
             kv_blocks_cached=tuple(
                 (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
             ),
+            leaves=self.leaves,
         )
         self._tell(due)
+        if due.leaves and self._told_leaves and not self.core.instances():
+            self.kill(silently=False)
+        self._told_leaves = due.leaves
         self._clock.call_at(self._clock.now_s() + HEARTBEAT_S, self._beat)
 
     # Its link.
@@ -115,7 +126,7 @@ class VirtualAgent:
         if not self.alive:
             return
         loaded, requests = self.core.instances(), self.core.requests()
-        hello = replace(self._identity, instances=loaded, requests=requests)
+        hello = replace(self._identity, instances=loaded, requests=requests, leaves=self.leaves)
         self.link_id = dialled = self._links.dial(self, hello)
         if dialled is None:
             self._ended_with("Unavailable")

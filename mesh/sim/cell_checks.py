@@ -122,9 +122,12 @@ def check_rest(cell: VirtualCell) -> None:
     hold(cell.controller.alive, "no controller runs")
     core = cell.core.cell
     for made in cell.nodes:
+        if made.plan.comes_s is not None and not made.agent.alive:
+            continue
         node = core.nodes.get(made.node_id)
         joined = (
             node is not None and node.link_id == made.agent.link_id and made.agent.life.welcomed
         )
         hold(joined, "{} has not joined the cell again", made.node_id)
-    check_cell_at_rest(core, {made.node_id: made.engine for made in cell.nodes})
+    engines = {made.node_id: made.engine for made in cell.nodes if made.agent.alive}
+    check_cell_at_rest(core, engines)

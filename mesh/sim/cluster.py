@@ -23,6 +23,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
 from mesh.domain.slo import Slo
+from mesh.domain.views import NodesWanted
 from mesh.memory.block_keys import digests_of
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.host import Recorder
@@ -34,6 +35,7 @@ from mesh.sim.content import Piece, Said, tokens_of
 from mesh.sim.controller import VirtualController
 from mesh.sim.kv_links import VirtualKvLinks
 from mesh.sim.links import VirtualLinks
+from mesh.sim.machines import Machines
 from mesh.sim.node import NodePlan, VirtualNode
 from mesh_workloads.trace import Turn
 
@@ -151,6 +153,7 @@ class VirtualCell:
         ]
         for node in self.nodes:
             node.start()
+        self.machines = Machines(self.nodes, self.clock, self._wanted)
         self.clock.run_until(SETTLE_S)
         self.started_s = self.clock.now_s()
         self._arrived = 0
@@ -158,6 +161,10 @@ class VirtualCell:
         """More will arrive."""
         self._last_s = self.started_s
         """Time of the last arrival."""
+
+    def _wanted(self) -> tuple[NodesWanted, ...]:
+        alive = self.controller.alive
+        return self.controller.core.wanted(self.clock.now_s()) if alive else ()
 
     @property
     def core(self) -> ControllerCore:

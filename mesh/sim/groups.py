@@ -56,6 +56,10 @@ class NodeGroup:
     """How much of its memory may hold what is loaded before anybody calls for it."""
     kv_link_bytes_per_s: float = 0.0
     """How quickly KV blocks go from node to node; 0: they do not."""
+    comes_s: float | None = None
+    """Seconds from when one is wanted until it starts, of nodes that come and go as the cell wants
+    them (limits.node_ranges). None: they are there all along.
+    """
     shares_weights: bool = False
     """Its instances of a model with one context limit share the weights, as OpenVINO's do."""
     processes: int = 0
@@ -144,6 +148,7 @@ def node_plans(
             ),
             weights_use=costs.weights_use,
             seed=seed,
+            comes_s=group.comes_s,
         )
 
 
@@ -207,6 +212,8 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         costs = group.costs.onto(NodeCosts())
         at_least(f"{group.name}: processes", group.processes, above=False)
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
+        if group.comes_s is not None:
+            at_least(f"{group.name}: comes_s", group.comes_s, above=False)
         at_least(f"{group.name}: prefetch_gib", group.prefetch_gib, above=False, finite=True)
         link = group.kv_link_bytes_per_s
         at_least(f"{group.name}: kv_link_bytes_per_s", link, above=False, finite=False)

@@ -40,6 +40,10 @@ class NodePlan:
     """It counts as in use while it holds an instance, not only while it is busy."""
     seed: int = 0
     """The seed of what is drawn at random on the node, beside its name."""
+    comes_s: float | None = None
+    """It comes so long after it is wanted, and goes again; infinite: it never comes. None: it is
+    there from the beginning.
+    """
 
 
 class VirtualNode:
@@ -75,7 +79,11 @@ class VirtualNode:
         self.agent = self._agent()
 
     def start(self) -> None:
-        self.agent.start()
+        """One that comes only when it is wanted is not there yet."""
+        if self.plan.comes_s is None:
+            self.agent.start()
+        else:
+            self.agent.kill(silently=False)
 
     def crash(self, *, silently: bool) -> None:
         """All that it held is gone. Where the machine went with the agent, nobody is told."""

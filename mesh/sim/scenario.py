@@ -126,7 +126,7 @@ NOT_0 = frozenset(
     {
         *("attempts_max", "load_attempts_max", "operations_max", "batch_max", "validations_max"),
         *("load_retry_s", "lease_check_s", "grow_retry_s", "place_retry_s", "history_store_s"),
-        *("node_lease_s", "import_s_max", "load_s_max"),
+        *("node_lease_s", "node_idle_s", "import_s_max", "load_s_max"),
         *("prefill_tokens_max", "kv_tokens_profiled"),
     }
 )
@@ -342,7 +342,7 @@ def _check(scenario: Scenario) -> None:
     if scenario.faults is not None:
         check_faults(scenario.faults)
     for name, value in asdict(scenario.limits).items():
-        if value is not None:
+        if isinstance(value, int | float):
             at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
     if (from_s := scenario.prefetch_compared_from_s) is not None:
         at_least("prefetch_compared_from_s", from_s, above=False, finite=True)

@@ -1002,6 +1002,7 @@ class Status(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     STATE_PATH_FIELD_NUMBER: _builtins.int
     PREFETCHES_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     uptime_s: _builtins.float
     nodes_ready: _builtins.int
@@ -1016,6 +1017,8 @@ class Status(_message.Message):
     def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def prefetches(self) -> Global___Prefetches: ...
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodesWanted]: ...
     def __init__(
         self,
         *,
@@ -1031,14 +1034,54 @@ class Status(_message.Message):
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         state_path: _builtins.str = ...,
         prefetches: Global___Prefetches | None = ...,
+        wanted: _abc.Iterable[Global___NodesWanted] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefetches", b"prefetches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class NodesWanted(_message.Message):
+    """Of a kind of which somebody starts and stops as many nodes as are wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    LACKING_S_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    wanted: _builtins.int
+    ready: _builtins.int
+    least: _builtins.int
+    most: _builtins.int
+    lacking_s: _builtins.float
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        wanted: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        least: _builtins.int = ...,
+        most: _builtins.int = ...,
+        lacking_s: _builtins.float = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "lacking_s", b"lacking_s", "least", b"least", "most", b"most", "ready", b"ready", "wanted", b"wanted", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodesWanted: _TypeAlias = NodesWanted  # noqa: Y015
 
 @_typing.final
 class Prefetches(_message.Message):

@@ -922,6 +922,7 @@ class NodeHello(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -967,6 +968,8 @@ class NodeHello(_message.Message):
     """Equal on nodes that can use each other's KV blocks."""
     kv_bytes_per_s: _builtins.float
     """What it expects a transfer to carry. 0 means 1e9."""
+    leaves: _builtins.bool
+    """It is to stop: it takes no new work."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -1014,10 +1017,11 @@ class NodeHello(_message.Message):
         kv_format: _builtins.str = ...,
         kv_bytes_per_s: _builtins.float = ...,
         requests: _abc.Iterable[Global___HeldRequest] | None = ...,
+        leaves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "swaps_parts", b"swaps_parts", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "leaves", b"leaves", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "swaps_parts", b"swaps_parts", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1090,6 +1094,7 @@ class Heartbeat(_message.Message):
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     SWAPPED_BYTES_FIELD_NUMBER: _builtins.int
     SWAPPED_S_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
@@ -1102,6 +1107,8 @@ class Heartbeat(_message.Message):
     time all of them would have come. 0: none.
     """
     swapped_s: _builtins.float
+    leaves: _builtins.bool
+    """It is to stop once nothing is loaded on it."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -1119,10 +1126,11 @@ class Heartbeat(_message.Message):
         base_bytes: _builtins.int = ...,
         swapped_bytes: _builtins.int = ...,
         swapped_s: _builtins.float = ...,
+        leaves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "leaves", b"leaves", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes", "swapped_bytes", b"swapped_bytes", "swapped_s", b"swapped_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,6 +102,7 @@ ROUTES: Mapping[str, frozenset[Role] | None] = {
     "/api/v1/usage": _USERS,
     "/api/v1/report": _USERS,
     "/api/v1/report.html": _USERS,
+    "/api/v1/nodes/wanted": _NODES,
     "/api/v1/keys": _OPERATORS,
     "/api/v1/keys/{key_id}/revoke": _OPERATORS,
     "/metrics": _OPERATORS,

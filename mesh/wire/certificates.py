@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError
+from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError, system_errors
 from mesh.wire.access import NODE_NAME
 from mesh.wire.credentials import Tls
 
@@ -178,10 +178,6 @@ def read_tls(folder: Path, part: Part) -> Tls:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    hint = "`mesh tls init DIR` makes a folder of certificates"
+    with system_errors(InvalidInput, f"cannot read {path}", hint):
         return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot read {path}: {(error.strerror or str(error)).lower()}",
-            hint="`mesh tls init DIR` makes a folder of certificates",
-        ) from error

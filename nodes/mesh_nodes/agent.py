@@ -47,6 +47,11 @@ STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
 
 MESSENGER_S_MAX = 0.5
+TOLD_S = 2 * HEARTBEAT_S
+"""A node that is to stop waits so long before it looks whether it is drained: the controller has
+heard of it by then, and sends no load or request any more.
+"""
+DRAIN_POLL_S = 0.05
 
 ENGINE_CALL_S_MAX = 300.0
 """For an iteration, or any other call beside loads: far beyond the slowest, and beyond what an
@@ -78,7 +83,8 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a load would find nearer than in its
     store, given the folders there. Without `loads` it neither tells nor keeps what loads take.
-    `joined` is called at each welcome.
+    `joined` is called at each welcome. With `grace_s` it is drained before it stops, for so long at
+    most.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Agent:
         imports: ImportRules = NO_RULES,
         recorders: Sequence[Recorder] = (),
         joined: Callable[[], None] = lambda: None,
+        grace_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -105,6 +112,10 @@ class Agent:
         self._loads = loads
         self._recorders = recorders
         self._joined = joined
+        self._grace_s = grace_s
+        self._leaving: asyncio.Task[None] | None = None
+        """It is drained, and then stops."""
+        self._linked = False
         self._in_use = ModelsInUse(store_path)
         self._core = NodeCore(limits=limits, own_rule=own_rule)
         self._resident_bytes = resident_bytes
@@ -124,8 +135,30 @@ class Agent:
         self._kv: KvStream | None = None
 
     def stop(self) -> None:
-        """Wish the end; `run` returns soon. For the loop's thread, as a signal handler is."""
+        """Wish the end: `run` returns soon, or, the first time, once the node is drained. For the
+        loop's thread, as a signal handler is.
+        """
+        if self._grace_s and self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_task(self._keep(self._drain))
+        else:
+            self._ended.set()
+
+    async def _drain(self) -> None:
+        """Until the controller has had all go that is loaded here, or, where there is none, nothing
+        is kept for the next one.
+        """
+        try:
+            async with asyncio.timeout(self._grace_s):
+                await asyncio.sleep(TOLD_S)
+                while not self._is_drained():  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%s stops: not drained after %g s", self._identity.node_id, self._grace_s)
         self._ended.set()
+
+    def _is_drained(self) -> bool:
+        with self._deciding:
+            return not (self._core.instances() if self._linked else self._core.requests())
 
     async def run(self) -> None:
         """Serve until `stop`. Once it ends, `clean` says whether everything did so in time.
@@ -152,7 +185,7 @@ class Agent:
             rng=random.Random(self._identity.run_id),
             on_open=self._opened,
             on_command=lambda command: self._post(CommandReceived(command=command)),
-            on_close=lambda reason: self._post(LinkClosed(reason=reason)),
+            on_close=self._closed,
         )
         messenger = Messenger(loop)
         performer = NodePerformer(
@@ -176,6 +209,8 @@ class Agent:
         await self._ended.wait()
         beating.cancel()
         looking.cancel()
+        if self._leaving is not None:
+            self._leaving.cancel()
         link.stop()
         self.clean = await self._wind_down(linking, models, lanes)
         messenger.close(MESSENGER_S_MAX)
@@ -229,6 +264,7 @@ class Agent:
             requests=requests,
             load_rates=rates,
             models=self._models,
+            leaves=self._leaving is not None,
         )
 
     def _note_load(self, loaded: InstanceLoaded) -> None:
@@ -239,7 +275,12 @@ class Agent:
     def _opened(self, rule: NodeRule) -> None:
         self._joined()
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
+        self._linked = True
         self._post(LinkOpened(rule=rule))
+
+    def _closed(self, reason: str) -> None:
+        self._linked = False
+        self._post(LinkClosed(reason=reason))
 
     def _post(self, event: NodeEvent) -> None:
         """Into the core. A core that fails is in no known state: the node ends, and the controller
@@ -289,6 +330,7 @@ class Agent:
                 kv_blocks_cached=tuple(
                     (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
                 ),
+                leaves=self._leaving is not None,
             )
             told = self._models
             self._post(due)

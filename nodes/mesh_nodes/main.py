@@ -124,6 +124,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions, Say], BuiltEngine])
             ),
             recorders=recorders,
             joined=announcer.close,
+            grace_s=options.grace_s,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.
         gc.freeze()

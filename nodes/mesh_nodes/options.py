@@ -16,7 +16,15 @@ from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.source_rules import SourceRules, read_source_rules
 from mesh.domain.units import format_bytes, parse_bytes
-from mesh.runtime.options import AUTO, DEFAULT_ADDRESS, HOME, Option, parse
+from mesh.runtime.options import (
+    AUTO,
+    DEFAULT_ADDRESS,
+    GRACE_S_LARGEST,
+    HOME,
+    Option,
+    parse,
+    read_grace_s,
+)
 from mesh.wire.channel import parse_address
 from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
@@ -156,6 +164,14 @@ OPTIONS = (
         metavar="FILE.py",
         help="The policy file of the cell's controller, for the turn rule that it brings along.",
     ),
+    Option(
+        flag="--grace-s",
+        metavar="SECONDS",
+        kind=float,
+        most=GRACE_S_LARGEST,
+        default="0",
+        help="After SIGTERM, what runs on it may move to other nodes or end within so long.",
+    ),
     Option(flag="--journal", metavar="FILE", help="Write every decision of this node there."),
     HOME,
 )
@@ -207,6 +223,8 @@ class NodeOptions:
     """The operator's; a node takes from them which hosts may have private addresses."""
     policy: str
     """The policy file whose turn rule it has beside the built-in ones; empty without one."""
+    grace_s: float
+    """For what runs on it when it is to stop."""
     home: Path
     journal: Path | None
     key_file: Path | None
@@ -265,6 +283,7 @@ def read_options(
         download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
         sources=read_source_rules(given.sources),
         policy=given.policy or "",
+        grace_s=read_grace_s(given.grace_s, "60 drains it for a minute at most"),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         key_file=None if given.key_file is None else Path(given.key_file),

@@ -11,7 +11,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams, TokenLogprobs
-from mesh.domain.steps import Decode, Prefill
+from mesh.domain.steps import Decode, Prefill, PrefixChange
 from mesh.runtime.engine import Engine, EngineRequest, InstanceMemory, LoadOrder, StepResult
 
 STEPS_MAX = 2000
@@ -24,6 +24,15 @@ def greedy(max_tokens: int = 12) -> SamplingParams:
 
 def no_progress(phase: str, share: float) -> None:
     """For loads whose progress nobody watches."""
+
+
+def note_prefixes(told: set[int], change: PrefixChange | None) -> None:
+    """What comes is new, and what goes was there."""
+    if change is not None:
+        assert told.isdisjoint(change.came)
+        assert told.issuperset(change.went)
+        told.update(change.came)
+        told.difference_update(change.went)
 
 
 @dataclass(slots=True)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from mesh.domain.ids import DeploymentName, InstanceId
-from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from tests.contract.conftest import LoadInstance
-from tests.contract.driving import Driver, greedy
+from tests.contract.driving import Driver, greedy, note_prefixes
 
 SALT = "tenant"
 SYSTEM = tuple(range(5, 90))
@@ -101,31 +100,24 @@ def test_the_keys_that_come_and_go_are_told_whichever_way_they_do(caching: Drive
     engine, name = caching.engine, caching.instance_id
     told: set[int] = set()
 
-    def note(change: PrefixChange | None) -> None:
-        if change is not None:
-            assert told.isdisjoint(change.came)
-            assert told.issuperset(change.went)
-            told.update(change.came)
-            told.difference_update(change.went)
-
     def all_of(tokens: tuple[int, ...]) -> list[int]:
         ((_, digests),) = digests_of(tokens, [caching.block_tokens], SALT)
         return list(digests)
 
-    note(engine.tell_prefixes().get(name))
+    note_prefixes(told, engine.tell_prefixes().get(name))
     caching.submit("first", SYSTEM, greedy(140), salt=SALT)
     answer: list[int] = []
     while len(answer) < 140:
         result = engine.step(name, 48, 50)
         answer += [token for output in result.outputs for token in output.token_ids]
-        note(result.prefixes)
+        note_prefixes(told, result.prefixes)
     there = all_of((*SYSTEM, *answer[:-1]))
     assert len(there) >= 7
     assert told == set(there)
     assert not engine.tell_prefixes()
     engine.bound_memory(0)
     engine.resize_kv(name, 2)
-    note(engine.tell_prefixes()[name])
+    note_prefixes(told, engine.tell_prefixes()[name])
     assert told == set(there[:2]), "leaves go before their parents"
 
 

@@ -306,9 +306,12 @@ class LiveCell:
         self.nodes.append(node)
         return await node.join()
 
-    async def deployed(self, spec: DeploymentSpec = SPEC, **changes: Any) -> FakeNode:
-        """A node, and a deployment on it."""
+    async def deployed(
+        self, spec: DeploymentSpec = SPEC, *, held: bool = False, **changes: Any
+    ) -> FakeNode:
+        """A node, and a deployment on it. `held`: the node answers when it is told to."""
         node = await self.node(**changes)
+        node.held = held
         assert await asyncio.to_thread(self.client.deploy, spec) == "deployed"
         return node
 

@@ -290,8 +290,7 @@ async def test_without_a_node_nothing_can_be_deployed(cell: LiveCell) -> None:
 
 
 async def test_open_requests_are_listed_and_one_is_cancelled(cell: LiveCell) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     asked = asyncio.create_task(cell.answer(asking(max_tokens=4)))
     order = (await node.told(SubmitRequest)).order
     await node.answer(order, 0, 2, last=False)

@@ -257,8 +257,7 @@ async def test_bytes_that_are_no_message_are_invalid_input(cell: LiveCell) -> No
 
 
 async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     async with called(cell, asking()) as call:
         order = (await node.told(SubmitRequest)).order
         await node.answer(order, 0, 1, last=False)
@@ -271,8 +270,7 @@ async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
 
 
 async def test_a_deadline_frees_the_place_and_is_told_as_one(cell: LiveCell) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     with pytest.raises(DeadlineExceeded, match=r"not done within 0.2 s"):
         await asyncio.to_thread(lambda: list(cell.client.invoke(asking(), timeout_s=0.2)))
     await node.told(AbortRequest)
@@ -290,8 +288,7 @@ async def test_leaving_the_clients_iterator_cancels_the_request(cell: LiveCell) 
 async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> None:
     """Its stream fills, then its bounded mailbox: its place is freed, the others' tokens flow."""
     async with live_cell(tmp_path, gateway=GatewayLimits(told_max=8)) as cell:
-        node = await cell.deployed()
-        node.held = True
+        node = await cell.deployed(held=True)
         narrow = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
         async with grpc.aio.insecure_channel(cell.address, options=narrow) as channel:
             call = InferenceStub(channel).Invoke(invocation_to_wire(asking()))
@@ -335,8 +332,7 @@ async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell
 
 
 async def test_a_stopping_controller_tells_open_clients_why(cell: LiveCell) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     open_call = asyncio.create_task(cell.answer())
     await node.told(SubmitRequest)
     cell.stop.set()

@@ -122,8 +122,7 @@ async def test_a_second_node_of_one_name_is_turned_away_and_the_first_stays(
 
 async def test_a_malformed_report_ends_the_link_and_requests_move(cell: LiveCell) -> None:
     """What the client already has is not repeated: the second node continues after it."""
-    first = await cell.deployed()
-    first.held = True
+    first = await cell.deployed(held=True)
     answer = asyncio.create_task(cell.answer(asking(max_tokens=3)))
     order = (await first.told(SubmitRequest)).order
     await first.answer(order, 0, 1, last=False)

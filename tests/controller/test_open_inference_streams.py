@@ -21,8 +21,7 @@ from tests.controller.tensors import request_of, text_of, told, trailing
 
 
 async def test_pieces_come_when_computed_and_the_last_says_so(cell: LiveCell, stub: Any) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     stream = stub.ModelStreamInfer()
     await stream.write(request_of(stream=True))
     order = (await node.told(SubmitRequest)).order
@@ -62,8 +61,7 @@ async def test_requests_of_one_stream_are_answered_side_by_side(cell: LiveCell, 
 
 async def test_a_refusal_is_a_status_or_a_message_with_its_reason(tmp_path: Path) -> None:
     async with live_cell(tmp_path, gateway=GatewayLimits(calls_max=1)) as cell:
-        node = await cell.deployed()
-        node.held = True
+        node = await cell.deployed(held=True)
         async with dial(cell.address) as channel:
             stub: Any = GRPCInferenceServiceStub(channel)
             stream = stub.ModelStreamInfer()
@@ -86,8 +84,7 @@ async def test_a_refusal_is_a_status_or_a_message_with_its_reason(tmp_path: Path
 
 
 async def test_an_operator_cancels_one_request_of_a_stream(cell: LiveCell, stub: Any) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     stream = stub.ModelStreamInfer()
     await stream.write(request_of(stream=True, max_tokens=400))
     order = (await node.told(SubmitRequest)).order
@@ -106,8 +103,7 @@ async def test_an_operator_cancels_one_request_of_a_stream(cell: LiveCell, stub:
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 async def test_who_leaves_frees_its_places(cell: LiveCell, stub: Any, method: str) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     if method == "ModelInfer":
         call = stub.ModelInfer(request_of())
     else:
@@ -123,8 +119,7 @@ async def test_who_leaves_frees_its_places(cell: LiveCell, stub: Any, method: st
 
 async def test_a_stream_that_is_not_read_ends(tmp_path: Path) -> None:
     async with live_cell(tmp_path, gateway=GatewayLimits(told_max=8)) as cell:
-        node = await cell.deployed()
-        node.held = True
+        node = await cell.deployed(held=True)
         narrow = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
         async with grpc.aio.insecure_channel(cell.address, options=narrow) as channel:
             stub: Any = GRPCInferenceServiceStub(channel)
@@ -140,8 +135,7 @@ async def test_a_stream_that_is_not_read_ends(tmp_path: Path) -> None:
 
 
 async def test_a_stopping_controller_tells_those_who_wait(cell: LiveCell, stub: Any) -> None:
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     stream = stub.ModelStreamInfer()
     await stream.write(request_of())
     await node.told(SubmitRequest)

@@ -92,8 +92,7 @@ class Open:
 
 async def begun(cell: LiveCell, count: int) -> tuple[FakeNode, Open, RequestOrder]:
     """A call with the key that has so many tokens, and no more for now."""
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     call = Open(cell, keyed())
     order = (await node.told(SubmitRequest)).order
     assert order.request.keyed
@@ -341,8 +340,7 @@ async def test_one_that_comes_again_takes_the_place_that_a_tenant_has(
     inner: tuple[LiveCell, Gateway],
 ) -> None:
     cell, gateway = inner
-    node = await cell.deployed()
-    node.held = True
+    node = await cell.deployed(held=True)
     gateway._tenants = TenantMeter(
         lambda _: TenantLimits(running=1, requests_per_s=2.0), HeapClock()
     )

@@ -22,8 +22,7 @@ AT_ONCE = CellLimits(history_store_s=0.0, kv_tokens_least=32, node_lease_s=600.0
 async def test_nothing_is_left_running(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with live_cell(tmp_path) as cell:
-        node = await cell.deployed()
-        node.held = True
+        node = await cell.deployed(held=True)
         open_call = asyncio.create_task(cell.answer(), name="open")
         await node.told(SubmitRequest)
         cell.stop.set()

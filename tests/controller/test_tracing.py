@@ -204,8 +204,7 @@ def gateways(receiver: Receiver) -> list[Span]:
 
 async def test_a_request_that_moves_stays_one_trace(tmp_path: Path, receiver: Receiver) -> None:
     async with traced(tmp_path) as http:
-        first = await http.cell.deployed()
-        first.held = True
+        first = await http.cell.deployed(held=True)
         asked = asyncio.create_task(by_grpc(http, 4))
         order = (await first.told(SubmitRequest)).order
         await first.answer(order, 0, 2, last=False)

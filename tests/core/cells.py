@@ -180,6 +180,12 @@ class CellUnderTest:
             ),
         )
 
+    def bring_up(self, link_id: int, asked: Request | None = None) -> LoadInstance:
+        """A request has an instance loaded, and its node says that it is up."""
+        (load,) = commands(self.invoke(asked), LoadInstance)
+        self.loaded(link_id, load.instance_id)
+        return load
+
     def tokens(
         self,
         link_id: int,
@@ -201,6 +207,14 @@ class CellUnderTest:
         held = self.core.cell.requests.get(outputs.request_id)
         instance_id = held.instance.instance_id if held and held.instance else InstanceId("any")
         return self.report(link_id, TokensReport(instance_id=instance_id, outputs=(outputs,)))
+
+
+def one_node(
+    *deployments: Deployment, node: NodeHello | None = None, **how: Any
+) -> tuple[CellUnderTest, int]:
+    """A cell of one node, and the id of its link."""
+    cell = CellUnderTest(*deployments, **how)
+    return cell, cell.join(node)[0]
 
 
 def only(actions: Sequence[object], kind: type[A]) -> A:

@@ -19,6 +19,7 @@ from mesh.domain.messages import (
 from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
+    LinkClosed,
     LinkOpened,
     NodeEvent,
     StepFinished,
@@ -44,15 +45,23 @@ def loaded(instance_id: InstanceId, tier: LoadTier = LoadTier.DISK) -> InstanceL
 
 
 class NodeUnderTest:
-    def __init__(self, turns: TurnRule = HEADROOM, *, turn_s_max: float = 0.0) -> None:
+    """A node core whose instances of these names are loaded."""
+
+    def __init__(self, *names: str, turns: TurnRule = HEADROOM, turn_s_max: float = 0.0) -> None:
         limits = NodeLimits(deadline_margin_s_max=0.0, primed_tokens_max=0)
         own_rule = turns if name_of(turns).digest else None
         self.core = NodeCore(limits=limits, own_rule=own_rule)
         self.now_s = 50.0
         self.tell(LinkOpened(rule=NodeRule(turn=name_of(turns), turn_s_max=turn_s_max)))
+        for name in names:
+            self.load(name)
 
     def tell(self, event: NodeEvent) -> list[NodeAction]:
         return self.core.handle(event, self.now_s)
+
+    def reconnect(self) -> None:
+        self.tell(LinkClosed(reason="reset"))
+        self.tell(LinkOpened())
 
     def command(self, command: NodeCommand) -> list[NodeAction]:
         return self.tell(CommandReceived(command=command))

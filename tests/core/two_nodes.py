@@ -1,7 +1,7 @@
 """A cell of two nodes with an instance of one deployment each: what runs on the first moves."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
 from mesh.domain.events import DrainRequested, MigrationDue
@@ -81,11 +81,17 @@ class TwoNodes(CellUnderTest):
         self.now_s += SOON_S
         return actions
 
-    def moving(self) -> None:
+    def moving(self) -> Self:
         """Its target has four tokens of it, and draws the next ones, too."""
         self.drain()
         self.computed()
         assert not continued(self.yielded()).paused
+        return self
+
+    def draining(self) -> Self:
+        """Its target computes it."""
+        self.drain()
+        return self
 
     def drawn(self, token: int, *, drew: int | None = None) -> list[ControllerAction]:
         """The target has drawn the token of that index, or another."""

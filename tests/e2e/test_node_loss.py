@@ -1,5 +1,6 @@
 """Nodes that die, come back, share a name or are drained: clients lose and repeat no token."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,35 @@ def test_a_node_stops_in_time_amid_an_endless_load(cell: LiveCell, tiny_model: P
 
     cell.wait_for("the load to be under way", loading)
     assert node.terminate() == 0
+
+
+def test_a_node_that_is_to_stop_is_drained_first(cell: LiveCell, tiny_model: Path) -> None:
+    """SIGTERM as Kubernetes and systemd send it: its answers end, or go on elsewhere, unbroken."""
+    cell.start_controller()
+    leaves = cell.start_node("n1", *STEP, options=("--grace-s", "30"))
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "before it goes", max_tokens=TOKENS)
+    cell.wait_tokens(answer, 5)
+    leaves.popen.send_signal(signal.SIGTERM)
+    cell.wait_for("the node to be drained", lambda: is_draining(cell))
+    assert leaves.popen.poll() is None
+    with pytest.raises(Refused):
+        cell.invoke("chat", "no new work", max_tokens=1).finished()
+    assert answer.finished().output_tokens == TOKENS
+    assert leaves.popen.wait(WAIT_S_MAX) == 0
+    assert "not drained" not in leaves.log_text()
+
+
+def is_draining(cell: LiveCell) -> bool:
+    node = cell.node("n1")
+    return node is not None and node.state is NodeState.DRAINING
+
+
+def test_a_drain_before_the_stop_has_a_bound(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    leaves = cell.start_node("n1", "--step-s", "0.5", options=("--grace-s", "3"))
+    cell.deploy("chat", tiny_model)
+    cell.wait_tokens(cell.invoke("chat", "too long", max_tokens=TOKENS), 2)
+    leaves.popen.send_signal(signal.SIGTERM)
+    assert leaves.popen.wait(WAIT_S_MAX) == 0
+    assert "not drained after 3 s" in leaves.log_text()

@@ -17,8 +17,7 @@ LEAVING = 200
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens", [0, 2])
 async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, tokens: int) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     body = b'{"model": "chat", "prompt": [1], "stream": %b}' % (b"true" if stream else b"false")
     client = raw(http, b"POST /v1/completions", body)
     order = (await node.told(SubmitRequest)).order
@@ -32,8 +31,7 @@ async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, to
 
 async def test_a_client_that_leaves_behind_a_long_body_is_seen(http: Edge) -> None:
     """The server rests reading when much of a body comes at once to who waits for it."""
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     body, rest = b'{"model": "chat", "prompt": [1]}', b" " * 100_000
     client = raw(http, b"POST /v1/completions", body, missing_bytes=len(rest))
     await asyncio.sleep(0.1)
@@ -45,8 +43,7 @@ async def test_a_client_that_leaves_behind_a_long_body_is_seen(http: Edge) -> No
 
 
 async def test_all_requests_of_a_client_that_leaves_go(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    await http.cell.deployed(held=True)
     body = b'{"model": "chat", "prompt": [[1], [2], [3]]}'
     client = raw(http, b"POST /v1/completions", body)
     await http.cell.until(lambda: len(http.cell.client.requests()) == 3)
@@ -56,8 +53,7 @@ async def test_all_requests_of_a_client_that_leaves_go(http: Edge) -> None:
 
 
 async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     body = b'{"model": "chat", "prompt": [1], "max_tokens": 1, "stream": true}'
 
     def ask(count: int) -> list[socket.socket]:
@@ -76,8 +72,7 @@ async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
 
 async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     async with edge(tmp_path, gateway=GatewayLimits(told_max=8)) as http:
-        node = await http.cell.deployed()
-        node.held = True
+        node = await http.cell.deployed(held=True)
         body = b'{"model": "chat", "prompt": [1], "stream": true}'
         client = raw(http, b"POST /v1/completions", body, read_bytes_max=4096)
         order = (await node.told(SubmitRequest)).order

@@ -351,8 +351,7 @@ async def test_a_cell_without_a_node_is_overloaded(tmp_path: Path) -> None:
 
 
 async def test_a_failure_amid_a_stream_is_an_error_event(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(send(http, stream=True))
     order = (await node.told(SubmitRequest)).order
     await node.answer(order, 0, 1, last=False)

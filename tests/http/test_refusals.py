@@ -156,8 +156,7 @@ async def test_without_a_node_it_is_503_with_when_to_come_again(tmp_path: Path) 
 
 
 async def test_a_refusal_of_one_of_several_prompts_refuses_the_call(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    await http.cell.deployed(held=True)
     response = await http.complete([[1], [1] * 600], stream=True)
     assert error_of(response)["code"] == "context_length_exceeded"
     await http.cell.idle()
@@ -165,8 +164,7 @@ async def test_a_refusal_of_one_of_several_prompts_refuses_the_call(http: Edge) 
 
 async def test_more_calls_than_the_limit_are_429(tmp_path: Path) -> None:
     async with edge(tmp_path, gateway=GatewayLimits(calls_max=1)) as http:
-        node = await http.cell.deployed()
-        node.held = True
+        node = await http.cell.deployed(held=True)
         first = asyncio.create_task(http.chat(max_tokens=1))
         order = (await node.told(SubmitRequest)).order
         second = await http.chat()
@@ -177,8 +175,7 @@ async def test_more_calls_than_the_limit_are_429(tmp_path: Path) -> None:
 
 
 async def test_a_failure_after_the_first_token_is_an_event_and_no_done(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(http.chat(stream=True))
     order = (await node.told(SubmitRequest)).order
     await node.answer(order, 0, 2, last=False)
@@ -195,8 +192,7 @@ async def test_a_failure_after_the_first_token_is_an_event_and_no_done(http: Edg
 
 @pytest.mark.parametrize("prompt", [[1], [[1], [2]]])
 async def test_what_an_operator_cancels_ends_with_a_status(http: Edge, prompt: Any) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(http.complete(prompt))
     order = (await node.told(SubmitRequest)).order
     await http.cell.ask(http.cell.client.cancel, order.request.request_id)
@@ -206,8 +202,7 @@ async def test_what_an_operator_cancels_ends_with_a_status(http: Edge, prompt: A
 
 
 async def test_a_stopping_controller_tells_those_who_wait(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     asked = asyncio.create_task(http.chat())
     await node.told(SubmitRequest)
     http.cell.stop.set()

@@ -234,8 +234,7 @@ async def until(http: Edge, id_: str, status: str) -> dict[str, Any]:
 async def test_a_response_in_the_background_is_asked_for_and_followed_from_any_event(
     http: Edge,
 ) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     begun = await answered(http, background=True, max_output_tokens=3)
     assert (begun["status"], begun["background"]) == ("queued", True)
     path = f"/v1/responses/{begun['id']}"
@@ -261,8 +260,7 @@ async def test_a_response_in_the_background_is_asked_for_and_followed_from_any_e
 
 
 async def test_a_response_in_the_background_is_cancelled_and_frees_its_place(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    node = await http.cell.deployed(held=True)
     begun = await answered(http, background=True)
     await http.cell.until(lambda: bool(orders(node)))
     path = f"/v1/responses/{begun['id']}"

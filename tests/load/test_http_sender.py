@@ -94,8 +94,7 @@ async def test_a_cell_without_a_place_says_when_to_come_again(http: Edge) -> Non
 
 
 async def test_a_call_that_takes_too_long_or_is_killed_is_left(http: Edge) -> None:
-    node = await http.cell.deployed()
-    node.held = True
+    await http.cell.deployed(held=True)
     sender = HttpSender(str(http.cell.http))
     late = await asked(sender, call(), timeout_s=0.3)
     assert late.failed == "deadline_exceeded"

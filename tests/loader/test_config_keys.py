@@ -40,11 +40,6 @@ NO_NUMBERS: tuple[Any, ...] = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_tiny_llama(tmp_path / "tiny")
-
-
 def refused(folder: Path, changed: dict[str, Any], file: str = "config.json") -> ModelError:
     said = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps({**said, **changed}))

@@ -116,11 +116,6 @@ def folder(tmp_path: Path) -> Path:
     return write_ir(tmp_path / "ir")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "store")
-
-
 def refusal(store: ModelStore, folder: Path, kind: type[ModelError], said: str = "") -> ModelError:
     with pytest.raises(kind) as caught:
         store.import_model(f"file://{folder}")

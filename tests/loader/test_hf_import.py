@@ -19,17 +19,7 @@ from mesh_loader.safetensors_file import StoredTensor, header_bytes, read_whole
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.tensor_values import check_finite, located
 from mesh_nodes.engines.openvino.architecture import read_architecture
-from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_tiny_llama(tmp_path / "tiny")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "store")
+from tests.support.tiny_model import CHAT_TEMPLATE
 
 
 def refusal(

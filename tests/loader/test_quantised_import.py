@@ -17,7 +17,6 @@ from mesh_loader.quantisation import MODELOPT_CONFIG
 from mesh_loader.safetensors_file import StoredTensor, header_bytes
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import read_architecture
-from tests.support.tiny_model import write_tiny_llama
 
 WEIGHTS = "model.safetensors"
 GROUP = 32
@@ -60,11 +59,6 @@ METHODS = {
     "fp8": eight_bits,
     "compressed-tensors": compressed,
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_tiny_llama(tmp_path / "tiny")
 
 
 def change(folder: Path, **values: Any) -> None:

@@ -22,13 +22,8 @@ UNREACHED = "sha256-0000000000000000"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> ModelStore:
-    return ModelStore(root)
+def root(store: ModelStore) -> Path:
+    return store.root
 
 
 @pytest.fixture

@@ -17,11 +17,6 @@ from tests.support.tiny_model import write_tiny_llama
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "store")
-
-
-@pytest.fixture
 def stored(store: ModelStore, tmp_path: Path) -> StoredModel:
     return store.import_model(f"file://{write_tiny_llama(tmp_path / 'model')}")
 

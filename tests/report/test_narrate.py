@@ -24,7 +24,7 @@ from mesh.domain.reasons import RefusalReason
 from mesh.domain.revision import Revision, RevisionState
 from mesh.domain.views import CellLine
 from mesh.report.narrate import Narrator
-from tests.core.cells import CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import CellUnderTest, commands, deployment, hello, one_node, request
 from tests.support.profiles import PROFILE, profile
 
 OPERATION = OperationId("o1")
@@ -136,8 +136,7 @@ def test_what_profiles_mean_to_an_instance_is_told(command: NodeCommand, text: s
 
 
 def test_token_traffic_is_left_out() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     cell.loaded(link, commands(cell.invoke(), LoadInstance)[0].instance_id)
     assert narrate(None, cell.tokens(link, "r1", [1, 2])) == []
 

@@ -16,7 +16,7 @@ from mesh.cli.progress import progress
 from mesh.cli.spec_changes import changes
 from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable, system_errors
 from mesh.domain.revision import needs_no_instance
 from mesh.manifest.documents import MANIFEST_BYTES_MAX
 from mesh.manifest.specs import read_manifests
@@ -91,13 +91,9 @@ def _content(file: str) -> bytes:
 
 def read_file(path: str) -> bytes:
     """Raises InvalidInput when the file cannot be read."""
-    try:
+    hint = "name an existing YAML file, or - for standard input"
+    with system_errors(InvalidInput, path, hint):
         return Path(path).read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InvalidInput(
-            f"{path}: {reason}", hint="name an existing YAML file, or - for standard input"
-        ) from error
 
 
 def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:

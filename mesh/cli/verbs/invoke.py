@@ -19,7 +19,7 @@ from mesh.cli.options import (
 )
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, system_errors
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, ChatPrompt, Invocation, TextPrompt
@@ -49,14 +49,9 @@ def read_prompt(argument: str | None, file: str | None) -> str:
 
 
 def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(PROMPT_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidInput(
-            f"{path}: {(error.strerror or str(error)).lower()}",
-            hint="name a file with the prompt, or - for standard input",
-        ) from error
+    hint = "name a file with the prompt, or - for standard input"
+    with system_errors(InvalidInput, path, hint), open(path, "rb") as file:
+        return file.read(PROMPT_BYTES_MAX + 1)
 
 
 def _bounded(raw: bytes, what: str) -> bytes:

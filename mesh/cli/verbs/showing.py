@@ -156,6 +156,7 @@ def _status_fields(address: str, found: CellStatus) -> list[tuple[str, str]]:
         ("version", found.version),
         ("uptime_s", f"{found.uptime_s:.1f}"),
         ("nodes_ready", f"{found.nodes_ready} of {found.nodes}"),
+        *[("nodes_wanted", tables.wanted_words(found.wanted))] * bool(found.wanted),
         ("deployments", str(found.deployments)),
         ("instances", str(found.instances)),
         ("running", str(found.running)),

@@ -16,7 +16,7 @@ from rich.text import Text
 from mesh.cli import output
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Column, Format, harmless, number, table_lines, word
-from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds
+from mesh.cli.tables import OPERATIONS, hundredths, mebibytes, milliseconds, wanted_words
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
@@ -57,6 +57,8 @@ def frame(picture: Picture, address: str, trouble: str = "") -> list[Text]:
     """The lines, none of them cut. `trouble` stands on top, where there is any."""
     lines = [_text(trouble, "bold red")] if trouble else []
     lines.append(_text(_headline(picture.status, address), "bold"))
+    if picture.status.wanted:
+        lines.append(_text(f"nodes wanted: {wanted_words(picture.status.wanted)}"))
     queued = {found.spec.name: found.queued for found in picture.deployments}
     for node in picture.nodes:
         lines += [_text(""), *_node(node, queued)]

@@ -22,7 +22,7 @@ from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.controller import options as controller
 from mesh.controller.state_check import check_state
-from mesh.domain.errors import StorageError, Unavailable
+from mesh.domain.errors import HOME_HINT, StorageError, Unavailable, system_errors
 from mesh.domain.source_rules import read_source_rules
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
@@ -41,14 +41,9 @@ def locked_home(home: Path) -> Iterator[None]:
     On a file system without locks nobody is kept out.
     """
     path = home / FILE_NAME
-    try:
+    with system_errors(StorageError, f"cannot write {path}", HOME_HINT):
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {(error.strerror or str(error)).lower()}",
-            hint="choose a state folder that you may write with --home or MESH_HOME",
-        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,7 +91,7 @@ _HELP = {
 @program_options(
     replace(option, help=_HELP[option.name]) if option.name in _HELP else option
     for option in controller.OPTIONS
-    if option.name not in ("turn", "journal", "state", "grace_s")
+    if option.name not in ("turn", "journal", "state", "grace_s", "nodes")
 )
 def up(
     wanted: tuple[str, ...],

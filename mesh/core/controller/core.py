@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
+from mesh.core.controller import (
+    deployments,
+    nodes,
+    profiling,
+    reports,
+    rollouts,
+    wanted_nodes,
+)
 from mesh.core.controller.instances.open_options import OpenOptions
 from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.operations import fail_operation, reply_error
@@ -17,12 +24,13 @@ from mesh.core.controller.requests import migration, queueing, replicas, resumin
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.prospect import prospect
 from mesh.core.controller.requests.upkeep import go_on, keep_up, release
-from mesh.core.controller.snapshot import cell_snapshot, profile_views
+from mesh.core.controller.snapshot import cell_snapshot, nodes_wanted, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.rollout import RolloutEntry
+from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import (
@@ -61,7 +69,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.revision import Revisions, public_name
-from mesh.domain.views import CellSnapshot, ProfileView, Prospect
+from mesh.domain.views import CellSnapshot, NodesWanted, ProfileView, Prospect
 from mesh.policy.guarded import Guarded
 from mesh.policy.interface import Policy, checked
 from mesh.policy.plans import How
@@ -84,7 +92,10 @@ class ControllerCore:
         histories: Mapping[DeploymentName, OutputHistory] | None = None,
         revisions: Mapping[DeploymentName, Revisions] | None = None,
     ) -> None:
-        self.cell = Cell(expectations=Expectations(profiles))
+        self.cell = Cell(
+            expectations=Expectations(profiles),
+            wanted={one.device: WantedEntry(range=one) for one in limits.node_ranges},
+        )
         self._epoch = epoch
         self._limits = limits
         self.policy = Guarded(checked(policy), limits)
@@ -123,6 +134,10 @@ class ControllerCore:
     def snapshot(self, now_s: float) -> CellSnapshot:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
+
+    def wanted(self, now_s: float) -> tuple[NodesWanted, ...]:
+        """How many nodes of each kind are wanted, as far as that is known."""
+        return nodes_wanted(self.cell, now_s)
 
     def asked_before(self, request_id: RequestId) -> tuple[Request, Sequence[int]] | None:
         """A request of this id that runs, or waits for its client, with the tokens that it has;
@@ -190,6 +205,7 @@ class ControllerCore:
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
                 resuming.drop_old(ctx)
+                wanted_nodes.look(ctx)
                 _keep_up(ctx)
             case LoadExpired():
                 reports.load_expired(ctx, event.instance_id)

@@ -79,6 +79,8 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     # Before what the node is told of its instances.
     rule = replace(node.rule, adopted=adopted)
     ctx.act(AcceptLink(link_id=link_id, rule=rule), at=welcome)
+    if hello.leaves:
+        drain(ctx, node)
     room_changed(ctx)
 
 
@@ -118,10 +120,19 @@ def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
         hint = f"nodes: {', '.join(sorted(ctx.cell.nodes)) or 'none'}"
         reply_error(ctx, asked.operation_id, "NotFound", message, hint)
         return
-    wanted = NodeState.READY if asked.undo else NodeState.DRAINING
-    ctx.cell.turn_node(node, wanted)
+    if asked.undo:
+        ctx.cell.turn_node(node, NodeState.READY)
+        room_changed(ctx)
+    else:
+        drain(ctx, node)
+    ctx.act(ReplyDone(operation_id=asked.operation_id, message=node.state.value))
+
+
+def drain(ctx: EventContext, node: NodeEntry) -> None:
+    """No new work for it: what is idle goes now, and requests move to other nodes."""
+    ctx.cell.turn_node(node, NodeState.DRAINING)
     for instance in list(node.instances.values()):
-        if asked.undo or instance.state is InstanceState.UNLOADING:
+        if instance.state is InstanceState.UNLOADING:
             continue
         if instance.state is InstanceState.LOADING:
             unload(ctx, instance)
@@ -129,7 +140,5 @@ def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
         instance.expect_nobody()
         if not instance.requests:
             note_idle(ctx, instance)
-    if not asked.undo:
-        move_soon(ctx)
+    move_soon(ctx)
     room_changed(ctx)
-    ctx.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))

@@ -15,6 +15,7 @@ from mesh.core.controller.instances.lifecycle import adopt, forget, unload
 from mesh.core.controller.instances.node_schedule import plan_load
 from mesh.core.controller.instances.prefetching import import_ended
 from mesh.core.controller.instances.reservations import send_started, unload_loaded
+from mesh.core.controller.nodes import drain
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
@@ -29,7 +30,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import RetryLoadDue
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import (
     ComputedAhead,
     Heartbeat,
@@ -164,6 +165,8 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, report: Heartbeat) -> None:
             known.note_report(loaded, ctx.now_s)
             take_over(ctx, known, loaded.kv_blocks)
     restore(ctx, node)
+    if report.leaves and node.state is NodeState.READY:
+        drain(ctx, node)
 
 
 def _loaded(ctx: EventContext, node: NodeEntry, report: InstanceLoaded) -> None:

@@ -12,7 +12,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.profile import Profile
 from mesh.domain.revision import RevisionState, number_of, public, public_name
 from mesh.domain.views import (
@@ -22,6 +22,7 @@ from mesh.domain.views import (
     InstanceSnapshot,
     MemoryOperationView,
     NodeSnapshot,
+    NodesWanted,
     ProfileView,
     RevisionView,
 )
@@ -43,6 +44,27 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
         served=cell.served,
         refused=tuple(sorted(cell.refused.items())),
         prefetches=cell.prefetches.view,
+        wanted=nodes_wanted(cell, now_s),
+    )
+
+
+def nodes_wanted(cell: Cell, now_s: float) -> tuple[NodesWanted, ...]:
+    """The kinds of which somebody starts and stops nodes, once it is known."""
+    return tuple(
+        NodesWanted(
+            device=kind.range.device,
+            wanted=kind.wanted,
+            ready=sum(
+                node.device is kind.range.device and node.state is NodeState.READY
+                for node in cell.nodes.values()
+            ),
+            least=kind.range.least,
+            most=kind.range.most,
+            lacking_s=0.0 if kind.lacking_since_s is None else now_s - kind.lacking_since_s,
+            why=kind.why,
+        )
+        for kind in cell.wanted.values()
+        if kind.wanted is not None
     )
 
 

@@ -142,6 +142,8 @@ class LocalNode:
     rss_bytes: int = 0
     engine_bytes: int = 0
     """The bytes of the engine's books; like `rss_bytes` as of the last heartbeat."""
+    leaves: bool = False
+    """The node is to stop."""
     models: tuple[HeldModel, ...] | None = None
     """Those at hand; None until they have been looked at."""
     woken: bool = False
@@ -350,6 +352,7 @@ class LocalNode:
         has struck off its list may sleep again.
         """
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
+        self.leaves = due.leaves
         told = due.models
         if told is not None:
             self.models = told
@@ -382,6 +385,7 @@ class LocalNode:
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
             models=models,
+            leaves=self.leaves,
         )
 
     def reports(self, now_s: float, *, whole: bool = False) -> tuple[InstanceReport, ...]:

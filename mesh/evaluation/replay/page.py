@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mesh.domain.errors import StorageError
+from mesh.domain.errors import StorageError, system_errors
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.tables import tables
@@ -24,13 +24,9 @@ def write_page(report: ReplayReport, path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Something of the report. Raises StorageError."""
-    try:
+    hint = "choose a file in a folder that is there"
+    with system_errors(StorageError, f"the report {path} cannot be written", hint):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"the report {path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="choose a file in a folder that is there",
-        ) from error
 
 
 def page(report: ReplayReport) -> str:

@@ -58,6 +58,9 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
             _check_queue(core, entry, now_s)
     _check_requests(cell, limits)
     _check_operations(cell, limits)
+    for kind in cell.wanted.values():
+        within = kind.wanted is None or kind.range.least <= kind.wanted <= kind.range.most
+        hold(within, "{} nodes are wanted, beyond {}", kind.wanted, kind.range)
     check_refusals(core)
 
 

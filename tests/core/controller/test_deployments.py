@@ -54,6 +54,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -65,8 +66,7 @@ CHAT = DeploymentName("chat")
 
 
 def importing_cell() -> tuple[CellUnderTest, int]:
-    cell = CellUnderTest()
-    link, _ = cell.join()
+    cell, link = one_node()
     actions = cell.tell(DeployRequested(operation_id=OP, spec=deployment().spec))
     assert commands(actions, ImportModel) == [ImportModel(operation_id=OP, source=MODEL.source)]
     return cell, link
@@ -87,8 +87,7 @@ def test_a_deployment_is_acknowledged_only_after_it_is_durable() -> None:
 
 
 def test_a_precision_that_is_asked_for_makes_another_model_of_the_imported_one() -> None:
-    cell = CellUnderTest()
-    link, _ = cell.join()
+    cell, link = one_node()
     spec = replace(deployment().spec, precision=ComputePrecision.BF16)
     cell.tell(DeployRequested(operation_id=OP, spec=spec))
     model = only(cell.report(link, DONE), StoreDeployment).deployment.model
@@ -147,8 +146,7 @@ def test_a_registry_that_cannot_write_fails_the_call_and_frees_the_name() -> Non
 
 
 def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
-    cell = CellUnderTest()
-    link, _ = cell.join()
+    cell, link = one_node()
     spec = replace(deployment().spec, context_tokens_max=4096)
     cell.tell(DeployRequested(operation_id=OP, spec=spec))
     reply = only(cell.report(link, DONE), ReplyError)
@@ -185,8 +183,7 @@ def test_a_task_needs_a_node_that_computes_it_and_gives_the_model_a_name_of_its_
 def test_a_task_that_the_model_cannot_do_is_refused_with_what_it_can(
     task: Task | None, only_task: Task | None, said: str
 ) -> None:
-    cell = CellUnderTest()
-    link, _ = cell.join(replace(hello(), embeds=True))
+    cell, link = one_node(node=replace(hello(), embeds=True))
     cell.tell(DeployRequested(operation_id=OP, spec=replace(deployment().spec, task=task)))
     done = replace(DONE, model=replace(MODEL, only_task=only_task))
     reply = only(cell.report(link, done), ReplyError)
@@ -239,10 +236,8 @@ def test_operations_under_way_are_bounded() -> None:
 
 
 def test_deleting_ends_running_and_queued_requests_and_unloads() -> None:
-    cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1))
-    link, _ = cell.join()
-    load = commands(cell.invoke(), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment(), limits=CellLimits(batch_max=1))
+    load = cell.bring_up(link)
     cell.invoke(request("r2"))
     assert (
         only(cell.tell(DeleteRequested(operation_id=OP, name=CHAT)), RemoveDeployment).name == CHAT
@@ -262,8 +257,7 @@ def test_deleting_what_is_not_there_says_so() -> None:
 
 
 def test_a_minimum_of_replicas_is_loaded_at_once_and_kept() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_min=1))
     load = commands(cell.tell(DeploymentStored(operation_id=OP)), LoadInstance)[0]
     cell.loaded(link, load.instance_id)
@@ -273,8 +267,7 @@ def test_a_minimum_of_replicas_is_loaded_at_once_and_kept() -> None:
 
 def test_an_instance_that_breaks_before_its_load_was_told_counts_as_a_failed_load() -> None:
     """The next one waits as after any other."""
-    cell = CellUnderTest(deployment(replicas_min=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1))
     (instance_id,) = cell.core.cell.instances
     broke = InstanceGone(instance_id=instance_id, error="EngineError", message="killed")
     gone = cell.report(link, broke)
@@ -288,11 +281,9 @@ def test_an_instance_that_breaks_before_its_load_was_told_counts_as_a_failed_loa
 def test_scaling_down_drains_the_smallest_batch_first() -> None:
     cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1))
     first_link, _ = cell.join()
-    first = commands(cell.invoke(), LoadInstance)[0]
-    cell.loaded(first_link, first.instance_id)
+    cell.bring_up(first_link)
     second_link, _ = cell.join(hello("n2", run_id="run-2"))
-    second = commands(cell.invoke(request("r2")), LoadInstance)[0]
-    cell.loaded(second_link, second.instance_id)
+    second = cell.bring_up(second_link, request("r2"))
     cell.tokens(second_link, "r2", [1], finish=FinishReason.STOP)
     cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_max=1))
     stored = cell.tell(DeploymentStored(operation_id=OP))
@@ -300,8 +291,7 @@ def test_scaling_down_drains_the_smallest_batch_first() -> None:
 
 
 def test_what_a_minimum_kept_goes_after_its_keep_alive_when_the_minimum_falls() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1))
     (instance_id,) = cell.core.cell.instances
     cell.loaded(link, instance_id)
     idle_since_s = cell.core.cell.instances[instance_id].idle_since_s
@@ -322,8 +312,7 @@ def test_scaling_to_a_minimum_above_the_maximum_is_refused() -> None:
 
 
 def test_a_load_is_begun_once_and_kept_as_any_other() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     begun = cell.tell(LoadRequested(operation_id=OP, name=CHAT))
     assert only(begun, ReplyDone).message == "loading"
     (load,) = commands(begun, LoadInstance)
@@ -343,10 +332,8 @@ def test_a_load_without_room_is_told() -> None:
 
 
 def test_unloading_ends_idle_instances_at_once_and_busy_ones_with_their_last_request() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
-    (load,) = commands(cell.invoke(), LoadInstance)
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment())
+    load = cell.bring_up(link)
     busy = cell.tell(UnloadRequested(operation_id=OP, name=CHAT))
     assert only(busy, ReplyDone).message == "unloading"
     assert commands(busy, UnloadInstance) == []

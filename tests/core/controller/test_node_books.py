@@ -46,6 +46,7 @@ from tests.core.cells import (
     hello,
     instance_report,
     of_kind,
+    one_node,
     request,
 )
 from tests.core.controller.instances.test_kv_cache import (
@@ -54,6 +55,7 @@ from tests.core.controller.instances.test_kv_cache import (
     MemoryCell,
     heard,
     only_one,
+    with_one,
 )
 
 OTHER = Footprint(weights_bytes=50 * MIB, kv_block_bytes=2 * MIB, block_tokens=16)
@@ -81,8 +83,7 @@ def test_a_context_counts_for_instances_that_have_it_alone() -> None:
         replace(deployment(name), context_tokens_max=tokens, footprints=(("scripted", stated),))
         for name, tokens in (("long", 512), ("short", 32))
     )
-    cell = CellUnderTest(long, short)
-    link, _ = cell.join(hello(memory_bytes=800 * MIB))
+    cell, link = one_node(long, short, node=hello(memory_bytes=800 * MIB))
     (load,) = commands(cell.invoke(request("r1", of="long")), LoadInstance)
     node = cell.core.cell.nodes[NodeId("n1")]
     assert node.station.promised_bytes == (100 + 512 + load.kv_blocks) * MIB
@@ -110,8 +111,9 @@ def test_what_an_agent_takes_before_any_instance_is_not_for_instances(
 
 
 def test_what_a_process_turns_out_to_hold_by_itself_is_not_for_instances_either() -> None:
-    cell = CellUnderTest(deployment("a"))
-    link, _ = cell.join(replace(hello(memory_bytes=300 * MIB), base_bytes=100 * MIB))
+    cell, link = one_node(
+        deployment("a"), node=replace(hello(memory_bytes=300 * MIB), base_bytes=100 * MIB)
+    )
     known = cell.core.cell.nodes[NodeId("n1")]
     for said, capacity in ((0, 200), (90, 200), (120, 180), (110, 180), (400, 0)):
         cell.report(link, Heartbeat(rss_bytes=1, base_bytes=said * MIB))
@@ -226,16 +228,14 @@ def test_an_instance_that_another_node_has_as_well_is_unloaded_there() -> None:
 
 
 def test_a_draining_instance_that_its_node_does_not_list_any_more_is_given_up() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     instance.state = InstanceState.DRAINING
     said = Heartbeat(rss_bytes=1, engine_bytes=1, instances=())
     assert only_one(cell.report(cell.link, said), UnloadInstance)
 
 
 def test_a_draining_instance_goes_with_its_last_request_and_not_before() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.resized(instance, instance.promised_blocks)
     instance.state = InstanceState.DRAINING
@@ -264,8 +264,7 @@ def test_beyond_the_maximum_the_smaller_instance_goes_once_its_request_has_ended
 
 
 def test_a_request_that_has_gone_does_not_make_a_cache_grow_by_starving() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.resized(instance, 7, error="OutOfMemory")
     cell.now_s += LIMITS.grow_retry_s
@@ -274,8 +273,7 @@ def test_a_request_that_has_gone_does_not_make_a_cache_grow_by_starving() -> Non
 
 
 def test_of_those_with_the_same_headroom_the_last_name_gives_way() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.resized(instance, 7, error="OutOfMemory")
     first, second = instance.requests.values()
@@ -284,8 +282,7 @@ def test_of_those_with_the_same_headroom_the_last_name_gives_way() -> None:
 
 
 def test_what_a_node_gives_back_of_an_earlier_attempt_changes_nothing() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     held = instance.requests[RequestId("a1")]
     returned = RequestReturned(request_id=RequestId("a1"), attempt=1, error="E", message="broke")
     assert commands(cell.report(cell.link, returned), SubmitRequest)
@@ -296,8 +293,7 @@ def test_what_a_node_gives_back_of_an_earlier_attempt_changes_nothing() -> None:
 
 def test_who_waits_for_a_full_instance_is_not_refused_for_a_node_that_is_too_small() -> None:
     limits = replace(LIMITS, batch_max=1)
-    cell = CellUnderTest(deployment("a", slo=PATIENT), limits=limits)
-    link, _ = cell.join(hello("n1"))
+    cell, link = one_node(deployment("a", slo=PATIENT), limits=limits, node=hello("n1"))
     cell.invoke(request("a1", of="a"))
     (instance,) = cell.core.cell.instances
     cell.loaded(link, instance)

@@ -16,7 +16,6 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     Heartbeat,
     InstanceReport,
-    LoadInstance,
     NodeHello,
     RequestReturned,
     SubmitRequest,
@@ -35,6 +34,7 @@ from tests.core.cells import (
     hello,
     instance_report,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -105,16 +105,14 @@ def test_an_instance_of_another_model_or_no_deployment_is_unloaded_but_booked_un
 
 
 def test_a_heartbeat_with_an_unknown_instance_gets_it_adopted() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     cell.report(link, Heartbeat(rss_bytes=1, instances=(report(),)))
     assert commands(cell.invoke(), SubmitRequest)[0].instance_id == "chat-0-1"
 
 
 def test_an_instance_that_the_node_does_not_list_any_more_gets_no_new_work() -> None:
     """It broke: what the node gives back from it must not come again before it is gone."""
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with(report()))
+    cell, link = one_node(deployment(), node=hello_with(report()))
     cell.invoke()
     unlisted = cell.report(link, Heartbeat(rss_bytes=1))
     assert [u.instance_id for u in commands(unlisted, UnloadInstance)] == ["chat-0-1"]
@@ -126,8 +124,7 @@ def test_an_instance_that_the_node_does_not_list_any_more_gets_no_new_work() -> 
 
 
 def test_a_silent_node_is_lost_after_its_lease_and_heartbeats_keep_it() -> None:
-    cell = CellUnderTest(deployment(), limits=CellLimits(node_lease_s=10.0))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(), limits=CellLimits(node_lease_s=10.0))
     cell.now_s += 9.0
     cell.report(link, Heartbeat(rss_bytes=1))
     cell.now_s += 9.0
@@ -147,10 +144,8 @@ def test_reports_on_an_old_link_mean_nothing() -> None:
 
 
 def test_a_draining_node_gets_no_work_finishes_its_own_and_unloads() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
-    load = commands(cell.invoke(), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment())
+    load = cell.bring_up(link)
     done = cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
     assert only(done, ReplyDone).message == "draining"
     refused = only(cell.invoke(request("r2")), RefuseRequest)
@@ -201,8 +196,7 @@ def test_a_draining_node_stays_draining_when_it_dials_again() -> None:
 
 
 def test_what_a_process_keeps_after_its_last_unload_is_unaccounted() -> None:
-    cell = CellUnderTest()
-    link, _ = cell.join(replace(hello(), base_bytes=10))
+    cell, link = one_node(node=replace(hello(), base_bytes=10))
     assert cell.core.snapshot(cell.now_s).nodes[0].unaccounted_bytes == 0, "nothing told yet"
     for rss_bytes, engine_bytes in ((60, 30), (60, 0)):
         told = Heartbeat(rss_bytes=rss_bytes, engine_bytes=engine_bytes, instances=())

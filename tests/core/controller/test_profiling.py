@@ -51,6 +51,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -393,8 +394,9 @@ def test_a_refined_profile_of_something_else_is_not_taken() -> None:
 
 def test_what_a_node_has_found_out_by_itself_holds_for_all_of_the_shape_and_is_kept() -> None:
     """A later deployment of that shape has it from its load on, and after a restart."""
-    cell = CellUnderTest(deployment(), profiles=(), limits=LIMITS)
-    link, _ = cell.join(node("n1", instance("i1", "chat")))
+    cell, link = one_node(
+        deployment(), profiles=(), limits=LIMITS, node=node("n1", instance("i1", "chat"))
+    )
     cell.join(node("n2", instance("i2", "chat")))
     estimate = cell.core.cell.instances[InstanceId("i1")].profile
     assert estimate is not None

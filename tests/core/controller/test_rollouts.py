@@ -54,6 +54,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -88,11 +89,8 @@ def imported(cell: CellUnderTest, link: int, spec: DeploymentSpec = CHANGED) -> 
 
 def serving_cell() -> tuple[CellUnderTest, int, InstanceId]:
     """One that answers r1."""
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
-    (load,) = commands(cell.invoke(), LoadInstance)
-    cell.loaded(link, load.instance_id)
-    return cell, link, load.instance_id
+    cell, link = one_node(deployment())
+    return cell, link, cell.bring_up(link).instance_id
 
 
 def test_a_deploy_of_another_tenant_is_no_revision() -> None:
@@ -132,10 +130,8 @@ def test_a_changed_model_serves_once_it_is_loaded_and_the_old_one_answers_to_the
 
 def test_who_waits_for_the_old_revision_is_answered_by_its_model() -> None:
     """Its tokens are those of another tokenizer."""
-    cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1, attempts_max=3))
-    link, _ = cell.join()
-    (load,) = commands(cell.invoke(), LoadInstance)
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment(), limits=CellLimits(batch_max=1, attempts_max=3))
+    load = cell.bring_up(link)
     (new,) = imported(cell, link)
     cell.invoke(request("r2"))
     switched = cell.loaded(link, new.instance_id)
@@ -176,8 +172,11 @@ def test_a_revision_that_cannot_load_leaves_the_old_one_and_says_why() -> None:
 
 
 def test_a_revision_for_which_there_is_no_room_is_given_up_in_time() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1), limits=CellLimits(rollout_s_max=30.0))
-    link, _ = cell.join(hello(memory_bytes=FOOTPRINT.instance_bytes(40)))
+    cell, link = one_node(
+        deployment(replicas_min=1),
+        limits=CellLimits(rollout_s_max=30.0),
+        node=hello(memory_bytes=FOOTPRINT.instance_bytes(40)),
+    )
     (old,) = cell.core.cell.instances
     cell.loaded(link, old)
     assert imported(cell, link) == []

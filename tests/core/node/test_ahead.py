@@ -25,8 +25,7 @@ from tests.core.nodes import NodeUnderTest, reports, token
 
 def holding() -> tuple[NodeUnderTest, list[NodeAction]]:
     """A node that was sent a request of 3 prompt tokens and 2 of its output, to compute ahead."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     return node, node.command(submission())
 
 
@@ -90,8 +89,7 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
 
 
 def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     assert not of_kind(node.command(more(attempt=1)), SubmitToEngine), "that may be its last"
     after = node.step("i1", token("a", 0), prefill_tokens=3)
@@ -103,8 +101,7 @@ def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on
 
 
 def test_it_is_left_out_of_one_iteration_of_the_others() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     for name in ("a", "b"):
         node.submit(name)
     node.step("i1", token("a", 0), token("b", 0), prefill_tokens=6)
@@ -116,8 +113,7 @@ def test_it_is_left_out_of_one_iteration_of_the_others() -> None:
 
 
 def test_one_that_ends_in_that_iteration_is_not_begun_anew() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.command(more(attempt=1))
     last = token("a", 0, finish=FinishReason.LENGTH)
@@ -125,8 +121,7 @@ def test_one_that_ends_in_that_iteration_is_not_begun_anew() -> None:
 
 
 def test_an_engine_is_not_told_of_a_pause_that_was_over_before_it_began() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     for paused in (True, False):
         node.command(more(attempt=1, paused=paused))
@@ -137,8 +132,7 @@ def test_an_engine_is_not_told_of_a_pause_that_was_over_before_it_began() -> Non
 
 def test_an_iteration_that_began_before_says_nothing_of_it() -> None:
     """One is under way for another request when the paused one comes."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("b")
     node.command(submission())
     after = node.step("i1", token("b", 0), prefill_tokens=3)
@@ -170,8 +164,7 @@ CAME = KvArrived(request_id=RequestId("a"), attempt=2, tokens=64, moved_bytes=64
 
 def fetching(tokens: int = 70) -> NodeUnderTest:
     """A node that fetches two blocks of 32 tokens of a request of so many."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     order = RequestOrder(
         request=request("a", prompt=(1,) * (tokens - 2)),
         attempt=2,
@@ -230,8 +223,7 @@ def test_blocks_that_come_for_what_was_aborted_are_nobodys() -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_only_what_runs_is_offered(attempt: int) -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a", attempt=1)
     offer = OfferKv(
         instance_id=InstanceId("i1"),

@@ -27,8 +27,7 @@ def test_a_load_tells_for_how_long_the_node_computed_beside_it() -> None:
     """A turn of 2 s, amid which the load begins; one of 1 s; then nothing; then one of 4 s, amid
     which it ends.
     """
-    node = NodeUnderTest()
-    node.load("i1")
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.now_s += 1.5
     node.tell(CommandReceived(command=load_command("i2")))
@@ -43,8 +42,7 @@ def test_a_load_tells_for_how_long_the_node_computed_beside_it() -> None:
 
 
 def test_loads_at_once_each_tell_of_their_own_time() -> None:
-    node = NodeUnderTest()
-    node.load("i1")
+    node = NodeUnderTest("i1")
     node.tell(CommandReceived(command=load_command("i2")))
     node.submit("a")
     node.now_s += 1.0
@@ -60,8 +58,7 @@ def test_a_grow_waits_until_what_no_controller_knows_of_has_left_the_memory() ->
     """A load was under way when the link broke; the new link's books do not have it."""
     node = loaded_node()
     node.command(load_command("i2"))
-    node.tell(LinkClosed(reason="gone"))
-    node.tell(LinkOpened())
+    node.reconnect()
     grow = node.command(ResizeKv(instance_id=I1, kv_blocks=LOADED_BLOCKS + 1))
     assert of_kind(grow, ResizeKv) == []
     node.tell(loaded(InstanceId("i2")))
@@ -72,13 +69,11 @@ def test_a_grow_waits_until_what_no_controller_knows_of_has_left_the_memory() ->
 def test_a_shrink_does_not_wait_and_a_grow_that_waits_ends_with_its_link() -> None:
     node = loaded_node()
     node.command(load_command("i2"))
-    node.tell(LinkClosed(reason="gone"))
-    node.tell(LinkOpened())
+    node.reconnect()
     assert only(node.command(ResizeKv(instance_id=I1, kv_blocks=4)), ResizeKv).kv_blocks == 4
     node.tell(KvResized(instance_id=I1, kv_blocks=4, elapsed_s=0.1))
     node.command(ResizeKv(instance_id=I1, kv_blocks=8))
-    node.tell(LinkClosed(reason="gone"))
-    node.tell(LinkOpened())
+    node.reconnect()
     broke = LoadFailed(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
     assert of_kind(node.tell(broke), ResizeKv) == []
 

@@ -31,9 +31,7 @@ from tests.core.nodes import NodeUnderTest, load_command, loaded, outputs, repor
 
 
 def test_the_turn_goes_to_the_request_with_the_least_headroom() -> None:
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
     waiting = node.submit("b", "i2", age_s=1.5)
     assert not [a for a in waiting if isinstance(a, StartStep)], "one iteration at a time"
@@ -43,9 +41,7 @@ def test_the_turn_goes_to_the_request_with_the_least_headroom() -> None:
 
 
 def test_a_tighter_slo_gets_more_turns() -> None:
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("slow", "i1", slo=Slo(tpot_s=0.4))
     node.submit("fast", "i2", slo=Slo(tpot_s=0.1))
     turns = {"i1": 0, "i2": 0}
@@ -61,8 +57,7 @@ def test_a_tighter_slo_gets_more_turns() -> None:
 
 
 def test_the_next_iteration_starts_before_the_tokens_are_sent() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     actions = node.step("i1", token("a", 0))
     assert [type(action) for action in actions] == [StartStep, SendReport]
@@ -78,8 +73,7 @@ def test_an_instance_without_work_gets_no_turn() -> None:
 
 
 def test_an_aborted_requests_tokens_of_the_iteration_under_way_are_for_nobody() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     abort = node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
     assert only(abort, AbortInEngine).request_id == "a"
@@ -90,8 +84,7 @@ def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
     """A request is aborted and submitted again while an iteration runs: the iteration's tokens
     belong to the old attempt.
     """
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
     node.submit("a", attempt=2)
@@ -100,8 +93,7 @@ def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
 
 
 def test_an_abort_of_another_attempt_is_ignored() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a", attempt=2)
     assert node.command(AbortRequest(request_id=RequestId("a"), attempt=1)) == []
 
@@ -115,16 +107,14 @@ def test_a_request_for_an_instance_that_is_not_ready_is_returned() -> None:
 
 
 def test_a_resumed_request_keeps_its_place_in_time() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     submit = only(node.submit("a", so_far=(5, 6), attempt=2), SubmitToEngine)
     assert submit.request.output_tokens == (5, 6)
     assert submit.request.stop_token_ids == MODEL.stop_token_ids
 
 
 def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.submit("b")
     broke = node.tell(StepBroke(instance_id=InstanceId("i1"), error="EngineError", message="boom"))
@@ -144,8 +134,7 @@ LOST_AMID_A_STEP = StepBroke(instance_id=I1, error="EngineError", message="kille
 
 
 def test_an_idle_instance_that_ends_is_unlisted_at_once_and_gone_with_the_reason() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     told = node.tell(LOST)
     (beat,) = reports(told)
     assert isinstance(beat, Heartbeat)
@@ -162,9 +151,7 @@ def test_an_instance_that_ends_amid_a_step_ends_once_and_the_next_turn_is_anothe
     told: tuple[NodeEvent, NodeEvent],
 ) -> None:
     """The step and the watch over the process both report the end."""
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("a", "i1")
     node.submit("b", "i2")
     actions = [action for event in told for action in node.tell(event)]
@@ -185,16 +172,14 @@ def test_an_instance_that_ends_before_its_load_is_told_is_never_listed() -> None
 
 
 def test_a_request_that_the_engine_will_not_take_is_returned() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     broke = SubmitBroke(request_id=RequestId("a"), attempt=1, error="EngineError", message="no")
     assert isinstance(reports(node.tell(broke))[0], RequestReturned)
 
 
 def test_unloading_returns_what_still_runs() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     actions = node.command(UnloadInstance(instance_id=InstanceId("i1")))
     assert isinstance(reports(actions)[0], RequestReturned)
@@ -226,8 +211,7 @@ def test_unloading_what_is_not_there_reports_it_gone() -> None:
 
 
 def test_a_lost_link_aborts_requests_and_imports_but_keeps_what_is_loaded() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.command(load_command("i2"))
     only(node.command(ImportModel(operation_id=OperationId("op"), source="pkg://x/y")), ImportModel)
@@ -242,8 +226,7 @@ def test_a_lost_link_aborts_requests_and_imports_but_keeps_what_is_loaded() -> N
 
 def test_a_new_link_begins_with_what_is_loaded_now() -> None:
     """An instance that broke after the hello is not in it."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.tell(LinkClosed(reason="reset"))
     assert [r.instance_id for r in node.core.instances()] == ["i1"]
@@ -257,8 +240,7 @@ def test_a_load_waits_for_memory_that_the_controller_does_not_know_to_be_taken()
     """The old load goes on after its link broke; the new controller takes its memory for free."""
     node = NodeUnderTest()
     node.command(load_command("old"))
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     assert not [a for a in node.command(load_command("new")) if isinstance(a, LoadInstance)]
     only(node.tell(loaded(InstanceId("old"))), UnloadInstance)
     gone = node.tell(InstanceGone(instance_id=InstanceId("old")))
@@ -269,11 +251,9 @@ def test_a_load_waits_for_memory_that_the_controller_does_not_know_to_be_taken()
 
 
 def test_a_load_that_waits_is_given_up_at_once() -> None:
-    node = NodeUnderTest()
-    node.load("old")
+    node = NodeUnderTest("old")
     node.command(UnloadInstance(instance_id=InstanceId("old")))
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     node.command(load_command("new"))
     gone = reports(node.command(UnloadInstance(instance_id=InstanceId("new"))))
     assert gone == [InstanceGone(instance_id=InstanceId("new"))]
@@ -282,8 +262,7 @@ def test_a_load_that_waits_is_given_up_at_once() -> None:
 
 
 def test_blocks_in_use_are_those_after_the_last_abort() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     node.step("i1", token("a", 0))
     node.command(AbortRequest(request_id=RequestId("a"), attempt=1))

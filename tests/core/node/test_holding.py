@@ -15,8 +15,7 @@ HOLD_S = NodeLimits().hold_s_max
 
 def cut_off() -> NodeUnderTest:
     """A node that has lost its link, with a request whose client may come again, and another."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("kept", keyed=True, so_far=(7,), age_s=2.0)
     node.submit("other")
     node.step("i1", token("kept", 1), token("other", 0))
@@ -83,8 +82,7 @@ def test_it_computes_on_for_a_while_and_what_was_taken_in_vain_is_given_back() -
 
 
 def test_the_outputs_that_it_keeps_are_bounded_and_no_token_is_lost() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("kept", keyed=True)
     count = KEPT_OUTPUTS_MAX + 5
     for index in range(count):

@@ -23,8 +23,6 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_events import (
     HeartbeatDue,
-    LinkClosed,
-    LinkOpened,
     MeasureBroke,
     MeasureFinished,
 )
@@ -46,8 +44,7 @@ def profile_command(name: str = "i1", operation_id: OperationId = OP) -> Profile
 
 def measuring_node() -> tuple[NodeUnderTest, IterationShape]:
     """Its first shape is being timed."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     return node, only(node.command(profile_command()), StartMeasure).shape
 
 
@@ -170,8 +167,7 @@ def test_an_instance_that_is_unloaded_fails_its_profile() -> None:
 
 def test_a_lost_link_ends_a_profile_for_which_nobody_waits() -> None:
     node, first = measuring_node()
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     assert finish(node) == []
     assert only(node.command(profile_command()), StartMeasure).shape == first
 
@@ -193,8 +189,7 @@ def test_an_instance_that_is_not_ready_cannot_be_measured() -> None:
 
 
 def test_a_better_profile_starts_without_what_was_learned_about_the_old_one() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     for index in range(100):
         node.now_s += 0.004
@@ -222,8 +217,7 @@ def prompt_and_decodes(node: NodeUnderTest) -> None:
 
 
 def test_iterations_refine_a_measured_profile_for_node_and_cell_now_and_then() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     assert refined(node) == []
     for _ in range(100):
@@ -244,8 +238,7 @@ def test_iterations_refine_a_measured_profile_for_node_and_cell_now_and_then() -
 
 def test_what_a_refined_profile_takes_up_is_not_planned_for_again() -> None:
     """It is told with what is left to correct of it, and the node goes on with the same."""
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     refined(node)
     until_s = node.now_s + LOOK_S

@@ -46,9 +46,7 @@ Ask = Callable[[NodeUnderTest], list[NodeAction]]
 
 
 def loaded_node() -> NodeUnderTest:
-    node = NodeUnderTest()
-    node.load()
-    return node
+    return NodeUnderTest("i1")
 
 
 def resize(node: NodeUnderTest, kv_blocks: int, of: InstanceId = I1) -> list[NodeAction]:
@@ -176,8 +174,7 @@ def test_a_new_link_gets_no_answer_to_what_the_old_one_asked_for_but_sees_what_c
 def test_growth_waits_for_what_an_old_link_was_loading_to_leave_the_memory() -> None:
     node = loaded_node()
     node.command(load_command("i2"))
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     assert of_kind(resize(node, LOADED_BLOCKS + 1), ResizeKv) == []
     left = node.tell(loaded(InstanceId("i2")))
     assert only(left, UnloadInstance).instance_id == "i2"
@@ -189,13 +186,11 @@ def test_growth_waits_for_what_an_old_link_was_loading_to_leave_the_memory() -> 
 def test_a_shrink_does_not_wait_and_growth_that_waits_does_not_outlive_its_link() -> None:
     node = loaded_node()
     node.command(load_command("i2"))
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     assert only(resize(node, 4), ResizeKv).kv_blocks == 4
     resized(node, 4)
     resize(node, LOADED_BLOCKS)
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     failed = LoadFailed(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
     assert of_kind(node.tell(failed), ResizeKv) == []
 
@@ -203,8 +198,7 @@ def test_a_shrink_does_not_wait_and_growth_that_waits_does_not_outlive_its_link(
 def test_growth_that_waits_goes_with_its_instance() -> None:
     node = loaded_node()
     node.command(load_command("i2"))
-    node.tell(LinkClosed(reason="reset"))
-    node.tell(LinkOpened())
+    node.reconnect()
     resize(node, LOADED_BLOCKS + 1)
     node.command(UnloadInstance(instance_id=I1))
     failed = LoadFailed(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")

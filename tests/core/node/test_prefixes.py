@@ -54,9 +54,7 @@ def found(node: NodeUnderTest, tokens: int) -> list[NodeAction]:
 
 
 def loaded() -> NodeUnderTest:
-    node = NodeUnderTest()
-    node.load()
-    return node
+    return NodeUnderTest("i1")
 
 
 def test_a_turn_is_given_for_what_is_left_of_a_prompt() -> None:

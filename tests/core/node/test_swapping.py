@@ -41,7 +41,7 @@ SOON, LATER = Slo(ttft_s=1.0), Slo(ttft_s=60.0)
 
 def swapping_node(*names: str, weights: int = 1, kv: int = 0) -> NodeUnderTest:
     """These are loaded, beside room for so many models' weights, and for so many caches more."""
-    node = NodeUnderTest(WHOLE)
+    node = NodeUnderTest(turns=WHOLE)
     room_bytes = (len(names) + kv) * KV_BYTES + weights * WEIGHTS_BYTES
     node.tell(LinkOpened(rule=swap_rule(room_bytes)))
     for name in names:
@@ -281,7 +281,7 @@ def test_best_effort_has_its_weights_come_and_gives_them_up_to_others() -> None:
 
 
 def test_weights_come_by_parts_and_the_cell_is_told_of_each() -> None:
-    node = NodeUnderTest(SWAPPING)
+    node = NodeUnderTest(turns=SWAPPING)
     rule = NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=2 * KV_BYTES + WEIGHTS_BYTES)
     node.tell(LinkOpened(rule=rule))
     for name in ("i1", "i2"):

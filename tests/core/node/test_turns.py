@@ -26,9 +26,7 @@ def running_node(headroom_s: float) -> NodeUnderTest:
     """`b` runs on i2, whose iteration is under way; when it ends, the next token is due in so long:
     a TPOT later, since this one is late.
     """
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=headroom_s))
     node.step("i2", token("b", 0))
     node.now_s += 1.0 + headroom_s
@@ -57,9 +55,7 @@ def test_a_prompt_waits_where_even_the_least_chunk_would_make_another_late() -> 
 
 def test_without_slack_an_instance_decodes_its_batch_and_leaves_its_prompts() -> None:
     """`a` is due a moment before `b`, and `new` shares its instance."""
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("a", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.1))
     node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=0.0025))
     node.now_s += 1.0
@@ -80,9 +76,7 @@ def test_a_prompt_that_is_late_makes_nobody_else_late() -> None:
 
 @pytest.mark.parametrize(("tpot_s", "first"), [(0.0015, "i2"), (1.0, "i1")])
 def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str) -> None:
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("late", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.01))
     node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=tpot_s))
     node.now_s += 0.5
@@ -92,9 +86,7 @@ def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str)
 
 
 def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() -> None:
-    node = NodeUnderTest(turns=FIRST_COME)
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2", turns=FIRST_COME)
     node.submit("old", "i1", prompt=300, slo=Slo(ttft_s=100.0))
     node.now_s += 1.0
     node.submit("urgent", "i2", slo=Slo(ttft_s=0.001, tpot_s=0.001))
@@ -106,8 +98,7 @@ def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() 
 
 def test_several_decodes_are_one_turn_and_are_told_together() -> None:
     """A decode takes 1 ms, reckoned as 1.1."""
-    node = NodeUnderTest(turn_s_max=0.0045)
-    node.load()
+    node = NodeUnderTest("i1", turn_s_max=0.0045)
     assert only(node.submit("a"), StartStep).iterations == 1, "its prompt is an iteration"
     assert only(node.step("i1", token("a", 0)), StartStep).iterations == 4
     node.now_s += 0.004
@@ -117,8 +108,7 @@ def test_several_decodes_are_one_turn_and_are_told_together() -> None:
 
 
 def test_slow_iterations_correct_the_profile_and_are_reported() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a")
     corrections = []
     for index in range(1000):
@@ -132,9 +122,7 @@ def test_slow_iterations_correct_the_profile_and_are_reported() -> None:
 
 def test_an_instance_that_was_found_slow_gets_smaller_chunks() -> None:
     """Nearly twice as slow as its profile: 64 tokens take 10 ms, and 128 would take 19."""
-    node = NodeUnderTest()
-    node.load("i1")
-    node.load("i2")
+    node = NodeUnderTest("i1", "i2")
     node.submit("slow", "i1")
     for index in range(1000):
         node.now_s += 0.002
@@ -147,8 +135,7 @@ def test_an_instance_that_was_found_slow_gets_smaller_chunks() -> None:
 
 
 def test_iterations_beside_a_load_teach_what_a_load_costs_and_nothing_about_the_model() -> None:
-    node = NodeUnderTest()
-    node.load("i1")
+    node = NodeUnderTest("i1")
     before = node.heartbeat().load_slowdown
     node.command(load_command("i2"))
     node.submit("a", "i1")
@@ -182,8 +169,7 @@ def test_an_estimate_that_takes_too_long_even_beside_a_load_is_corrected_there()
 
 
 def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_prompts() -> None:
-    node = NodeUnderTest()
-    node.load()
+    node = NodeUnderTest("i1")
     node.submit("a", prompt=300)
     actions = node.step("i1", prefill_left={"a": 44})
     said = only(reports(actions), TokensReport)
@@ -205,8 +191,7 @@ class ByName(Alternate):
 
 
 def test_the_rule_of_its_own_file_says_who_computes() -> None:
-    node = NodeUnderTest(turns=ByName())
-    node.load("i1")
+    node = NodeUnderTest("i1", turns=ByName())
     first = only(node.submit("a"), StartStep)
     assert (first.prefill, first.decode) == ((("a", 2),), ())
     node.submit("b")

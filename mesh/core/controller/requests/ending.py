@@ -16,6 +16,14 @@ RETRY_AFTER_S = 1.0
 """Clients that are refused for a reason that may pass are told to come again after this time:
 nobody knows when it does.
 """
+NODE_HELPS = frozenset(
+    {
+        *(RefusalReason.NO_NODE, RefusalReason.MEMORY_FULL, RefusalReason.FIRST_TOKEN_LATE),
+        *(RefusalReason.DELAYS_RUNNING, RefusalReason.TPOT_EXCEEDED),
+        *(RefusalReason.QUEUE_FULL, RefusalReason.QUEUE_TIMEOUT),
+    }
+)
+"""Refusals for room or time, which a cell with a node more may spare its callers."""
 
 
 def refuse(
@@ -31,6 +39,8 @@ def refuse(
     abort_on_node(ctx, request)
     owner = ctx.cell.deployments.get(request.original.deployment)
     ctx.cell.note_refused(owner, reason, request.slo.name)
+    if owner is not None and reason in NODE_HELPS and not request.slo.best_effort:
+        ctx.note_lack(owner, too_long=ctx.is_too_long(request))
     told = RefuseRequest(
         request_id=request.original.request_id,
         reason=reason,

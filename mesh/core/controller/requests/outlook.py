@@ -327,7 +327,7 @@ def without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Request
     with those of their class ahead of them computed first. Only the first of a long queue are
     looked at: so many that all of it costs no more than the validations that are left to the event.
     """
-    if not ctx.policy.promises:
+    if not ctx.policy.promises or not entry.instances:
         return frozenset()
     instances = [instance for instance in entry.candidates if instance.takes_now]
     most = LOOKED_AT * (ctx.validations_left // max(len(instances), 1))

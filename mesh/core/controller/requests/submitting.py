@@ -45,7 +45,7 @@ def submit(
     """Submit a queued request to a loaded instance that has this room for it; its first token comes
     so much after its limit.
     """
-    _accept(ctx, request, grace_s, cached=instance.cached_tokens(request))
+    _accept(ctx, request, instance, grace_s, cached=instance.cached_tokens(request))
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request, instance)
@@ -127,15 +127,20 @@ def promise(ctx: EventContext, price: Price) -> None:
         instance, room = start(ctx, price), None
     else:
         needed_s = price.needed_s(grace_s)
-    _accept(ctx, request, grace_s)
+    _accept(ctx, request, instance, grace_s)
     expect(ctx, price.entry, instance, request, room, needed_s)
 
 
 def _accept(
-    ctx: EventContext, request: RequestEntry, grace_s: float = 0.0, cached: int = 0
+    ctx: EventContext,
+    request: RequestEntry,
+    instance: InstanceEntry,
+    grace_s: float,
+    cached: int = 0,
 ) -> None:
     if not request.accepted:
         request.accept(grace_s)
+        ctx.note_placed(instance.node)
         told = TellAccepted(
             request_id=request.original.request_id, grace_s=grace_s, cached_tokens=cached
         )

@@ -16,11 +16,12 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
 from mesh.core.controller.state.request import Orphan, RequestEntry
 from mesh.core.controller.state.rollout import RolloutEntry
+from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.revision import Revision, Revisions, public_name
 
 ATTEMPTS_EACH = 1 << 10
@@ -64,6 +65,8 @@ class Cell:
     refused_calls: dict[RequestId, RefuseRequest] = field(default_factory=dict)
     """The last refusals of calls for several answers, by their first requests."""
     prefetches: PrefetchCounts = field(default_factory=PrefetchCounts)
+    wanted: dict[DeviceKind, WantedEntry] = field(default_factory=dict)
+    """The kinds of nodes of which somebody starts and stops as many as are wanted."""
     served: int = 0
     instances_started: int = 0
     migrations: dict[RequestId, Migration] = field(default_factory=dict)

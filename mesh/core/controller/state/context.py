@@ -12,6 +12,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.core.controller.state.wanted import WantedEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
@@ -115,6 +116,44 @@ class EventContext:
         found = zip(nodes, tiers, strict=True)
         keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
         return [node for _, node in sorted(keyed, key=lambda of: of[0])]
+
+    def wanted_for(
+        self, entry: DeploymentEntry, *, for_minimum: bool = False
+    ) -> WantedEntry | None:
+        """The kind of which a node more would give a deployment room or time; None where none
+        would: it has all of its instances, or a node of the kind has nothing to do, or, for
+        `replicas_min`, holds nothing. Of several kinds it is the first that may have more.
+        """
+        if entry.replicas() >= entry.spec.scaling.replicas_max:
+            return None
+        nodes = [node for node in self.cell.nodes.values() if self.takes(node, entry.spec)]
+        kinds = [self.cell.wanted[kind] for kind in entry.spec.devices if kind in self.cell.wanted]
+        helped = [
+            kind
+            for kind in kinds
+            if kind.range.device in self.policy.devices
+            and not any(
+                node.rests() and not (for_minimum and node.instances)
+                for node in nodes
+                if node.device is kind.range.device
+            )
+        ]
+        below = [kind for kind in helped if (kind.wanted or 0) < kind.range.most]
+        return next(iter(below or helped), None)
+
+    def note_lack(self, entry: DeploymentEntry, *, too_long: bool) -> None:
+        """A call of the deployment is refused for want of room or time. One that is `too_long`
+        would have been late anywhere.
+        """
+        found = self.wanted_for(entry) if self.cell.wanted and not too_long else None
+        if found is not None:
+            found.note_refused()
+
+    def note_placed(self, node: NodeEntry) -> None:
+        """A call has found a place there."""
+        kind = self.cell.wanted.get(node.device)
+        if kind is not None:
+            kind.note_placed()
 
     def takes_another(self, node: NodeEntry, entry: DeploymentEntry) -> bool:
         """Whether the node takes one more instance of this deployment."""

@@ -186,6 +186,12 @@ class NodeEntry:
         """Whether no request is on it."""
         return self.running == 0
 
+    def rests(self) -> bool:
+        """Whether it has nothing to do: no request, no load, and nobody who waits for one."""
+        return self.is_idle() and not any(
+            i.state is InstanceState.LOADING or i.expected for i in self.instances.values()
+        )
+
     def is_loading(self) -> bool:
         """Whether a load runs on it, which slows its iterations down."""
         return any(self._load_runs(i) for i in self.instances.values())
@@ -262,7 +268,12 @@ class NodeEntry:
         """From where it would load the deployment's model, were it to begin next, `without` the
         weights of instances that go for it, or of the one whose load begins.
         """
-        if self._sharers(deployment, without):
+        return self._tier_beside(self._sharers(deployment, without), deployment)
+
+    def _tier_beside(
+        self, sharers: Collection["InstanceEntry"], deployment: Deployment
+    ) -> LoadTier:
+        if sharers:
             return LoadTier.HOST
         if self.models is None:
             return LoadTier.DISK
@@ -322,7 +333,8 @@ class NodeEntry:
         would queue, `without` as above. One that shares weights which are still being loaded waits
         for the end of that load, as other loads do.
         """
-        tier, sharers = self.tier_of(deployment, without), self._sharers(deployment, without)
+        sharers = self._sharers(deployment, without)
+        tier = self._tier_beside(sharers, deployment)
         if tier is LoadTier.REMOTE:
             return tier, ReservationKind.IMPORT
         comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)

@@ -330,6 +330,8 @@ class OpenVinoEngine:
     def bound_memory(self, memory_bytes: int) -> None:
         self._budget.bound(memory_bytes)
         self._own_graphs.give_back_beside()
+        if self.rests():
+            self._own_graphs.make_at_rest()
 
     def kept_bytes(self) -> int:
         return self._kept.held_bytes

@@ -4,8 +4,9 @@ OpenVINO prepares the nodes of a compiled model anew whenever an iteration has a
 tokens than the one before it. Where instances of one compiled model alternate, that is in most of
 their iterations. A compiled model of its own costs an instance its weights once more, since what
 the plugin has repacked belongs to one. So it is made from memory that is neither booked nor cached,
-and is the first to go. Before: `engine`, after each step and when memory is booked. After:
-`instance`, which moves between compiled models.
+and is the first to go; and it is made while the node rests, since its import slows the iterations
+beside it for as long as it takes. Before: `engine`, after each step, with each heartbeat, and when
+memory is booked. After: `instance`, which moves between compiled models.
 """
 
 import logging
@@ -23,9 +24,9 @@ from mesh_nodes.engines.openvino.instance import Instance
 
 COPY_BYTES_MAX = 2**30
 """Larger models lose about 3 % of an iteration or less, and a copy of one takes seconds."""
-SWITCHES = 256
-"""So many iterations lose 1 s (SmolLM2-135M, 30 layers: 4 ms each on two threads), about as much as
-the import of a copy takes. Only then is it made.
+SWITCHES = 1024
+"""So many iterations of a compiled model lose 4 s (SmolLM2-135M, 30 layers: 4 ms each on two
+threads), several times what an import takes. Only then is a copy made for a node that never rests.
 """
 
 log = logging.getLogger(__name__)
@@ -48,32 +49,43 @@ class OwnGraphs:
         self._budget = budget
         self._available_bytes = available_bytes
         self._instances = instances
-        self._last: WeakKeyDictionary[CompiledGraph, tuple[InstanceId, int]] = WeakKeyDictionary()
-        """Which instance had the last iteration of a compiled model, and of how many tokens."""
-        self._switches: dict[InstanceId, int] = {}
-        """The iterations of each instance that another's made slower; who computed last is last.
+        self._last: WeakKeyDictionary[CompiledGraph, tuple[InstanceId, int, int]]
+        self._last = WeakKeyDictionary()
+        """Which instance had the last iteration of a compiled model, of how many tokens, and how
+        many iterations another instance's has made slower since a copy was last considered.
         """
+        self._recent: dict[InstanceId, None] = {}
+        """The instances that have computed; who computed last is last."""
         self._moving, self._starting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self.making: Mapping[InstanceId, int] = {}
         """The bytes of the compiled model that is being made, and for which instance."""
 
     def note(self, instance: Instance, result: StepResult) -> None:
-        """The instance has computed. Where it pays, a compiled model of its own is made for it
-        beside its further iterations.
+        """The instance has computed. Where it has long paid, a compiled model of its own is made
+        for it beside its further iterations.
         """
         tokens, graph = padded(result.prefill_tokens + result.decode_batch), instance.graph
         if graph is None or not tokens:
             return
         instance_id = instance.instance_id
-        before, tokens_before = self._last.get(graph, (instance_id, tokens))
-        self._last[graph] = instance_id, tokens
-        switches = self._switches.pop(instance_id, 0)
+        self._recent.pop(instance_id, None)
+        self._recent[instance_id] = None
+        before, tokens_before, switches = self._last.get(graph, (instance_id, tokens, 0))
         switches += before != instance_id and tokens != tokens_before
-        self._switches[instance_id] = switches
-        if switches >= SWITCHES and self._pays(instance) and self._start(self._make, instance):
-            # Those that share with it will do so with one less.
-            self._switches = dict.fromkeys(self._switches, 0)
+        due = switches >= SWITCHES
+        self._last[graph] = instance_id, tokens, 0 if due else switches
+        if due and self._pays(instance):
+            self._start(self._make, instance)
+
+    def make_at_rest(self) -> None:
+        """Make a compiled model of its own for who computed last of those that share one, if there
+        is memory for it. Ask again with the next heartbeat at which the node rests.
+        """
+        for instance in reversed(self._least_recent_first()):
+            if self._pays(instance):
+                self._start(self._make, instance)
+                return
 
     def give_back(self) -> None:
         """As long as more memory is booked than there is, instances share again, those first that
@@ -84,9 +96,7 @@ class OwnGraphs:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._moving:
-            recent = {instance_id: turn for turn, instance_id in enumerate(list(self._switches))}
-            loaded = self._instances()
-            for instance in sorted(loaded, key=lambda i: recent.get(i.instance_id, -1)):
+            for instance in self._least_recent_first():
                 if self._budget.spare_bytes >= 0:
                     break
                 shared = self._compiler.shared(instance.order)
@@ -107,7 +117,7 @@ class OwnGraphs:
         further instances would share, another's takes its place: the weights are booked as shared
         as long as there is any instance of them.
         """
-        self._switches.pop(instance.instance_id, None)
+        self._recent.pop(instance.instance_id, None)
         with self._moving:
             order, place = instance.order, self._compiler.place(instance.order)
             if instance.graph is None or self._compiler.shared(order) is not instance.graph:
@@ -122,6 +132,11 @@ class OwnGraphs:
         """Waits for what is being made."""
         if self._thread is not None:
             self._thread.join()
+
+    def _least_recent_first(self) -> list[Instance]:
+        """All instances: first those that have not computed, last who computed last."""
+        turns = {instance_id: turn for turn, instance_id in enumerate(list(self._recent))}
+        return sorted(self._instances(), key=lambda i: turns.get(i.instance_id, -1))
 
     def _pays(self, instance: Instance) -> bool:
         """Whether it shares its compiled model, and there is memory for another."""

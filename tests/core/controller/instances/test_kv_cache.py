@@ -125,6 +125,12 @@ class MemoryCell(CellUnderTest):
         return self.tell(timer)
 
 
+def with_one(kv_blocks: int) -> tuple[MemoryCell, InstanceEntry]:
+    """A cell with one deployment, `a`, and its instance, which computes `a1`."""
+    cell = MemoryCell("a", kv_blocks=kv_blocks)
+    return cell, cell.load("a")
+
+
 def heard(*instances: InstanceEntry) -> tuple[InstanceReport, ...]:
     """What the node says of instances that are as the books have them."""
     return tuple(
@@ -162,8 +168,7 @@ def test_a_new_cache_has_what_is_recommended_for_those_who_wait_or_what_fits(
 
 def test_a_cache_grows_to_the_watermark_before_a_request_is_submitted_that_needs_it() -> None:
     """The first took 5 blocks, for which 7 were given; both together take 10."""
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     assert instance.kv_blocks == 7
     actions = cell.ask("a2", "a")
     resize, submit = only_one(actions, ResizeKv), only_one(actions, SubmitRequest)
@@ -195,8 +200,7 @@ def test_a_request_that_no_cache_has_room_for_waits_and_says_so_in_the_end() -> 
 
 def test_a_request_that_turns_out_longer_than_expected_has_its_cache_grow() -> None:
     """By 157 tokens, 3 of them prompt, its five blocks are full."""
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.resized(instance, 5)
     assert not commands(cell.tokens(cell.link, "a1", range(156)), ResizeKv)
     grown = cell.tokens(cell.link, "a1", [5], first=156)
@@ -253,8 +257,7 @@ def test_a_load_that_fails_gives_back_what_it_was_promised() -> None:
 
 
 def test_a_resize_that_fails_gives_back_what_it_was_promised() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     assert cell.station.promised_bytes == 113 * MIB
     cell.resized(instance, 7, error="OutOfMemory")
@@ -263,8 +266,7 @@ def test_a_resize_that_fails_gives_back_what_it_was_promised() -> None:
 
 def test_a_cache_that_could_not_grow_is_left_alone_for_a_while_and_somebody_gives_way() -> None:
     """Else it would be asked after each iteration, for ever, and nobody would get a token."""
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.resized(instance, 7, error="OutOfMemory")
     evicted = cell.starved(instance, "a2")
@@ -279,8 +281,7 @@ def test_a_cache_that_could_not_grow_is_left_alone_for_a_while_and_somebody_give
 
 def test_out_of_blocks_the_longest_headroom_gives_way_and_continues_with_its_tokens() -> None:
     """Two requests of five blocks each in ten; one of them becomes longer than expected."""
-    cell = MemoryCell("a", kv_blocks=10)
-    instance = cell.load("a")
+    cell, instance = with_one(10)
     cell.now_s += 1.0
     cell.ask("a2", "a")
     cell.resized(instance, 10)
@@ -336,8 +337,7 @@ def test_evictions_do_not_use_up_a_requests_attempts_but_have_a_bound_of_their_o
 
 def test_starvation_that_the_books_do_not_show_evicts_nobody() -> None:
     """What the controller has taken back may still be on the node for an iteration."""
-    cell = MemoryCell("a", kv_blocks=20)
-    instance = cell.load("a")
+    cell, instance = with_one(20)
     actions = cell.starved(instance, "a1")
     assert not commands(actions, AbortRequest)
     assert not commands(actions, ResizeKv)
@@ -358,8 +358,7 @@ def test_a_cache_shrinks_late() -> None:
 
 
 def test_after_its_keep_alive_an_instance_keeps_its_weights_alone() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.idle("a1")
     parked = cell.park(instance)
     assert only_one(parked, ResizeKv).kv_blocks == 1
@@ -368,8 +367,7 @@ def test_after_its_keep_alive_an_instance_keeps_its_weights_alone() -> None:
 
 
 def test_a_parked_instance_takes_a_request_by_growing() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.idle("a1")
     cell.park(instance)
     cell.resized(instance, 1)
@@ -381,8 +379,7 @@ def test_a_parked_instance_takes_a_request_by_growing() -> None:
 
 
 def test_a_parked_instance_goes_when_it_has_been_parked_for_long() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.idle("a1")
     timer = only(cell.park(instance), SetTimer).timer
     cell.resized(instance, 1)
@@ -439,8 +436,7 @@ def test_when_a_shrink_fails_what_was_promised_of_it_is_taken_back_at_the_next_h
 
 
 def test_a_heartbeat_tells_of_a_size_that_nobody_here_asked_for() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     (report,) = heard(instance)
     cell.report(cell.link, Heartbeat(rss_bytes=1, instances=(replace(report, kv_blocks=9),)))
     assert instance.kv_blocks == instance.promised_blocks == 9
@@ -451,19 +447,7 @@ def test_a_heartbeat_tells_of_a_size_that_nobody_here_asked_for() -> None:
 
 def heartbeat(cell: MemoryCell) -> list[ControllerAction]:
     """The node lists what it has, as it was last told to be."""
-    instances = tuple(
-        instance_report(
-            instance_id=instance.instance_id,
-            deployment=instance.deployment,
-            model_id=instance.model_id,
-            footprint=instance.footprint,
-            kv_blocks=instance.kv_blocks,
-            context_tokens_max=instance.context_tokens_max,
-            batch_max=instance.batch_max,
-            batch=instance.batch,
-        )
-        for instance in cell.core.cell.instances.values()
-    )
+    instances = heard(*cell.core.cell.instances.values())
     return cell.report(cell.link, Heartbeat(rss_bytes=1, engine_bytes=1, instances=instances))
 
 
@@ -530,8 +514,7 @@ def keep_alive_over(cell: CellUnderTest, instance: InstanceEntry) -> list[Contro
 
 def test_a_parked_instance_that_a_minimum_kept_goes_when_nothing_wants_it_any_more() -> None:
     """Its time is over while the minimum holds it; the timer must not be the last one."""
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.idle("a1")
     timer = only(cell.park(instance), SetTimer)
     cell.resized(instance, 1)

@@ -18,7 +18,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.model import Footprint
 from tests.core.cells import MIB, commands, request
-from tests.core.controller.instances.test_kv_cache import LIMITS, MemoryCell, only_one
+from tests.core.controller.instances.test_kv_cache import LIMITS, MemoryCell, only_one, with_one
 
 A = DeploymentName("a")
 LITTLE = Footprint(weights_bytes=4 * MIB, kv_block_bytes=MIB, block_tokens=32)
@@ -150,8 +150,7 @@ def test_what_a_request_needs_beyond_expectation_is_counted_once() -> None:
 
 
 def test_who_starves_gets_more_blocks_and_nobody_goes_where_there_is_room() -> None:
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.resized(instance, 7, error="OutOfMemory")
     cell.now_s += LIMITS.grow_retry_s
@@ -162,8 +161,7 @@ def test_who_starves_gets_more_blocks_and_nobody_goes_where_there_is_room() -> N
 
 def test_the_end_of_a_request_makes_no_cache_grow() -> None:
     """It is the starving that do, when it is time."""
-    cell = MemoryCell("a", kv_blocks=100)
-    instance = cell.load("a")
+    cell, instance = with_one(100)
     cell.ask("a2", "a")
     cell.ask("a3", "a")
     cell.resized(instance, 13)

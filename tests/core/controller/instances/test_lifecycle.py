@@ -24,6 +24,7 @@ from tests.core.cells import (
     hello,
     instance_report,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -37,8 +38,7 @@ def fail(cell: CellUnderTest, link: int, instance_id: InstanceId) -> list[SetTim
 
 
 def test_a_node_where_a_load_failed_is_tried_again_when_the_others_have_no_room() -> None:
-    cell = CellUnderTest(deployment(slo=Slo(ttft_s=10.0)))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(slo=Slo(ttft_s=10.0)))
     cell.join(hello("small", run_id="2", memory_bytes=110 * MIB))
     load = commands(cell.invoke(), LoadInstance)[0]
     (retry,) = fail(cell, link, load.instance_id)
@@ -79,10 +79,8 @@ def test_a_load_that_succeeds_ends_the_pause_after_one_that_failed() -> None:
 
 
 def test_an_instance_on_a_draining_node_is_replaced_before_its_last_request_ends() -> None:
-    cell = CellUnderTest(deployment(replicas_max=1))
-    link, _ = cell.join()
-    load = commands(cell.invoke(), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment(replicas_max=1))
+    cell.bring_up(link)
     cell.join(hello("n2", run_id="2"))
     cell.tell(DrainRequested(operation_id=OperationId("op"), node_id=NodeId("n1")))
     (replacement,) = commands(cell.invoke(request("r2")), LoadInstance)
@@ -90,8 +88,7 @@ def test_an_instance_on_a_draining_node_is_replaced_before_its_last_request_ends
 
 
 def test_when_a_node_comes_back_the_load_that_replaced_its_instance_is_given_up() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1, replicas_max=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1, replicas_max=1))
     (instance_id,) = cell.core.cell.instances
     cell.loaded(link, instance_id)
     cell.join(hello("n2", run_id="2"))
@@ -105,8 +102,9 @@ def test_when_a_node_comes_back_the_load_that_replaced_its_instance_is_given_up(
 
 def test_a_minimum_that_lacks_memory_takes_that_of_the_next_instance_to_become_idle() -> None:
     """Not only when that one's keep-alive of ten minutes is over."""
-    cell = CellUnderTest(deployment("a", keep_alive_s=600), deployment("b"))
-    link, _ = cell.join(hello(memory_bytes=150 * MIB))
+    cell, link = one_node(
+        deployment("a", keep_alive_s=600), deployment("b"), node=hello(memory_bytes=150 * MIB)
+    )
     busy = commands(cell.invoke(request(of="a")), LoadInstance)[0].instance_id
     cell.loaded(link, busy)
     entry = cell.core.cell.deployments[DeploymentName("b")]
@@ -135,8 +133,7 @@ def failures(cell: CellUnderTest) -> int:
 
 
 def test_loads_of_what_breaks_before_its_first_token_are_further_and_further_apart() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1))
     pauses = []
     for _ in range(4):
         (instance_id,) = cell.core.cell.instances
@@ -150,8 +147,7 @@ def test_loads_of_what_breaks_before_its_first_token_are_further_and_further_apa
 
 
 def test_requests_are_refused_with_the_reason_once_too_many_broke() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1))
     for _ in range(CellLimits().load_attempts_max):
         (instance_id,) = cell.core.cell.instances
         cell.loaded(link, instance_id)
@@ -165,8 +161,7 @@ def test_requests_are_refused_with_the_reason_once_too_many_broke() -> None:
 
 
 def test_one_that_has_served_is_replaced_at_once() -> None:
-    cell = CellUnderTest(deployment(replicas_min=1))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(replicas_min=1))
     (instance_id,) = cell.core.cell.instances
     cell.loaded(link, instance_id)
     cell.invoke()
@@ -178,8 +173,7 @@ def test_one_that_has_served_is_replaced_at_once() -> None:
 
 def test_a_request_served_or_a_life_until_it_is_let_go_makes_up_for_what_broke() -> None:
     for served in (True, False):
-        cell = CellUnderTest(deployment(replicas_min=1))
-        link, _ = cell.join()
+        cell, link = one_node(deployment(replicas_min=1))
         (instance_id,) = cell.core.cell.instances
         cell.loaded(link, instance_id)
         cell.now_s += pause_s(cell, breaks(cell, link, instance_id))

@@ -25,6 +25,7 @@ from tests.core.cells import (
     commands,
     deployment,
     hello,
+    one_node,
     only,
     request,
 )
@@ -50,8 +51,7 @@ def loaded(cell: CellUnderTest, link: int, load: LoadInstance) -> list[Controlle
 
 
 def test_an_instance_that_comes_out_larger_than_its_node_goes_and_its_request_is_refused() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(other(room=ESTIMATE))
+    cell, link = one_node(deployment(), node=other(room=ESTIMATE))
     (load,) = commands(cell.invoke(), LoadInstance)
     after = loaded(cell, link, load)
     assert commands(after, SubmitRequest) == []
@@ -87,8 +87,9 @@ def test_so_does_one_that_was_loading_when_another_said_what_it_takes() -> None:
 
 
 def test_with_room_for_what_it_came_to_it_stays_and_the_next_load_is_promised_as_much() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(other(room=LARGE, memory_bytes=LARGE.instance_bytes(40)))
+    cell, link = one_node(
+        deployment(), node=other(room=LARGE, memory_bytes=LARGE.instance_bytes(40))
+    )
     (load,) = commands(cell.invoke(), LoadInstance)
     assert len(commands(loaded(cell, link, load), SubmitRequest)) == 1
     cell.report(link, InstanceGone(instance_id=load.instance_id))
@@ -97,8 +98,9 @@ def test_with_room_for_what_it_came_to_it_stays_and_the_next_load_is_promised_as
 
 
 def test_what_the_importing_engine_stated_is_not_doubted() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello(memory_bytes=FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(512))))
+    cell, link = one_node(
+        deployment(), node=hello(memory_bytes=FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(512)))
+    )
     (load,) = commands(cell.invoke(), LoadInstance)
     assert commands(loaded(cell, link, load), UnloadInstance) == []
 

@@ -42,6 +42,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -131,8 +132,10 @@ SHARED_RATES = (
 
 def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_before() -> None:
     """Loads take 1 s, and 0.25 s with weights that are there."""
-    cell = CellUnderTest(*(deployment(name, slo=BY_LENGTH) for name in ("a", "b")))
-    link, _ = cell.join(replace(hello(), shares_weights=True, load_rates=SHARED_RATES))
+    cell, link = one_node(
+        *(deployment(name, slo=BY_LENGTH) for name in ("a", "b")),
+        node=replace(hello(), shares_weights=True, load_rates=SHARED_RATES),
+    )
     (first,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
     assert not commands(cell.invoke(request("r2", of="b")), LoadInstance)
     (node,) = cell.core.cell.nodes.values()

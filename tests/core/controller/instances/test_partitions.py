@@ -34,9 +34,7 @@ def baseline(rule: str = "sllm+cpu") -> tuple[CellUnderTest, int]:
 
 def load_of(cell: CellUnderTest, link: int, of: str) -> LoadInstance:
     """For a request; it is done at once."""
-    load = only(commands(cell.invoke(request(f"r-{of}", of=of)), LoadInstance), LoadInstance)
-    cell.loaded(link, load.instance_id)
-    return load
+    return cell.bring_up(link, request(f"r-{of}", of=of))
 
 
 def test_an_instance_gets_the_whole_node_and_the_next_waits_for_another() -> None:
@@ -72,8 +70,7 @@ def test_a_partition_is_what_the_node_s_own_footprint_leaves_of_it() -> None:
 def test_it_takes_no_more_requests_than_its_node_can_serve_and_more_go_to_another_node() -> None:
     cell, link = baseline()
     cell.join(hello("n2"))
-    load = only(commands(cell.invoke(request("r1", of="a")), LoadInstance), LoadInstance)
-    cell.loaded(link, load.instance_id)
+    cell.bring_up(link, request("r1", of="a"))
     assert commands(cell.invoke(request("r2", of="a")), SubmitRequest)
     third = cell.invoke(request("r3", of="a"))
     assert not commands(third, SubmitRequest)
@@ -88,8 +85,7 @@ def test_two_halves_of_a_node_hold_two_deployments() -> None:
 
 def test_an_idle_instance_goes_after_its_keep_alive_and_is_not_parked() -> None:
     cell, link = baseline()
-    load = only(commands(cell.invoke(request("r1", of="a")), LoadInstance), LoadInstance)
-    cell.loaded(link, load.instance_id)
+    load = cell.bring_up(link, request("r1", of="a"))
     done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
     assert not commands(done, UnloadInstance)
     idle = cell.core.cell.instances[load.instance_id]

@@ -25,7 +25,7 @@ from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from tests.core.admission import SLOW, instance, node
-from tests.core.cells import FOOTPRINT, CellUnderTest, commands, deployment, only, request
+from tests.core.cells import FOOTPRINT, CellUnderTest, commands, deployment, one_node, only, request
 from tests.core.controller.state.entries import Entries, submit
 
 SIZE = FOOTPRINT.block_tokens
@@ -168,8 +168,9 @@ def test_a_start_is_priced_with_what_an_unloaded_instance_left() -> None:
     first = asking()
     late = Slo(ttft_s=ttft_s, ttft_tokens_per_s=1e9, cold_start=ColdStart.REFUSE)
     for known in (0, 6):
-        cell = CellUnderTest(deployment("chat", slo=Slo(ttft_s=5.0)), profiles=(SLOW,))
-        link, _ = cell.join(node("n1"))
+        cell, link = one_node(
+            deployment("chat", slo=Slo(ttft_s=5.0)), profiles=(SLOW,), node=node("n1")
+        )
         left = PrefixesChanged(
             instance_id=InstanceId("before"),
             change=PrefixChange(came=digests()[:known]),

@@ -30,6 +30,7 @@ from tests.core.cells import (
     deployment,
     hello,
     instance_report,
+    one_node,
     request,
 )
 
@@ -75,8 +76,7 @@ def test_a_further_instance_is_promised_what_is_its_own(shares: bool, instances:
     """The node has 240 MiB: the first instance takes 120, with 20 of KV cache, and each further one
     40.
     """
-    cell = CellUnderTest(*(sharing(name) for name in "abcd"))
-    link, _ = cell.join(node(mib=240, shares=shares))
+    cell, link = one_node(*(sharing(name) for name in "abcd"), node=node(mib=240, shares=shares))
     loads = []
     for name in "abcd":
         sent = commands(cell.invoke(request(f"r-{name}", of=name)), LoadInstance)
@@ -90,8 +90,7 @@ def test_a_further_instance_is_promised_what_is_its_own(shares: bool, instances:
 
 
 def test_of_two_that_load_at_once_the_second_keeps_what_the_first_that_fails_was_promised() -> None:
-    cell = CellUnderTest(sharing("a"), sharing("b"))
-    link, _ = cell.join(node())
+    cell, link = one_node(sharing("a"), sharing("b"), node=node())
     (first,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
     assert not commands(cell.invoke(request("r2", of="b")), LoadInstance), "it waits for that load"
     station = entry(cell).station
@@ -139,8 +138,12 @@ def test_nobody_goes_for_another_model_where_one_that_works_keeps_the_weights() 
 
 def test_both_that_share_go_for_another_model_that_needs_their_weights() -> None:
     other = replace(sharing("x"), model=OTHER_MODEL)
-    cell = CellUnderTest(sharing("a"), sharing("b"), other)
-    link, _ = cell.join(replace(node(mib=150), instances=(reported("a", "a"), reported("b", "b"))))
+    cell, link = one_node(
+        sharing("a"),
+        sharing("b"),
+        other,
+        node=replace(node(mib=150), instances=(reported("a", "a"), reported("b", "b"))),
+    )
     asked = cell.invoke(request("r1", of="x"))
     assert [c.instance_id for c in commands(asked, UnloadInstance)] == ["a", "b"]
     assert not cell.report(link, InstanceGone(instance_id=InstanceId("a")))
@@ -160,16 +163,16 @@ def test_an_instance_starts_where_the_weights_are() -> None:
 
 
 def test_another_context_limit_shares_nothing() -> None:
-    cell = CellUnderTest(sharing("a"), replace(sharing("b"), context_tokens_max=256))
-    link, _ = cell.join(node(mib=400))
+    cell, link = one_node(
+        sharing("a"), replace(sharing("b"), context_tokens_max=256), node=node(mib=400)
+    )
     a, b = started(cell, link, "a"), started(cell, link, "b")
     assert entry(cell).station.promised_bytes == (200 + a.kv_blocks + b.kv_blocks) * MIB
 
 
 def test_a_load_shows_what_it_shares() -> None:
     """What was stated said nothing of it."""
-    cell = CellUnderTest(deployment("a"), deployment("b"))
-    link, _ = cell.join(node(mib=400))
+    cell, link = one_node(deployment("a"), deployment("b"), node=node(mib=400))
     a, b = started(cell, link, "a"), started(cell, link, "b")
     assert entry(cell).station.promised_bytes == (120 + a.kv_blocks + b.kv_blocks) * MIB
 

@@ -13,7 +13,16 @@ from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened
 from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadTier
 from tests.core.admission import SLOW, instance, node
-from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    one_node,
+    request,
+)
 from tests.core.nodes import NodeUnderTest, reports
 
 STORED = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
@@ -40,8 +49,7 @@ def test_an_instance_starts_where_its_model_sleeps() -> None:
 
 
 def test_a_wake_is_expected_to_take_what_wakes_took() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     expectations = cell.core.cell.expectations
     expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 9.0)
     expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 0.125, LoadTier.HOST)
@@ -73,8 +81,7 @@ def test_a_neighbour_that_a_load_would_make_late_bears_a_wake(
 
 
 def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     cell.report(link, beat(OTHER_CONTEXT, SLEEPS))
     (load,) = loads(cell.invoke())
     instance = cell.core.cell.instances[load.instance_id]
@@ -127,8 +134,7 @@ def test_weights_in_a_pool_do_for_loads_of_any_context_and_for_more_than_one() -
 
 def test_a_model_is_shown_as_asleep_once_whatever_else_the_host_has_of_it() -> None:
     pooled = replace(SLEEPS, context_tokens_max=0)
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     node = cell.core.cell.nodes[hello().node_id]
     shown = []
     for held in ((pooled,), (SLEEPS, pooled), (OTHER_CONTEXT, SLEEPS, pooled), ()):

@@ -22,6 +22,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -284,8 +285,7 @@ def test_a_correction_is_forgotten_where_nothing_computes() -> None:
 
 def test_who_was_promised_a_load_is_served_though_it_takes_longer() -> None:
     """Two prompts of 1.13 s together are in time after a load of 0.7 s, and it takes 3."""
-    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
-    link, _ = cell.join()
+    cell, link = one_node(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
     lengths = {"r0": 128, "r1": 128, "r2": 20}
     prompts = {r: request(r, of="a", prompt=(1,) * tokens) for r, tokens in lengths.items()}
     asked = cell.invoke(prompts["r0"])

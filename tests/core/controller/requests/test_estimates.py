@@ -18,11 +18,11 @@ from tests.core.admission import BusyCell, instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
-    CellUnderTest,
     commands,
     deployment,
     hello,
     of_kind,
+    one_node,
     request,
 )
 from tests.support.profiles import profile
@@ -75,8 +75,11 @@ def test_what_the_first_iterations_took_does_not_count_as_a_neighbour_that_may_c
 def test_iterations_beside_a_load_are_no_trial() -> None:
     """Their node learns from them what a load costs, and nothing of the estimate."""
     names = ("a", "b")
-    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in names), profiles=())
-    link, _ = cell.join(node("n1", instance("a", "a")))
+    cell, link = one_node(
+        *(deployment(name, slo=PATIENT) for name in names),
+        profiles=(),
+        node=node("n1", instance("a", "a")),
+    )
     assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "a")]
     (load,) = commands(cell.invoke(request("r2", of="b")), LoadInstance)
     assert submitted(cell.invoke(request("r3", of="a"))) == []
@@ -92,8 +95,11 @@ def test_iterations_beside_a_load_are_no_trial() -> None:
 
 
 def test_an_iteration_beside_a_load_that_is_quicker_than_estimated_is_one_of_the_trial() -> None:
-    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in ("a", "b")), profiles=())
-    link, _ = cell.join(node("n1", instance("a", "a")))
+    cell, link = one_node(
+        *(deployment(name, slo=PATIENT) for name in ("a", "b")),
+        profiles=(),
+        node=node("n1", instance("a", "a")),
+    )
     assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "a")]
     assert commands(cell.invoke(request("r2", of="b")), LoadInstance)
     assert submitted(cell.invoke(request("r3", of="a"))) == []
@@ -106,8 +112,11 @@ def test_an_iteration_beside_a_load_that_is_quicker_than_estimated_is_one_of_the
 
 def test_what_has_corrected_an_estimate_corrects_the_same_one_of_another_model() -> None:
     """By the estimate, and at first, a node has time for one of them; the first takes a quarter."""
-    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in "abc"), profiles=())
-    link, _ = cell.join(node("n1", instance("a", "a"), instance("b", "b")))
+    cell, link = one_node(
+        *(deployment(name, slo=PATIENT) for name in "abc"),
+        profiles=(),
+        node=node("n1", instance("a", "a"), instance("b", "b")),
+    )
     cell.invoke(request("r1", of="a"))
     (load,) = commands(cell.invoke(request("r2", of="c")), LoadInstance)
     held = cell.core.cell.instances
@@ -152,8 +161,9 @@ def test_no_other_instance_is_loaded_for_those_who_wait_for_a_trial() -> None:
 @pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
 def test_those_who_lack_a_place_do_not_wait_for_a_trial(rule: str) -> None:
     limits = CellLimits(batch_max=1)
-    cell = CellUnderTest(deployment("a", slo=PATIENT), profiles=(), limits=limits, rule=rule)
-    link, _ = cell.join(node("n1"))
+    cell, link = one_node(
+        deployment("a", slo=PATIENT), profiles=(), limits=limits, rule=rule, node=node("n1")
+    )
     cell.join(node("n2"))
     (load,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
     assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
@@ -209,8 +219,9 @@ def test_corrected_estimates_give_way_to_what_is_measured() -> None:
 def test_a_load_is_promised_unseen_only_where_nobody_computes() -> None:
     """`a` is loaded for its minimum beside `b`, which takes all the time that there is."""
     wanted = deployment("a", replicas_min=1, slo=TIGHT)
-    cell = CellUnderTest(wanted, deployment("b", slo=TIGHT), profiles=())
-    link, _ = cell.join(node("n1", instance("b", "b")))
+    cell, link = one_node(
+        wanted, deployment("b", slo=TIGHT), profiles=(), node=node("n1", instance("b", "b"))
+    )
     cell.invoke(request("b1", of="b", max_tokens=100))
     slow = TokensReport(instance_id=InstanceId("b"), outputs=(), correction=8.0)
     for _ in range(TRIAL_ITERATIONS):

@@ -23,7 +23,16 @@ from mesh.domain.slo import Slo
 from mesh.policy.guarded import Guarded
 from mesh.policy.registry import policy
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
-from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    one_node,
+    request,
+)
 from tests.support.profiles import PROFILE
 
 A, B, C = DeploymentName("a"), DeploymentName("b"), DeploymentName("c")
@@ -31,8 +40,7 @@ A, B, C = DeploymentName("a"), DeploymentName("b"), DeploymentName("c")
 
 def full() -> tuple[CellUnderTest, int, InstanceId]:
     """A node whose memory goes to the instance of `a` that loads; `b` waits for the rest."""
-    cell = CellUnderTest(deployment("a"), deployment("b"))
-    link, _ = cell.join(hello(memory_bytes=200 * MIB))
+    cell, link = one_node(deployment("a"), deployment("b"), node=hello(memory_bytes=200 * MIB))
     (load,) = commands(cell.invoke(request("a1", of="a")), LoadInstance)
     assert not commands(cell.invoke(request("b1", of="b")), LoadInstance)
     return cell, link, load.instance_id

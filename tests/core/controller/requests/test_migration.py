@@ -52,15 +52,13 @@ def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> N
 
 
 def test_a_round_for_few_tokens_is_spared() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     cell.computed()
     assert not continued(cell.yielded()).paused
 
 
 def test_a_token_that_the_target_has_first_is_the_clients() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     over = cell.drawn(44)
     assert only(over, DeliverTokens).outputs.token_ids == (44,)
     assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
@@ -103,8 +101,7 @@ def test_a_target_that_always_draws_long_after_its_source_has_the_request_in_the
 
 
 def test_the_source_leaves_out_an_iteration_until_the_target_is_level_with_it() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded(3)
     pause = continued(cell.drawn(44))
     assert (pause.instance_id, pause.attempt, pause.paused, pause.token_ids) == ("i1", 1, True, ())
@@ -148,8 +145,7 @@ def test_nobody_stops_or_pauses_for_a_target_that_computes_a_prompt() -> None:
 
 
 def test_a_target_that_falls_far_behind_begins_anew() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded(LIMITS.migration_behind_max + 2)
     assert only(commands(cell.drawn(44), AbortRequest), AbortRequest).attempt == 2
     assert (cell.state, cell.runs_on) == (None, "i1")
@@ -158,8 +154,7 @@ def test_a_target_that_falls_far_behind_begins_anew() -> None:
 
 
 def test_nobody_pauses_for_a_target_that_would_be_late() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded(2)
     cell.now_s = cell.core.cell.requests[RequestId("r1")].due_s
     assert not commands(cell.drawn(44), ContinueRequest)
@@ -167,8 +162,7 @@ def test_nobody_pauses_for_a_target_that_would_be_late() -> None:
 
 
 def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the_source() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded()
     assert only(commands(cell.drawn(44, drew=7), AbortRequest), AbortRequest).attempt == 2
     assert (cell.state, cell.runs_on) == (None, "i1")
@@ -181,8 +175,7 @@ def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the
 
 
 def test_a_copy_that_is_held_and_draws_goes() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     told = cell.drawn(43)
     assert only(commands(told, AbortRequest), AbortRequest).attempt == 2
     assert not of_kind(told, DeliverTokens)
@@ -190,8 +183,7 @@ def test_a_copy_that_is_held_and_draws_goes() -> None:
 
 
 def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded(2)
     assert continued(cell.drawn(44)).paused
     lost = cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
@@ -200,8 +192,7 @@ def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
 
 
 def test_a_source_that_is_paused_does_not_wait_for_a_target_that_says_nothing() -> None:
-    cell = TwoNodes()
-    cell.moving()
+    cell = TwoNodes().moving()
     cell.yielded(2)
     cell.drawn(44)
     cell.now_s += LIMITS.migration_retry_s
@@ -223,8 +214,7 @@ def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for
 
 
 def test_the_source_may_end_the_answer_first() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     cell.computed()
     over = cell.yielded(finish=FinishReason.STOP)
     assert only(commands(over, AbortRequest), AbortRequest).attempt == 2
@@ -233,16 +223,14 @@ def test_the_source_may_end_the_answer_first() -> None:
 
 
 def test_a_client_that_goes_away_frees_both_places() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     gone = cell.tell(CancelRequested(request_id=RequestId("r1")))
     assert sorted(abort.attempt for abort in commands(gone, AbortRequest)) == [1, 2]
     assert not cell.core.cell.migrations
 
 
 def test_a_target_that_gives_it_back_leaves_it_where_it_runs() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     said = RequestReturned(request_id=RequestId("r1"), attempt=2, error="EngineError", message="no")
     cell.report(cell.target, said)
     assert (cell.state, cell.runs_on) == (None, "i1")
@@ -250,16 +238,14 @@ def test_a_target_that_gives_it_back_leaves_it_where_it_runs() -> None:
 
 
 def test_a_target_that_is_lost_leaves_it_where_it_runs() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
     assert (cell.state, cell.runs_on) == (None, "i1")
     assert of_kind(cell.yielded(), DeliverTokens)
 
 
 def test_a_source_that_is_lost_sends_it_through_its_queue() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     lost = cell.tell(NodeDisconnected(link_id=cell.source, reason="cut"))
     assert [abort.attempt for abort in commands(lost, AbortRequest)] == [2, 1]
     order = only(commands(lost, SubmitRequest), SubmitRequest).order
@@ -268,8 +254,7 @@ def test_a_source_that_is_lost_sends_it_through_its_queue() -> None:
 
 
 def test_a_target_that_is_to_go_itself_is_none_any_more() -> None:
-    cell = TwoNodes()
-    cell.drain()
+    cell = TwoNodes().draining()
     asked = DrainRequested(operation_id=OperationId("e"), node_id=NodeId("n2"))
     cell.tell(asked)
     cell.tell(MigrationDue())

@@ -13,7 +13,16 @@ from mesh.domain.slo import Slo
 from mesh.domain.views import Fit, NodeProspect
 from mesh.policy.llm_mesh import LlmMesh
 from mesh.policy.plans import Releases
-from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, of_kind
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    one_node,
+)
 
 SPEC = deployment().spec
 
@@ -42,11 +51,11 @@ def test_a_deployment_that_fits_keeps_its_slo_as_its_first_call_then_shows() -> 
     ("memory_mib", "fit"), [(1024, Fit.NOW), (150, Fit.ONCE_OTHERS_GO), (90, Fit.NEVER)]
 )
 def test_memory_decides_what_fits(memory_mib: int, fit: Fit) -> None:
-    cell = CellUnderTest(deployment(), deployment("other"))
-    link, _ = cell.join(hello(memory_bytes=memory_mib * MIB))
+    cell, link = one_node(
+        deployment(), deployment("other"), node=hello(memory_bytes=memory_mib * MIB)
+    )
     if fit is Fit.ONCE_OTHERS_GO:
-        (load,) = commands(cell.invoke(), LoadInstance)
-        cell.loaded(link, load.instance_id)
+        cell.bring_up(link)
     told = asked(cell)
     assert told.fit is fit
     assert (told.needed_bytes <= told.capacity_bytes) is (fit is not Fit.NEVER)
@@ -88,11 +97,9 @@ def test_a_policy_that_promises_nothing_has_times_alone() -> None:
 
 
 def test_calls_that_run_already_are_counted_once() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     before = asked(cell).busy_share
-    (load,) = commands(cell.invoke(), LoadInstance)
-    cell.loaded(link, load.instance_id)
+    cell.bring_up(link)
     assert asked(cell).busy_share == pytest.approx(before, rel=0.01)
 
 

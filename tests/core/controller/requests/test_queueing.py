@@ -38,6 +38,7 @@ from tests.core.cells import (
     deployment,
     hello,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -45,18 +46,15 @@ from tests.core.cells import (
 
 def run_one(cell: CellUnderTest, name: str, of: str, link: int) -> InstanceId:
     """An instance of `of` is loaded and has answered one request."""
-    load = commands(cell.invoke(request(name, of=of)), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
+    load = cell.bring_up(link, request(name, of=of))
     cell.tokens(link, name, [7], finish=FinishReason.STOP)
     return load.instance_id
 
 
 def test_when_a_waiting_head_leaves_those_behind_it_may_fit() -> None:
     """r2 needs all 16 blocks that the node has room for, and r1 holds one of them; r3 needs one."""
-    cell = CellUnderTest(deployment(slo=Slo(ttft_s=60.0)))
-    link, _ = cell.join(hello(memory_bytes=116 * MIB))
-    load = commands(cell.invoke(request("r1", max_tokens=8)), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
+    cell, link = one_node(deployment(slo=Slo(ttft_s=60.0)), node=hello(memory_bytes=116 * MIB))
+    cell.bring_up(link, request("r1", max_tokens=8))
     assert commands(cell.invoke(request("r2", prompt=[1] * 500)), SubmitRequest) == []
     assert commands(cell.invoke(request("r3", max_tokens=8)), SubmitRequest) == []
     left = commands(cell.tell(CancelRequested(request_id=RequestId("r2"))), SubmitRequest)
@@ -109,8 +107,7 @@ def test_requests_that_lost_their_node_wait_in_the_order_in_which_they_came() ->
     links = []
     for n in (1, 2):
         link, _ = cell.join(hello(f"n{n}", run_id=str(n)))
-        load = commands(cell.invoke(request(f"r{n}")), LoadInstance)[0]
-        cell.loaded(link, load.instance_id)
+        cell.bring_up(link, request(f"r{n}"))
         links.append(link)
         cell.now_s += 1.0
     cell.invoke(request("r3"))
@@ -121,8 +118,9 @@ def test_requests_that_lost_their_node_wait_in_the_order_in_which_they_came() ->
 
 
 def test_memory_that_an_idle_instance_leaves_goes_to_who_waits() -> None:
-    cell = CellUnderTest(deployment("a", keep_alive_s=600), deployment("b"))
-    link, _ = cell.join(hello(memory_bytes=150 * MIB))
+    cell, link = one_node(
+        deployment("a", keep_alive_s=600), deployment("b"), node=hello(memory_bytes=150 * MIB)
+    )
     idle = run_one(cell, "r-a", "a", link)
     cell.invoke(request("r-b", of="b"))
     gone = cell.report(link, InstanceGone(instance_id=idle))
@@ -157,8 +155,7 @@ def test_a_node_that_lacks_memory_alone_is_nearer_than_one_that_lacks_time() -> 
 
 def test_an_instance_without_memory_for_one_more_says_so() -> None:
     """Two requests of 300 tokens need 20 blocks; the node has room for 16."""
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello(memory_bytes=116 * MIB))
+    cell, link = one_node(deployment(), node=hello(memory_bytes=116 * MIB))
     first = cell.invoke(request("r1", prompt=(1,) * 300, max_tokens=10))
     cell.loaded(link, only(commands(first, LoadInstance), LoadInstance).instance_id)
     cell.invoke(request("r2", prompt=(1,) * 300, max_tokens=10))
@@ -299,8 +296,9 @@ def on_trial(*, requests: int, prompt: int = 3) -> tuple[CellUnderTest, Instance
     """So many were promised an instance whose times are estimated: when its load is over, the
     first tries the estimate out, and the others wait on.
     """
-    cell = CellUnderTest(deployment("a", slo=PATIENT), profiles=())
-    link, _ = cell.join(hello(memory_bytes=4 << 30))
+    cell, link = one_node(
+        deployment("a", slo=PATIENT), profiles=(), node=hello(memory_bytes=4 << 30)
+    )
     names = [f"r{n}" for n in range(requests)]
     asked = [cell.invoke(request(n, of="a", prompt=(1,) * prompt, max_tokens=100)) for n in names]
     (load,) = commands(asked[0], LoadInstance)
@@ -355,8 +353,11 @@ def test_who_was_not_tried_behind_one_that_is_promised_a_load_waits() -> None:
 def test_an_instance_that_nobody_waits_for_any_more_goes_by_its_keep_alive() -> None:
     """When its load is over its node has no time for the one that waits for it, by an estimate."""
     slo = Slo(ttft_s=20.0, tpot_s=0.02)
-    cell = CellUnderTest(*(deployment(name, slo=slo) for name in "ab"), profiles=())
-    link, _ = cell.join(node("n1", instance("b", "b", correction=1.0)))
+    cell, link = one_node(
+        *(deployment(name, slo=slo) for name in "ab"),
+        profiles=(),
+        node=node("n1", instance("b", "b", correction=1.0)),
+    )
     (load,) = commands(cell.invoke(request("a1", of="a")), LoadInstance)
     cell.invoke(request("b1", of="b", max_tokens=100))
     slow = TokensReport(instance_id=InstanceId("b"), outputs=(), correction=8.0)

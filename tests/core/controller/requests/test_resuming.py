@@ -41,6 +41,7 @@ from tests.core.cells import (
     hello,
     instance_report,
     of_kind,
+    one_node,
     only,
     request,
 )
@@ -210,8 +211,7 @@ def test_of_a_request_on_two_nodes_one_goes_on() -> None:
 
 
 def test_a_link_that_breaks_costs_nothing_where_its_node_comes_back() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with())
+    cell, link = one_node(deployment(), node=hello_with())
     cell.tell(InvokeRequested(request=asked()))
     cell.tokens(link, "kept", [0], first=0, attempt=FIRST)
     cell.tell(NodeDisconnected(link_id=link, reason="broken"))
@@ -223,8 +223,7 @@ def test_a_link_that_breaks_costs_nothing_where_its_node_comes_back() -> None:
 
 
 def test_a_controller_that_ends_leaves_it_to_its_node() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with())
+    cell, link = one_node(deployment(), node=hello_with())
     cell.tell(InvokeRequested(request=asked()))
     cell.tell(InvokeRequested(request=request("other")))
     cell.tokens(link, "kept", [0], first=0, attempt=FIRST)
@@ -264,8 +263,7 @@ def test_a_key_that_is_called_again_at_another_revision_gets_its_own_tokens() ->
 
 def test_no_attempt_has_a_number_twice_under_one_key() -> None:
     """A broken stream whose client comes again, a cancel, and a key that is called anew."""
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with())
+    cell, link = one_node(deployment(), node=hello_with())
     numbers = []
     for _ in range(3):
         sent = cell.tell(InvokeRequested(request=asked()))
@@ -289,8 +287,7 @@ def test_what_has_ended_comes_back_no_more() -> None:
     """The node was cut off, the request went on elsewhere; or its end was told, but the welcome was
     lost.
     """
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with())
+    cell, link = one_node(deployment(), node=hello_with())
     cell.tell(InvokeRequested(request=asked()))
     cell.tell(NodeDisconnected(link_id=link, reason="cut off"))
     cell.tell(CancelRequested(request_id=KEPT))
@@ -307,8 +304,7 @@ def test_what_has_ended_comes_back_no_more() -> None:
 
 
 def test_a_long_backlog_is_one_message() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join(hello_with(held(before=0, kept=2)))
+    cell, link = one_node(deployment(), node=hello_with(held(before=0, kept=2)))
     for index in range(2, 5):
         cell.tokens(link, "kept", [index], first=index, attempt=2)
     told = only(come(cell, 1), DeliverTokens).outputs

@@ -1,6 +1,7 @@
 """The controller core on the request path: queue, place, stream, move, refuse."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,25 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from tests.core.admission import SLOW, BusyCell, instance, node
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+from tests.core.cells import (
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    one_node,
+    only,
+    request,
+)
 
 OP = OperationId("op-1")
 
 
-def serving_cell(**limits: int) -> tuple[CellUnderTest, int, InstanceId]:
+def serving_cell(**limits: Any) -> tuple[CellUnderTest, int, InstanceId]:
     """A cell whose one node has loaded `chat` and runs `r1`."""
-    cell = CellUnderTest(deployment(), limits=CellLimits(**limits))
-    link, _ = cell.join()
-    load = commands(cell.invoke(), LoadInstance)[0]
-    cell.loaded(link, load.instance_id)
-    return cell, link, load.instance_id
+    cell, link = one_node(deployment(), limits=CellLimits(**limits))
+    return cell, link, cell.bring_up(link).instance_id
 
 
 def returned(attempt: int) -> RequestReturned:
@@ -55,8 +63,7 @@ def returned(attempt: int) -> RequestReturned:
 
 
 def test_first_request_scales_from_zero_and_is_submitted_when_the_instance_is_up() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     load = commands(cell.invoke(), LoadInstance)[0]
     assert load.kv_blocks * 32 >= load.context_tokens_max
     waiting = cell.report(
@@ -227,8 +234,7 @@ def test_a_waiting_request_is_looked_at_again_when_it_would_have_to_begin() -> N
 
 def test_requests_are_placed_while_there_is_memory_for_what_they_are_expected_to_need() -> None:
     """Two requests of 300 tokens need 20 blocks; a node with room for 16 takes one at a time."""
-    cell = CellUnderTest(deployment(slo=Slo(ttft_s=60.0)))
-    link, _ = cell.join(hello(memory_bytes=116 * MIB))
+    cell, link = one_node(deployment(slo=Slo(ttft_s=60.0)), node=hello(memory_bytes=116 * MIB))
     load = commands(cell.invoke(request(prompt=[1] * 300)), LoadInstance)[0]
     assert load.kv_blocks == 16
     cell.invoke(request("r2", prompt=[1] * 300))
@@ -268,10 +274,12 @@ def test_memory_is_free_again_only_when_the_node_says_that_the_instance_is_gone(
 
 
 def test_a_waiting_model_reclaims_the_memory_of_an_idle_one_before_its_keep_alive() -> None:
-    cell = CellUnderTest(deployment("a", keep_alive_s=600), deployment("b", keep_alive_s=600))
-    link, _ = cell.join(hello(memory_bytes=150 * MIB))
-    first = commands(cell.invoke(request("r1", of="a")), LoadInstance)[0]
-    cell.loaded(link, first.instance_id)
+    cell, link = one_node(
+        deployment("a", keep_alive_s=600),
+        deployment("b", keep_alive_s=600),
+        node=hello(memory_bytes=150 * MIB),
+    )
+    first = cell.bring_up(link, request("r1", of="a"))
     blocked = cell.invoke(request("r2", of="b"))
     assert commands(blocked, UnloadInstance) == [], "a busy instance stays"
     done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
@@ -291,8 +299,7 @@ def test_a_model_that_no_node_can_hold_is_refused_with_both_sizes() -> None:
 
 def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() -> None:
     patient = deployment(slo=Slo(ttft_s=10.0))
-    cell = CellUnderTest(patient, limits=CellLimits(load_attempts_max=2))
-    link, _ = cell.join()
+    cell, link = one_node(patient, limits=CellLimits(load_attempts_max=2))
     for attempt in (1, 2):
         if attempt == 1:
             load = commands(cell.invoke(), LoadInstance)[0]
@@ -314,8 +321,7 @@ def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() ->
 
 
 def test_who_comes_in_the_pause_after_a_failed_load_is_told_how_long_it_lasts() -> None:
-    cell = CellUnderTest(deployment(slo=Slo(ttft_s=1.0)))
-    link, _ = cell.join()
+    cell, link = one_node(deployment(slo=Slo(ttft_s=1.0)))
     (load,) = commands(cell.invoke(), LoadInstance)
     torn = LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
     cell.report(link, torn)
@@ -325,8 +331,7 @@ def test_who_comes_in_the_pause_after_a_failed_load_is_told_how_long_it_lasts() 
 
 
 def test_a_failed_load_is_tried_again_for_those_it_was_promised_and_then_they_are_refused() -> None:
-    cell = CellUnderTest(deployment())
-    link, _ = cell.join()
+    cell, link = one_node(deployment())
     asked = cell.invoke()
     assert only(asked, TellAccepted).grace_s == 0.0
     (load,) = commands(asked, LoadInstance)
@@ -447,8 +452,7 @@ def test_an_answer_that_missed_the_prompt_passes_it_on_to_nobody() -> None:
 def test_where_the_first_of_those_that_wait_for_a_load_is_gone_the_next_one_has_its_prompt() -> (
     None
 ):
-    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
-    link, _ = cell.join(hello())
+    cell, link = one_node(deployment("a"), profiles=(SLOW,), node=hello())
     told = [cell.invoke(replace(one, deployment=DeploymentName("a"))) for one in answers(3)]
     load = only(commands(told[0], LoadInstance), LoadInstance)
     (loads,) = cell.core.cell.instances.values()

@@ -319,6 +319,25 @@ def alternating(
     engine.close()
 
 
+def test_a_node_that_rests_makes_compiled_models_of_their_own(model: TinyModel, blob: Path) -> None:
+    engine = OpenVinoEngine(threads=1, blobs_path=blob.parent)
+    names = [INSTANCE, OTHER, THIRD]
+    for name in names:
+        load(engine, model.info, model.path, instance_id=name)
+    alone = alternated(engine)
+    engine.bound_memory(1 << 40)
+    assert shared(engine) == [True], "it has computed a moment ago"
+
+    def beat() -> bool:
+        engine.bound_memory(1 << 40)
+        return len(shared(engine)) == len(names)
+
+    until(beat)
+    assert sorted(shared(engine)) == [False, False, True]
+    assert alternated(engine) == alone
+    engine.close()
+
+
 def alternated(engine: OpenVinoEngine) -> dict[str, list[int]]:
     """The tokens of one request beside two of the other instance, an iteration each in turn."""
     outputs, asked = Outputs(), {INSTANCE: ["r"], OTHER: ["s", "t"]}

@@ -1,6 +1,5 @@
 """What unloads free corrects the books of a shape, in quiet moments, and outlives the engine."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,13 +83,6 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(MeasuredFootprints, "note", note)
     return found
-
-
-@pytest.fixture
-def engine() -> Iterator[OpenVinoEngine]:
-    engine = OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
-    yield engine
-    engine.close()
 
 
 def test_an_instance_whose_model_another_one_runs_says_nothing(

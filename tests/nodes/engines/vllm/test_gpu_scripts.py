@@ -66,12 +66,6 @@ def test_caches_in_virtual_memory_keep_their_tokens_and_the_books() -> None:
     assert "us a chunk" in table
 
 
-def test_a_process_is_checkpointed() -> None:
-    figures, _ = dry("checkpoint")
-    assert not skipped(figures)
-    assert figures["round1_same"] is figures["round2_same"] is True
-
-
 def test_iterations_are_measured_with_vllm_and_without() -> None:
     figures, _ = dry("vllm_steps")
     assert not skipped(figures)

@@ -5,10 +5,9 @@ import random
 import pytest
 
 from mesh.domain.ids import InstanceId
-from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from mesh_nodes.engines.vllm import VllmEngine
-from tests.contract.driving import Driver, Running, greedy, no_progress
+from tests.contract.driving import Driver, Running, greedy, no_progress, note_prefixes
 from tests.contract.engine_contract import StoredModel, vllm_spawner
 
 SALTS = ("one", "two", None)
@@ -27,13 +26,6 @@ def test_every_answer_is_as_without_a_cache_and_told_keys_are_of_what_was_comput
     answers: dict[tuple[int, ...], list[int]] = {}
     adopted = 0
 
-    def note(change: PrefixChange | None) -> None:
-        if change is not None:
-            assert told.isdisjoint(change.came)
-            assert told.issuperset(change.went)
-            told.update(change.came)
-            told.difference_update(change.went)
-
     stems = [tuple(rng.choices(range(5, 90), k=120)) for _ in range(3)]
     for turn in range(25):
         running: list[Running] = []
@@ -44,7 +36,7 @@ def test_every_answer_is_as_without_a_cache_and_told_keys_are_of_what_was_comput
                 running.append(driver.submit(name, prompt, greedy(20), salt=salt))
         while driver.running:
             driver.resize(rng.randrange(driver.books.kv_blocks_used + 5, 45))
-            note(driver.step(rng.choice([16, 64, 256])).prefixes)
+            note_prefixes(told, driver.step(rng.choice([16, 64, 256])).prefixes)
             if rng.random() < 0.05:
                 driver.abort(rng.choice(list(driver.running)))
         for one in running:
@@ -57,7 +49,7 @@ def test_every_answer_is_as_without_a_cache_and_told_keys_are_of_what_was_comput
                 possible.update(digests)
         driver.resize(rng.choice([1, 4, 40]))
         driver.resize(40)
-        note(engine.tell_prefixes().get(driver.instance_id))
+        note_prefixes(told, engine.tell_prefixes().get(driver.instance_id))
         assert told <= possible
         assert len(told) <= driver.books.kv_blocks_cached <= 40
     assert adopted > 500

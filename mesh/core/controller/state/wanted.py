@@ -1,0 +1,83 @@
+"""What the controller core keeps to say how many nodes of a kind its cell wants.
+
+There is an entry for each kind of which somebody starts and stops nodes. It counts the calls of the
+last seconds, those that found a place and those that lacked a node, and how many nodes had work.
+`wanted_nodes` decides by it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+from mesh.domain.limits import NodeRange
+
+LOOK_S = 0.9
+"""Looks are no closer together: most controllers have one a second."""
+LOOKS = 10
+"""Calls are counted over so many looks."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WantedEntry:
+    range: NodeRange
+    wanted: int | None = None
+    """The number is None while nodes of an earlier controller may yet join."""
+    why: str = ""
+    began_s: float = inf
+    looked_s: float = -inf
+    changed_s: float = -inf
+    lacked_s: float = -inf
+    """When something last lacked a node."""
+    ready: int = 0
+    lacking_since_s: float | None = None
+    """Since when fewer nodes are ready than wanted."""
+    reported: bool = False
+    """Operators have been told that they lack."""
+    working: float = 0.0
+    """How many nodes had work, in the mean of the last minutes."""
+    waiting: int = 0
+    """Requests that waited at the last look, and deployments without their minimum."""
+    looks: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=LOOKS))
+    """The calls that found a place at each, those that were refused, and whether anything lacked
+    a node.
+    """
+    _placed: int = 0
+    _refused: int = 0
+
+    def note_placed(self) -> None:
+        """A call has found a place on such a node."""
+        self._placed += 1
+
+    def note_refused(self) -> None:
+        """A call was refused that such a node would have served."""
+        self._refused += 1
+
+    def note_look(self, now_s: float, *, working: int, waiting: int, mean_s: float) -> None:
+        """A look at the cell, by which `working` nodes have work, and what waits lacks a node."""
+        self.began_s = min(self.began_s, now_s)
+        span_s = min(now_s - self.began_s, mean_s)
+        share = min((now_s - self.looked_s) / span_s, 1.0) if span_s else 1.0
+        self.working += (working - self.working) * share
+        lacks = bool(self._refused or waiting)
+        self.looks.append((self._placed, self._refused, lacks))
+        self.waiting, self.looked_s = waiting, now_s
+        if lacks:
+            self.lacked_s = now_s
+        self._placed = self._refused = 0
+
+    def want(self, count: int, why: str, now_s: float) -> None:
+        self.wanted, self.why, self.changed_s = count, why, now_s
+
+    def note_ready(self, ready: int, now_s: float) -> None:
+        """So many have joined. What was refused before is not due to those that came just now."""
+        if ready > self.ready:
+            self.looks.clear()
+        self.ready = ready
+        if self.wanted is not None and ready < self.wanted:
+            self.lacking_since_s = now_s if self.lacking_since_s is None else self.lacking_since_s
+        else:
+            self.lacking_since_s, self.reported = None, False
+
+    def note_reported(self) -> None:
+        """Operators are told that some have not joined."""
+        self.reported = True
