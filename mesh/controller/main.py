@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             state=options.state,
             policy=DEFAULT_POLICY if options.policy is None else options.policy,
             limits=CellLimits(
-                turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes)
+                turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes_wanted)
             ),
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
@@ -187,11 +187,13 @@ def read_node_ranges(given: Sequence[str]) -> tuple[NodeRange, ...]:
             kind, least, most = parts.groups()
         if kind not in set(DeviceKind) or not int(least) <= int(most) <= NODES_MAX or most == "0":
             raise InvalidInput(
-                f"--nodes: {text!r} is no KIND=LEAST..MOST up to {NODES_MAX}",
+                f"--nodes-wanted: {text!r} is no KIND=LEAST..MOST up to {NODES_MAX}",
                 hint="cpu=1..8 lets the cell want from one CPU node to eight",
             )
         device = DeviceKind(kind)
         if device in found:
-            raise InvalidInput(f"--nodes: {device} is there twice", hint="give each kind once")
+            raise InvalidInput(
+                f"--nodes-wanted: {device} is there twice", hint="give each kind once"
+            )
         found[device] = NodeRange(device=device, least=int(least), most=int(most))
     return tuple(found.values())

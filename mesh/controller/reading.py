@@ -102,7 +102,7 @@ class Reading:
         if not found:
             raise Unavailable(
                 "how many nodes are wanted is not known",
-                hint="a controller with --nodes says so some seconds after it began to lead",
+                hint="a controller with --nodes-wanted says so some seconds after it began to lead",
             )
         return {str(one.device): plain(one) for one in found}
 

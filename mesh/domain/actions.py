@@ -283,10 +283,11 @@ class StartStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapWeights:
-    """Take an instance's weights off the device, or bring them back. See `Engine.swap`."""
+    """Take weights of an instance off the device, or bring them back. See `Engine.swap`."""
 
     instance_id: InstanceId
-    resident: bool
+    share: float
+    """The share of its weights that is on the device then."""
 
 
 NodeAction = (

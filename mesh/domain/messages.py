@@ -193,11 +193,15 @@ class InstanceReport:
     prefixes: tuple[int, ...] = ()
     """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
     out: bool = False
-    """Its weights are off the device, or are being copied back to it. Its requests and its KV cache
+    """Weights of it are off the device, so that it cannot compute. Its requests and its KV cache
     stay.
     """
+    here: Share = 0.0
+    """The share of its weights that is on the device where it is `out`."""
     swapping: bool = False
-    """Its weights are on their way: to the device where it is `out`, else off it."""
+    """Its weights are on their way, to the device or off it."""
+    swaps_to: Share = 0.0
+    """The share of them that will be on the device then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +264,8 @@ class NodeHello:
     """Its engine serves deployments with a task."""
     swaps: bool = False
     """Its engine takes an instance's weights off the device while its requests stay."""
+    swaps_parts: bool = False
+    """It moves any share of them; else all."""
     loads_on_device: bool = False
     """Its engine needs room for weights during a load, also where they are off the device after."""
     as_published: bool = False
@@ -321,9 +327,13 @@ class Heartbeat:
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: as it said last on this link."""
     swapped_bytes: int = 0
-    """The weights that a swap has brought to the device just now; 0: it tells of none."""
+    """The weights of an instance some of which a swap has brought to the device just now; 0: it
+    tells of none.
+    """
     swapped_s: Seconds = 0.0
-    """The time from the node's decision to swap them in until they were there."""
+    """The time that all of them would have taken, from the node's decision to swap them in until
+    they were there.
+    """
     leaves: bool = False
     """It is to stop once nothing is loaded on it, and takes no new work."""
 

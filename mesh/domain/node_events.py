@@ -108,7 +108,8 @@ class SwapFinished:
     """
 
     instance_id: InstanceId
-    resident: bool
+    share: float
+    """The share of them that is on the device."""
     error: str = ""
     message: str = ""
 

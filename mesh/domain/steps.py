@@ -41,7 +41,9 @@ class EngineCapabilities:
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
     swaps: bool = False
-    """`swap` takes an instance's weights off the device and brings them back, by whole model."""
+    """`swap` takes an instance's weights off the device and brings them back."""
+    swaps_parts: bool = False
+    """`swap` moves any share of the weights; else all of them."""
     loads_on_device: bool = False
     """A load without weights needs room for them on the device all the same, until it is over."""
     computes_ahead: bool = False
@@ -92,6 +94,11 @@ class LoadRate:
 
     def load_s(self, weights_bytes: int) -> float:
         return self.fixed_s + weights_bytes / self.bytes_per_s
+
+
+def part_bytes(weights_bytes: int, share: float) -> int:
+    """The bytes of a share of an instance's weights."""
+    return round(weights_bytes * share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class InstanceView(Protocol):
 
     @property
     def resident_share(self) -> float:
-        """The share of its weights that is on the device: 1 while it is resident, else 0."""
+        """The share of its weights that is on the device: 1 while it is resident."""
         ...
 
     @property

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.steps import part_bytes
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.swapping import SwapRule, Weights
+from mesh.policy.rules.swapping import Swap, SwapRule, Weights
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -19,8 +20,9 @@ class Held:
 
     weights_bytes: int
     copy_s: float
-    """Seconds in which they come to the device."""
-    resident: bool = False
+    """Seconds in which all of them come to the device."""
+    share: float = 0.0
+    """The share of them that is on the device."""
     due_s: float = inf
     """When what no run queue has, best effort, is due: behind all deadlines."""
 
@@ -34,9 +36,9 @@ class Pool:
     free_bytes: int
     """What there is beside the weights on the device and on their way to it."""
     away_s: float = 0.0
-    """Seconds in which weights leave the device."""
-    moving: InstanceId | None = None
-    """The instance whose weights are on their way."""
+    """Seconds in which whole weights leave the device."""
+    moving: Swap | None = None
+    """The weights that are on their way."""
     moved_s: float = inf
     """When they are there; infinite where none are on their way."""
 
@@ -47,7 +49,10 @@ class Pool:
     def computes(self, queue: RunQueue) -> bool:
         """Whether the weights of its instance are on the device, and stay there."""
         name = queue.instance_id
-        return self.held[name].resident and name != self.moving
+        return self.held[name].share >= 1.0 and not self._moves(name)
+
+    def _moves(self, name: InstanceId) -> bool:
+        return self.moving is not None and self.moving.instance_id == name
 
     def roll(
         self, queues: Sequence[RunQueue], now_s: float, stepping: RunQueue | None = None
@@ -57,7 +62,7 @@ class Pool:
         """
         while self.moving is not None and self.moved_s <= now_s:
             at_s = self.moved_s
-            self._end()
+            self._end(self.moving)
             self.decide(queues, at_s, stepping)
 
     def decide(
@@ -73,7 +78,7 @@ class Pool:
                 Weights(
                     instance_id=name,
                     weights_bytes=held.weights_bytes,
-                    resident=held.resident,
+                    share=held.share,
                     due_s=min(dues_s.get(name, inf), held.due_s),
                     may_go=name != busy,
                 )
@@ -82,31 +87,31 @@ class Pool:
             self.free_bytes,
         )
         if found is not None:
-            self.begin(found.instance_id, now_s)
+            self.begin(found, now_s)
 
     def _may_want(self, queues: Sequence[RunQueue]) -> bool:
         """Whether the node would ask its rule: weights have to make room, or are out and wanted."""
         held = self.held
         return (
             self.free_bytes < 0
-            or any(not held[q.instance_id].resident and q.first_due_s < inf for q in queues)
-            or any(not each.resident and each.due_s < inf for each in held.values())
+            or any(held[q.instance_id].share < 1.0 and q.first_due_s < inf for q in queues)
+            or any(each.share < 1.0 and each.due_s < inf for each in held.values())
         )
 
-    def begin(self, name: InstanceId, now_s: float) -> None:
-        """Its weights begin to leave the device, or to come to it."""
-        held = self.held[name]
-        self.moving = name
-        self.moved_s = now_s + (self.away_s if held.resident else held.copy_s)
-        if not held.resident:
-            self.free_bytes -= held.weights_bytes
+    def begin(self, swap: Swap, now_s: float) -> None:
+        """Weights begin to leave the device, or to come to it."""
+        held = self.held[swap.instance_id]
+        more = swap.share - held.share
+        self.moving = swap
+        self.moved_s = now_s + (more * held.copy_s if more > 0.0 else -more * self.away_s)
+        if more > 0.0:
+            self.free_bytes -= _between(held, held.share, swap.share)
 
-    def _end(self) -> None:
-        assert self.moving is not None, "a swap that ends has begun"
-        held = self.held[self.moving]
-        held.resident = not held.resident
-        if not held.resident:
-            self.free_bytes += held.weights_bytes
+    def _end(self, swap: Swap) -> None:
+        held = self.held[swap.instance_id]
+        if swap.share < held.share:
+            self.free_bytes += _between(held, swap.share, held.share)
+        held.share = swap.share
         self.moving, self.moved_s = None, inf
 
     def arrivals_s(self, queues: Sequence[RunQueue], now_s: float) -> dict[InstanceId, float]:
@@ -117,15 +122,21 @@ class Pool:
         arrivals_s: dict[InstanceId, float] = {}
         for queue in sorted(queues, key=lambda queue: (queue.first_due_s, queue.instance_id)):
             name, held = queue.instance_id, self.held[queue.instance_id]
-            if name == self.moving and not held.resident:
-                arrivals_s[name] = self.moved_s
-            elif held.resident and name != self.moving:
-                arrivals_s[name] = now_s
+            if self.moving is not None and self.moving.instance_id == name:
+                share, whole_s = self.moving.share, self.moved_s
             else:
-                at_s += held.copy_s
-                arrivals_s[name] = at_s
+                share, whole_s = held.share, now_s
+            if share < 1.0:
+                at_s += (1.0 - share) * held.copy_s
+                whole_s = at_s
+            arrivals_s[name] = whole_s
         return arrivals_s
 
     def cycle_s(self, queues: Sequence[RunQueue]) -> float:
         """Seconds in which the weights of all of these come once, each in the place of another."""
         return sum(self.held[queue.instance_id].copy_s + self.away_s for queue in queues)
+
+
+def _between(held: Held, less: float, more: float) -> int:
+    """The bytes by which two shares of weights differ."""
+    return part_bytes(held.weights_bytes, more) - part_bytes(held.weights_bytes, less)

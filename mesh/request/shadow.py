@@ -480,7 +480,7 @@ class _Rollout:
 
     def _has_gone_round(self, pool: Pool) -> bool:
         """Whether the weights of all could have come once since the last prompt was computed, or
-        all tokens until they have are there already.
+        all tokens until they have, and each has had a turn, are there already.
         """
         queues = self._working()
         if any(queue.prompts or queue.late_s < inf for queue in queues):
@@ -488,7 +488,8 @@ class _Rollout:
             return False
         cycle_s = pool.cycle_s(queues)
         ahead_s = min(queue.due_s for queue in queues) - self._now_s
-        return self._now_s - self._calm_s >= cycle_s or ahead_s >= cycle_s
+        round_s = sum(max(queue.decode_s, self._schedule.turn_s_max) for queue in queues)
+        return self._now_s - self._calm_s >= cycle_s or ahead_s >= cycle_s + round_s
 
     def _in_time(self, jobs: list[Job]) -> bool:
         """Whether decodes that go on for ever are with their clients when they are due."""

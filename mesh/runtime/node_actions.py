@@ -245,14 +245,14 @@ class NodePerformer:
         )
 
     def _swap(self, action: SwapWeights) -> None:
-        whose = {"instance_id": action.instance_id, "resident": action.resident}
+        whose = {"instance_id": action.instance_id, "share": action.share}
         self._lanes.run(
             Lane.SWAPPING,
-            lambda: self._engine.swap(action.instance_id, action.resident),
+            lambda: self._engine.swap(action.instance_id, action.share),
             lambda result: (
                 failure(SwapFinished, result, **whose)
                 if isinstance(result, MeshError)
-                else SwapFinished(instance_id=action.instance_id, resident=action.resident)
+                else SwapFinished(instance_id=action.instance_id, share=action.share)
             ),
         )
 

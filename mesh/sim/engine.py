@@ -52,6 +52,7 @@ class CostEngine(VirtualEngine):
         kv_format="counted",
         caches_prefixes=True,
         swaps=True,
+        swaps_parts=True,
     )
 
     def __init__(
@@ -151,14 +152,17 @@ class CostEngine(VirtualEngine):
             self._spend(self._costs.unload_s)
         super().unload(instance_id)
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
-        """The weights come at the rate of a load; the fixed part is that of a swap."""
+    def swap(self, instance_id: InstanceId, share: float) -> None:
+        """The weights come at the rate of a load; the fixed part is that of a swap. A part of them
+        takes its share of both.
+        """
         instance = self._instance(instance_id)
-        if resident == (instance.pool.weights_bytes > 0):
-            return
-        super().swap(instance_id, resident)
+        before_bytes = instance.pool.weights_bytes
+        super().swap(instance_id, share)
+        more_bytes = instance.pool.weights_bytes - before_bytes
         known = self._models[instance.order.model.model_id]
-        seconds = self._swap_s(known.profile.weights_bytes if resident else 0)
+        seconds = self._swap_s(known.profile.weights_bytes if more_bytes > 0 else 0)
+        seconds *= abs(more_bytes) / instance.footprint.weights_bytes
         self._spend(seconds)
         self._loads_for(seconds)
 

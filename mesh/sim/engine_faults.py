@@ -108,15 +108,17 @@ class FaultyEngine(CostEngine):
         with self._beside_leaving():
             return super().load(order, progress)
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+    def swap(self, instance_id: InstanceId, share: float) -> None:
         engine_faults = self._engine_faults
         if engine_faults.loads_failing:
             engine_faults.loads_failing -= 1
             raise EngineError(f"instance {instance_id} is not swapped: the node is in trouble")
         before_bytes = self.held_bytes()
         with self._beside_leaving():
-            super().swap(instance_id, resident)
-        self._leave(before_bytes - self.held_bytes(), self._costs.swap_s)
+            super().swap(instance_id, share)
+        given_bytes = before_bytes - self.held_bytes()
+        weights_bytes = self._instance(instance_id).footprint.weights_bytes
+        self._leave(given_bytes, self._swap_s(0) * given_bytes / weights_bytes)
 
     @contextmanager
     def _beside_leaving(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange
+from mesh.domain.steps import KvChunk, KvHeader, LoadTier, PrefixChange, part_bytes
 from mesh.memory.cache_budget import CacheBudget
 from mesh.memory.kept_caches import KeptCaches
 from mesh.memory.kv_blocks import KvBlocks
@@ -74,9 +74,9 @@ class VirtualEngine:
         self._instances.pop(instance_id).pool.close()
         self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+    def swap(self, instance_id: InstanceId, share: float) -> None:
         instance = self._instance(instance_id)
-        weights_bytes = instance.footprint.weights_bytes if resident else 0
+        weights_bytes = part_bytes(instance.footprint.weights_bytes, share)
         more_bytes, shared = weights_bytes - instance.pool.weights_bytes, instance.pool.shared
         if shared is not None and self._is_shared(instance.order):
             more_bytes -= shared.size_bytes
@@ -209,8 +209,8 @@ class VirtualEngine:
     def _computing(self, instance_id: InstanceId) -> Instance:
         """The instance, if its weights are on the device."""
         instance = self._instance(instance_id)
-        if not instance.pool.weights_bytes:
-            raise EngineError(f"the weights of instance {instance_id} are off the device")
+        if instance.pool.weights_bytes < instance.footprint.weights_bytes:
+            raise EngineError(f"weights of instance {instance_id} are off the device")
         return instance
 
     def _is_shared(self, order: LoadOrder) -> bool:

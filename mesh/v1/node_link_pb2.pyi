@@ -799,6 +799,8 @@ class InstanceReport(_message.Message):
     OFF_P95_FIELD_NUMBER: _builtins.int
     OUT_FIELD_NUMBER: _builtins.int
     SWAPPING_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    SWAPS_TO_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -817,9 +819,14 @@ class InstanceReport(_message.Message):
     """By what share predictions of its last iterations were off. 0 where there was none."""
     off_p95: _builtins.float
     out: _builtins.bool
-    """Its weights are off the device."""
+    """Weights of it are off the device."""
     swapping: _builtins.bool
-    """Its weights are on their way: to the device where it is out, else off it."""
+    """Its weights are on their way, to the device or off it."""
+    here: _builtins.float
+    """The share of its weights that is on the device where it is out, and where they are on their way
+    that which will be.
+    """
+    swaps_to: _builtins.float
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property
@@ -849,10 +856,12 @@ class InstanceReport(_message.Message):
         off_p95: _builtins.float = ...,
         out: _builtins.bool = ...,
         swapping: _builtins.bool = ...,
+        here: _builtins.float = ...,
+        swaps_to: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "out", b"out", "prefixes", b"prefixes", "stalls", b"stalls", "swapping", b"swapping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "here", b"here", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "off_p50", b"off_p50", "off_p95", b"off_p95", "out", b"out", "prefixes", b"prefixes", "stalls", b"stalls", "swapping", b"swapping", "swaps_to", b"swaps_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -905,6 +914,7 @@ class NodeHello(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     AS_PUBLISHED_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    SWAPS_PARTS_FIELD_NUMBER: _builtins.int
     LOADS_ON_DEVICE_FIELD_NUMBER: _builtins.int
     RULE_DIGEST_FIELD_NUMBER: _builtins.int
     EMBEDS_FIELD_NUMBER: _builtins.int
@@ -944,6 +954,8 @@ class NodeHello(_message.Message):
     """Its engine holds and multiplies weights as they were published, whatever is asked for."""
     swaps: _builtins.bool
     """Its engine takes an instance's weights off the device while its requests stay."""
+    swaps_parts: _builtins.bool
+    """It moves any share of them. Else: all."""
     loads_on_device: _builtins.bool
     """Its engine needs room for weights during a load, also where they are off the device after it."""
     rule_digest: _builtins.str
@@ -997,6 +1009,7 @@ class NodeHello(_message.Message):
         precision: _builtins.str = ...,
         as_published: _builtins.bool = ...,
         swaps: _builtins.bool = ...,
+        swaps_parts: _builtins.bool = ...,
         loads_on_device: _builtins.bool = ...,
         rule_digest: _builtins.str = ...,
         embeds: _builtins.bool = ...,
@@ -1008,7 +1021,7 @@ class NodeHello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "leaves", b"leaves", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_published", b"as_published", "base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "embeds", b"embeds", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "kv_address", b"kv_address", "kv_bytes_per_s", b"kv_bytes_per_s", "kv_format", b"kv_format", "leaves", b"leaves", "load_rates", b"load_rates", "loads_on_device", b"loads_on_device", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "precision", b"precision", "prefetch_bytes", b"prefetch_bytes", "requests", b"requests", "rule_digest", b"rule_digest", "run_id", b"run_id", "shares_weights", b"shares_weights", "swaps", b"swaps", "swaps_parts", b"swaps_parts", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1090,7 +1103,9 @@ class Heartbeat(_message.Message):
     base_bytes: _builtins.int
     """The most that the process held beside them, for two heartbeats at rest. 0: not known."""
     swapped_bytes: _builtins.int
-    """The weights that a swap has brought to the device just now, and in which time. 0: none."""
+    """The weights of an instance some of which a swap has brought to the device just now, and in which
+    time all of them would have come. 0: none.
+    """
     swapped_s: _builtins.float
     leaves: _builtins.bool
     """It is to stop once nothing is loaded on it."""

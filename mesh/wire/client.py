@@ -92,7 +92,10 @@ class Calls:
     def _error_of(self, ended: EndedCall, *, started: bool) -> MeshError:
         if is_told(ended):
             return error_of(ended)
-        match ended.code():
+        code = ended.code()
+        if code is grpc.StatusCode.INTERNAL and "RST_STREAM" in (ended.details() or ""):
+            code = grpc.StatusCode.UNAVAILABLE  # so does a proxy say that the controller died
+        match code:
             case grpc.StatusCode.UNAVAILABLE if started:
                 return Unavailable(
                     f"the controller at {self.address} went away while it answered",

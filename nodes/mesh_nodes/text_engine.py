@@ -155,8 +155,8 @@ class TextEngine:
         self._texts.pop(instance_id, None)
         self._inner.unload(instance_id)
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
-        self._inner.swap(instance_id, resident)
+    def swap(self, instance_id: InstanceId, share: float) -> None:
+        self._inner.swap(instance_id, share)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         text = self._text_of(instance_id, request)

@@ -26,13 +26,13 @@ def server() -> Iterator[PostgresServer]:
     server = PostgresServer(found)
     server.start()
     try:
-        asyncio.run(_create_database(server))
+        asyncio.run(create_database(server))
         yield server
     finally:
         server.close()
 
 
-async def _create_database(server: PostgresServer) -> None:
+async def create_database(server: PostgresServer) -> None:
     import asyncpg
 
     connection = await asyncpg.connect(server.url(database="postgres").partition("?")[0])

@@ -126,11 +126,11 @@ class Driver:
         self.check_books()
         return resized.kv_blocks
 
-    def swap(self, resident: bool) -> None:
+    def swap(self, share: float) -> None:
         """Nothing but the weights goes or comes, and pages of blocks that rest."""
         before = replace(self.books, weights_bytes=0, kv_held_bytes=0)
-        self.engine.swap(self.instance_id, resident)
-        self.resident = resident
+        self.engine.swap(self.instance_id, share)
+        self.resident = share == 1.0
         assert replace(self.books, weights_bytes=0, kv_held_bytes=0) == before
         self.check_books()
 

@@ -101,6 +101,25 @@ def test_the_books_have_no_weights_while_it_is_out(driver: Driver) -> None:
     assert driver.books == before
 
 
+def test_weights_go_and_come_by_parts(driver: Driver) -> None:
+    if not driver.engine.capabilities.swaps_parts:
+        pytest.skip("this engine moves whole weights")
+    alone = driver.run("alone", PROMPT)
+    running = driver.submit("r", PROMPT)
+    driver.step(16)
+    held_bytes = []
+    for share in (0.75, 0.25, 0.5, 0.0, 0.5):
+        driver.swap(share)
+        held_bytes.append(driver.books.weights_bytes)
+        with pytest.raises(EngineError):
+            driver.engine.step(driver.instance_id, 64)
+    assert held_bytes[0] > held_bytes[2] > held_bytes[1] > held_bytes[3]
+    assert held_bytes[4] == held_bytes[2]
+    driver.swap(1.0)
+    driver.finish()
+    assert running.tokens == alone
+
+
 def test_cached_prefixes_stay(driver: Driver) -> None:
     if not driver.engine.capabilities.caches_prefixes:
         pytest.skip("this engine caches none")

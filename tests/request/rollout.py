@@ -94,15 +94,14 @@ class Rollout:
 
     def _computes(self, instance: Instance) -> bool:
         moving = self.node.moving
-        still = moving is None or self.node.instances[moving] is not instance
-        return instance.resident and still
+        still = moving is None or moving.instance_id != instance.name
+        return instance.share == 1.0 and still
 
     def _swap_until(self, end_s: float, stepping: Instance | None) -> None:
         """End the swaps that do so until then, each followed by the next."""
         node = self.node
         while node.moving is not None and node.moved_s <= end_s:
-            instance = node.instances[node.moving]
-            instance.resident, node.moving = not instance.resident, None
+            node.of(node.moving).share, node.moving = node.moving.share, None
             self._decide_swap(node.moved_s, stepping)
 
     def _decide_swap(self, now_s: float, stepping: Instance | None = None) -> None:
@@ -114,18 +113,15 @@ class Rollout:
             Weights(
                 instance_id=InstanceId(each.name),
                 weights_bytes=each.weights,
-                resident=each.resident,
+                share=each.share,
                 due_s=min([request.due_s for request in each.requests], default=inf),
                 may_go=each is not stepping,
             )
             for each in node.instances
         ]
-        taken = sum(each.weights for each in node.instances if each.resident)
-        found = node.rule.swap(weights, node.room - taken)
-        if found is not None:
-            node.moving = weights.index(found)
-            taken_s = node.away_s if found.resident else found.weights_bytes * node.copy_s
-            node.moved_s = now_s + taken_s
+        node.moving = node.rule.swap(weights, node.free())
+        if node.moving is not None:
+            node.moved_s = now_s + node.swap_s(node.moving)
 
     def _slowed_s(self, start_s: float, seconds: float) -> float:
         return seconds * (self.node.slowdown if start_s < self.node.slow_until_s else 1.0)
@@ -166,11 +162,11 @@ class Rollout:
         for each in sorted(node.instances, key=lambda each: (dues_s[each.name], each.name)):
             if self._computes(each):
                 there_s[each.name] = self.now_s
-            elif not each.resident and node.moving == node.instances.index(each):
-                there_s[each.name] = node.moved_s
             else:
-                free_s += each.weights * node.copy_s
-                there_s[each.name] = free_s
+                moves = node.moving is not None and node.moving.instance_id == each.name
+                share = node.moving.share if node.moving is not None and moves else each.share
+                free_s += each.weights * (1.0 - share) * node.copy_s
+                there_s[each.name] = free_s if share < 1.0 else node.moved_s
         return there_s
 
     def _at_once_s(self, queue: RunQueue, request: Request) -> float:

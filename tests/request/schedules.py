@@ -12,7 +12,7 @@ from mesh.domain.profile import Grid
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import SwapRule
+from mesh.policy.rules.swapping import Swap, SwapRule
 from mesh.policy.rules.turns import TurnRule
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import Newcomer, Schedule, validate
@@ -85,7 +85,8 @@ class Instance:
     passed: int = 0
     weights: int = 1
     """Their size, in what `Node.room` counts."""
-    resident: bool = True
+    share: float = 1.0
+    """The share of them that is on the device."""
 
     def queue(self, now_s: float, lookahead_tokens: int = 0) -> RunQueue:
         """As its owner sees it now."""
@@ -180,9 +181,22 @@ class Node:
     """For how long nothing computes when the newcomer joins: a KV cache grows for it."""
     grows: Sequence[tuple[float, float]] = ()
     """Other KV caches that grow: from when on, and for how long."""
-    moving: int | None = None
-    """Whose weights are on their way, by index, until `moved_s`."""
+    moving: Swap | None = None
+    """The weights that are on their way until `moved_s`."""
     moved_s: float = 0.0
+
+    def of(self, swap: Swap) -> Instance:
+        return next(each for each in self.instances if each.name == swap.instance_id)
+
+    def free(self) -> int:
+        """What the weights that are on the device leave of the room."""
+        assert self.room is not None
+        return self.room - sum(round(each.weights * each.share) for each in self.instances)
+
+    def swap_s(self, swap: Swap) -> float:
+        of = self.of(swap)
+        more = swap.share - of.share
+        return more * of.weights * self.copy_s if more > 0.0 else -more * self.away_s
 
     def pool(self) -> Pool | None:
         """Made afresh each time."""
@@ -193,14 +207,13 @@ class Node:
             InstanceId(each.name): Held(
                 weights_bytes=each.weights,
                 copy_s=each.weights * self.copy_s,
-                resident=each.resident,
+                share=each.share,
             )
             for each in self.instances
         }
-        free = self.room - sum(each.weights for each in self.instances if each.resident)
-        pool = Pool(rule=self.rule, held=held, free_bytes=free, away_s=self.away_s)
+        pool = Pool(rule=self.rule, held=held, free_bytes=self.free(), away_s=self.away_s)
         if self.moving is not None:
-            pool.begin(InstanceId(self.instances[self.moving].name), self.now_s)
+            pool.begin(self.moving, self.now_s)
             pool.moved_s = self.moved_s
         return pool
 

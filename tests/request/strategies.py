@@ -3,9 +3,10 @@
 from hypothesis import strategies as st
 
 from mesh.compute.times import Times
+from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Grid
 from mesh.policy.rules.headroom import HEADROOM
-from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.swapping import SWAPPING, WHOLE, Swap, Swapping
 from mesh.policy.rules.turns import TurnRule
 from tests.request.schedules import Instance, Node, Request, a_prompt
 from tests.support.profiles import profile
@@ -100,20 +101,25 @@ def swapping_nodes(draw: st.DrawFn) -> Node:
     """Nodes whose weights do not all fit on the device, as far as these go; some are on their way.
     Deadlines leave time for copies.
     """
-    node = draw(nodes((SWAPPING,)))
+    node = draw(nodes((SWAPPING, WHOLE)))
+    assert isinstance(node.rule, Swapping)
     for each in node.instances:
-        each.weights = draw(st.integers(1, 2))
+        each.weights = SWAPPING.parts * draw(st.integers(1, 2))
         for request in each.requests:
             request.due_s += draw(st.integers(0, 2000)) * MS
-    node.room = draw(st.integers(2, 5))
+    node.room = SWAPPING.parts * draw(st.integers(2, 5))
     node.copy_s, node.away_s = (draw(st.integers(*most)) * MS for most in ((1, 300), (0, 10)))
+    node.copy_s /= SWAPPING.parts
     left = node.room
     for each in node.instances:
-        each.resident = each.weights <= left and draw(st.booleans())
-        left -= each.weights * each.resident
-    index = draw(st.integers(0, len(node.instances) - 1))
-    may_move = node.instances[index].resident or node.instances[index].weights <= left
+        parts = draw(st.integers(0, node.rule.parts)) if each.weights <= left else 0
+        each.share = parts / node.rule.parts
+        left -= round(each.weights * each.share)
+    moved = draw(st.sampled_from(node.instances))
+    share = draw(st.integers(0, node.rule.parts)) / node.rule.parts
+    may_move = round(moved.weights * (share - moved.share)) <= left and share != moved.share
     if may_move and draw(st.booleans()):
-        node.moving, node.moved_s = index, draw(st.integers(0, 500)) * MS
+        node.moving = Swap(InstanceId(moved.name), share)
+        node.moved_s = draw(st.integers(0, 500)) * MS
     node.newcomer.due_s += draw(st.integers(0, 2000)) * MS
     return node

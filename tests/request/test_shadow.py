@@ -11,7 +11,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import BEHIND_S, SWAPPING
+from mesh.policy.rules.swapping import BEHIND_S, WHOLE, Swap
 from mesh.request import shadow
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
@@ -526,9 +526,9 @@ def swapping(*names: str, room: int, due_s: float = 9.0) -> Node:
     """
     there = [instance("a", due_s, times=TIMES), instance("b", due_s, times=TIMES)]
     node = Node(instances=[*there, instance("c", times=TIMES)], newcomer=a_prompt(200, 0.0))
-    node.rule, node.room, node.copy_s = SWAPPING, room, 1.0
+    node.rule, node.room, node.copy_s = WHOLE, room, 1.0
     for each in node.instances:
-        each.resident = each.name in names
+        each.share = float(each.name in names)
     return node
 
 
@@ -548,7 +548,7 @@ def test_weights_that_are_out_come_first(due_s: float, verdict: Verdict) -> None
 def test_behind_those_that_are_on_their_way(left_s: float, verdict: Verdict) -> None:
     # In `left_s` a's are there, 1 s later its own.
     node = swapping("b", room=3)
-    node.moving, node.moved_s, node.newcomer.due_s = 0, left_s, 1.85
+    node.moving, node.moved_s, node.newcomer.due_s = Swap(InstanceId("a"), 1.0), left_s, 1.85
     assert node.verdict() is verdict
 
 
@@ -602,13 +602,13 @@ def test_nobody_is_late_for_best_effort_s_sake(owed_s: float) -> None:
 
 def test_weights_of_best_effort_come_where_nobody_else_has_anything_to_compute() -> None:
     of = {"a": Held(weights_bytes=1, copy_s=1.0, due_s=BEHIND_S)}
-    of["b"] = Held(weights_bytes=1, copy_s=1.0, resident=True)
+    of["b"] = Held(weights_bytes=1, copy_s=1.0, share=1.0)
     held = {InstanceId(name): each for name, each in of.items()}
-    pool = Pool(rule=SWAPPING, held=held, free_bytes=0)
+    pool = Pool(rule=WHOLE, held=held, free_bytes=0)
     pool.decide([queue("b", 1.0, times=TIMES)], 0.0)
     assert pool.moving is None
     pool.decide([], 0.0)
-    assert pool.moving == "b", "it makes room"
+    assert pool.moving == ("b", 0.0), "it makes room"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from mesh.domain.events import DrainRequested, NodeConnected
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.memory.station import ReservationStation
-from mesh.policy.rules.swapping import SwapRule
+from mesh.policy.rules.swapping import SwapRule, by_whole
+from mesh.policy.rules.turns import name_of
 
 
 def connect(ctx: EventContext, connected: NodeConnected) -> None:
@@ -53,11 +54,13 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     # On a CPU a swap takes as long as a load, and nobody has measured what comes of it.
     swaps = hello.swaps and hello.device is DeviceKind.GPU
     swaps = swaps and isinstance(ctx.policy.rule, SwapRule)
+    turns = ctx.policy.rule if hello.swaps_parts else by_whole(ctx.policy.rule)
+    swap_bytes = capacity_bytes if swaps else 0
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
-        rule=replace(ctx.policy.node_rule, swap_bytes=capacity_bytes if swaps else 0),
-        turns=ctx.policy.rule,
+        rule=replace(ctx.policy.node_rule, turn=name_of(turns), swap_bytes=swap_bytes),
+        turns=turns,
         station=ReservationStation(capacity_bytes=capacity_bytes, pools=swaps),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,

@@ -19,6 +19,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance, ProfileRefined
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import ProfileSource
+from mesh.domain.steps import part_bytes
 from mesh.policy.rules.run_queues import Prompt, RunQueue
 
 ERRORS_KEPT = 256
@@ -60,8 +61,8 @@ class LocalInstance:
     """KV blocks to resize to once all that is `unbooked`, or weights that are to go, have left the
     memory, and its own weights are not on their way.
     """
-    out: bool = False
-    """Its weights are off the device, or are being copied back to it."""
+    here: float = 1.0
+    """The share of its weights that is on the device."""
     swap_failures: int = 0
     """How many swaps of it have failed in a row."""
     pace_s: float = inf
@@ -117,9 +118,14 @@ class LocalInstance:
         return max((self.kv_blocks, *self.resizing)) * self.footprint.kv_block_bytes
 
     @property
+    def out(self) -> bool:
+        """Whether weights of it are off the device."""
+        return self.here < 1.0
+
+    @property
     def weights_bytes(self) -> int:
-        """The bytes of its weights on the device, where they are whole."""
-        return 0 if self.out or self.footprint is None else self.footprint.weights_bytes
+        """The bytes of its weights on the device."""
+        return 0 if self.footprint is None else part_bytes(self.footprint.weights_bytes, self.here)
 
     @property
     def waiting_bytes(self) -> int:
@@ -139,7 +145,7 @@ class LocalInstance:
     def note_loaded(self, footprint: Footprint, kv_blocks: int) -> None:
         self.state = LocalState.READY
         self.footprint, self.kv_blocks = footprint, kv_blocks
-        self.out = self.command.swapped_bytes > 0
+        self.here = 0.0 if self.command.swapped_bytes else 1.0
 
     def unload_when_loaded(self) -> None:
         """Nobody wants it any more: it goes as soon as it is loaded."""
@@ -285,10 +291,10 @@ class LocalInstance:
         """Blocks of its KV cache that hold nothing, for a request that runs or for one to come."""
         return self.kv_blocks_next - self.kv_blocks_used - self.cache.kv_blocks
 
-    def note_swapped(self, *, failed: bool) -> None:
+    def note_swapped(self, here: float, *, failed: bool) -> None:
         """Its weights are where they were to go, or where they were."""
         self.swap_failures = self.swap_failures + 1 if failed else 0
-        self.out = self.out == failed
+        self.here = self.here if failed else here
 
     def note_error(self, measured_s: float, predicted_s: float) -> None:
         """An iteration took so long that was predicted to take so long, correction included."""
@@ -401,12 +407,12 @@ class LocalInstance:
         return run_queue
 
     def report(
-        self, now_s: float, *, whole: bool = False, swapping: bool = False
+        self, now_s: float, *, whole: bool = False, swaps_to: float | None = None
     ) -> InstanceReport | None:
         """None while it is not loaded; `whole`: for a controller that knows nothing of it;
-        `swapping`: its weights are on their way. Its KV
-        blocks are the most that it has until the resizes under way are done: a controller that does
-        not know of those must not give the rest away.
+        `swaps_to`: the share of its weights that will be on the device, where they are on their
+        way. Its KV blocks are the most that it has until the resizes under way are done: a
+        controller that does not know of those must not give the rest away.
         """
         if self.footprint is None or self.state is not LocalState.READY:
             return None
@@ -428,7 +434,9 @@ class LocalInstance:
             off_p95=_quantile(self.errors, 0.95),
             prefixes=tuple(self.cache.digests) if whole else (),
             out=self.out,
-            swapping=swapping,
+            here=self.here if self.out else 0.0,
+            swapping=swaps_to is not None,
+            swaps_to=swaps_to or 0.0,
         )
 
 

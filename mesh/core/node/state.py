@@ -14,9 +14,10 @@ from mesh.domain.messages import Heartbeat, HeldRequest, InstanceReport
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import ProfileSource
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import HeldModel, LoadTier, part_bytes
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.run_queues import RunQueue
+from mesh.policy.rules.swapping import Swap
 from mesh.policy.rules.turns import Grant, TurnRule, note_turn
 
 LOAD_SLOWDOWN = 2.0
@@ -118,6 +119,8 @@ class LocalNode:
     beside_loads: BesideLoads = field(default_factory=BesideLoads)
     swapping: InstanceId | None = None
     """The instance whose weights are on their way."""
+    swapping_to: float = 0.0
+    """The share of them that will be on the device."""
     swap_started_s: float = 0.0
     copy_bytes_per_s: float = inf
     """What the last swap that brought weights carried."""
@@ -184,22 +187,27 @@ class LocalNode:
         every = self.instances.values()
         held_bytes = sum(instance.kv_bytes + instance.weights_bytes for instance in every)
         if self.swapping is not None and (coming := self.instances.get(self.swapping)):
-            footprint = coming.footprint if coming.out else None
-            held_bytes += 0 if footprint is None else footprint.weights_bytes
+            weights_bytes = 0 if coming.footprint is None else coming.footprint.weights_bytes
+            more_bytes = part_bytes(weights_bytes, self.swapping_to) - coming.weights_bytes
+            held_bytes += max(more_bytes, 0)
         more_base_bytes = self.base_bytes - self.base_at_link_bytes
         return self.rule.swap_bytes - more_base_bytes - held_bytes
 
-    def begin_swap(self, instance: LocalInstance, now_s: float) -> None:
-        self.swapping, self.swap_started_s = instance.instance_id, now_s
+    def begin_swap(self, swap: Swap, now_s: float) -> None:
+        (self.swapping, self.swapping_to), self.swap_started_s = swap, now_s
         self.step_beside_swap = True
 
-    def end_swap(self, *, failed: bool) -> LocalInstance | None:
-        """The instance whose weights are on their way no more, if it is still there."""
+    def end_swap(self, *, failed: bool) -> tuple[LocalInstance | None, float]:
+        """The instance whose weights are on their way no more, if it is still there, and the share
+        of them that has come.
+        """
         name, self.swapping = self.swapping, None
         instance = self.instances.get(name) if name is not None else None
-        if instance is not None:
-            instance.note_swapped(failed=failed)
-        return instance
+        if instance is None:
+            return None, 0.0
+        before = instance.here
+        instance.note_swapped(self.swapping_to, failed=failed)
+        return instance, instance.here - before
 
     def note_copied(self, weights_bytes: int, seconds: float) -> None:
         """Weights have come to the device."""
@@ -382,7 +390,9 @@ class LocalNode:
 
     def reports(self, now_s: float, *, whole: bool = False) -> tuple[InstanceReport, ...]:
         reports = (
-            instance.report(now_s, whole=whole, swapping=name == self.swapping)
+            instance.report(
+                now_s, whole=whole, swaps_to=self.swapping_to if name == self.swapping else None
+            )
             for name, instance in self.instances.items()
         )
         return tuple(report for report in reports if report is not None)

@@ -48,8 +48,8 @@ def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool
     found = rule.swap(may, free_bytes)
     if found is None:
         return False
-    node.begin_swap(node.instances[found.instance_id], ctx.now_s)
-    ctx.engine(SwapWeights(instance_id=found.instance_id, resident=not found.resident))
+    node.begin_swap(found, ctx.now_s)
+    ctx.engine(SwapWeights(instance_id=found.instance_id, share=found.share))
     return True
 
 
@@ -70,7 +70,7 @@ def _weights(
     return WorkingWeights(
         instance_id=instance.instance_id,
         weights_bytes=instance.footprint.weights_bytes,
-        resident=not instance.out,
+        share=instance.here,
         due_s=ctx.now_s if measured else due_s,
         may_go=node.stepping != instance.instance_id,
         queue=run_queue,
@@ -79,7 +79,7 @@ def _weights(
 
 def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin_s: float) -> None:
     """Weights are where they were to go, or where they were; the next swap begins at once."""
-    instance = node.end_swap(failed=bool(event.error))
+    instance, came = node.end_swap(failed=bool(event.error))
     if instance is None:
         return
     if instance.state is LocalState.UNLOADING:
@@ -89,12 +89,14 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin
         broken(ctx, node, instance, broke)
     else:
         end(ctx, node)
-        swapped_s = ctx.now_s - node.swap_started_s
+        started_s = node.swap_started_s
         _begin_next(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
-        if event.resident and not event.error:
-            node.note_copied(instance.weights_bytes, swapped_s)
-            beat = replace(beat, swapped_bytes=instance.weights_bytes, swapped_s=swapped_s)
+        if came > 0.0 and instance.footprint is not None:
+            weights_bytes = instance.footprint.weights_bytes
+            whole_s = (ctx.now_s - started_s) / came
+            node.note_copied(weights_bytes, whole_s)
+            beat = replace(beat, swapped_bytes=weights_bytes, swapped_s=whole_s)
         ctx.report(beat)
 
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import ClassVar
 
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import SWAPPING, Weights
+from mesh.policy.rules.swapping import WHOLE, Swap, Weights
 from mesh.policy.rules.turns import Grant, TurnBounds, decodes, one_iteration
 
 
@@ -60,12 +60,12 @@ class Rounds:
             decode=(),
         )
 
-    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Weights | None:
+    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
         """As `Swapping` does, by the order of turns in place of deadlines."""
         queues = [each.queue for each in weights if isinstance(each, WorkingWeights) and each.queue]
         places = {q.instance_id: float(n) for n, q in enumerate(self._ordered(queues))}
         placed = [replace(each, due_s=places.get(each.instance_id, inf)) for each in weights]
-        return SWAPPING.swap(placed, free_bytes)
+        return WHOLE.swap(placed, free_bytes)
 
     def quota_s(self, queue: RunQueue, queues: Sequence[RunQueue]) -> float:
         """Equations 2 and 3: how long a batch decodes before the next. 0 while all weights are on

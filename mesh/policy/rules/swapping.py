@@ -3,19 +3,24 @@
 Instances with work may be more than the device has room for. The instance whose next token is due
 last loses its weights and keeps its KV cache; the one whose token is due first gets its weights
 back. While one computes the next is copied, and tokens that were computed before they are due cover
-the time without weights. Among those on the device turns go to the least headroom. Before: the node
-core, after each event unless a swap is under way. After: `Engine.swap`.
+the time without weights. Weights come in parts, so that who is due before all others waits for one
+part at most, and go as far as others need their room. Among those on the device turns go to the
+least headroom. Before: the node core, after each event unless a swap is under way. After:
+`Engine.swap`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from math import floor, inf
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.steps import part_bytes
 from mesh.policy.rules.headroom import Headroom
 from mesh.policy.rules.turns import TurnRule
 
+EQUAL = 1e-9
+"""Shares of parts that differ by less differ by rounding."""
 BEHIND_S = 1e9
 """Best effort is due so long after it came: behind all deadlines, the oldest first."""
 
@@ -26,19 +31,32 @@ class Weights:
 
     instance_id: InstanceId
     weights_bytes: int
-    resident: bool
-    """They are on the device."""
+    share: float
+    """The share of them that is on the device: it computes with all of them alone."""
     due_s: float
     """When the instance's next token is due; infinite where it has nothing to compute."""
     may_go: bool = True
     """It does not compute now."""
+
+    @property
+    def here_bytes(self) -> int:
+        """What of them is on the device."""
+        return part_bytes(self.weights_bytes, self.share)
+
+
+class Swap(NamedTuple):
+    """Weights of an instance that go off the device or come to it."""
+
+    instance_id: InstanceId
+    share: float
+    """The share of them that is on the device then."""
 
 
 @runtime_checkable
 class SwapRule(TurnRule, Protocol):
     """A turn rule that also says which weights are on the device."""
 
-    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Weights | None:
+    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
         """Whose weights go to the other side now, off the device or onto it. `free_bytes` is what
         the pool has beside those on the device; below 0 some have to go, as soon as they may.
         Asked when no weights are on their way. Ties go to the lesser id.
@@ -50,27 +68,47 @@ class SwapRule(TurnRule, Protocol):
 class Swapping(Headroom):
     """Turns go as by `Headroom`, among those on the device."""
 
+    parts: int = 8
+    """In so many swaps the weights of an instance come. A node whose engine moves whole weights
+    alone has 1.
+    """
     name: ClassVar[str] = "swap"
 
-    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Weights | None:
-        """The instance that is out and due first comes in; what has no room takes that of those
-        that are due later than it, the last of them first, if they have enough together.
+    def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
+        """The instance that is out and due first comes in, a part at a time; what has no room takes
+        that of those that are due later than it, the last of them first, if they have enough
+        together for all of it.
         """
         here = sorted(
-            (each for each in weights if each.resident and each.may_go),
+            (each for each in weights if each.share > 0.0 and each.may_go),
             key=lambda each: (-each.due_s, each.instance_id),
         )
         if free_bytes < 0:
-            return here[0] if here else None
-        out = [each for each in weights if not each.resident and each.due_s < inf]
+            return self._without(here[0], -free_bytes) if here else None
+        out = [each for each in weights if each.share < 1.0 and each.due_s < inf]
         if not out:
             return None
         first = min(out, key=lambda each: (each.due_s, each.instance_id))
+        share = min((floor(first.share * self.parts + EQUAL) + 1) / self.parts, 1.0)
+        if free_bytes >= part_bytes(first.weights_bytes, share) - first.here_bytes:
+            return Swap(first.instance_id, share)
         later = [each for each in here if each.due_s > first.due_s]
-        if free_bytes >= first.weights_bytes:
-            return first
-        enough = free_bytes + sum(each.weights_bytes for each in later) >= first.weights_bytes
-        return later[0] if enough else None
+        lacking_bytes = first.weights_bytes - first.here_bytes - free_bytes
+        if sum(each.here_bytes for each in later) < lacking_bytes:
+            return None
+        return self._without(later[0], lacking_bytes)
+
+    def _without(self, each: Weights, lacking_bytes: int) -> Swap:
+        """As many of its parts go as make so much room."""
+        left = max(each.here_bytes - lacking_bytes, 0) / max(each.weights_bytes, 1)
+        return Swap(each.instance_id, floor(left * self.parts) / self.parts)
 
 
 SWAPPING = Swapping()
+WHOLE = replace(SWAPPING, parts=1)
+"""The same by whole weights."""
+
+
+def by_whole(rule: TurnRule) -> TurnRule:
+    """The rule, as a node follows it whose engine moves whole weights alone."""
+    return replace(rule, parts=1) if isinstance(rule, Swapping) else rule

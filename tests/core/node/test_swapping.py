@@ -28,7 +28,7 @@ from mesh.domain.node_events import (
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo, best_effort
-from mesh.policy.rules.swapping import SWAPPING
+from mesh.policy.rules.swapping import SWAPPING, WHOLE
 from mesh.policy.rules.turns import name_of
 from tests.core.cells import FOOTPRINT, of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
@@ -41,7 +41,7 @@ SOON, LATER = Slo(ttft_s=1.0), Slo(ttft_s=60.0)
 
 def swapping_node(*names: str, weights: int = 1, kv: int = 0) -> NodeUnderTest:
     """These are loaded, beside room for so many models' weights, and for so many caches more."""
-    node = NodeUnderTest(turns=SWAPPING)
+    node = NodeUnderTest(turns=WHOLE)
     room_bytes = (len(names) + kv) * KV_BYTES + weights * WEIGHTS_BYTES
     node.tell(LinkOpened(rule=swap_rule(room_bytes)))
     for name in names:
@@ -50,7 +50,7 @@ def swapping_node(*names: str, weights: int = 1, kv: int = 0) -> NodeUnderTest:
 
 
 def swap_rule(swap_bytes: int) -> NodeRule:
-    return NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=swap_bytes)
+    return NodeRule(turn=name_of(WHOLE), turn_s_max=0.0, swap_bytes=swap_bytes)
 
 
 def swapped_command(name: str) -> LoadInstance:
@@ -58,11 +58,15 @@ def swapped_command(name: str) -> LoadInstance:
 
 
 def swaps(actions: Sequence[NodeAction]) -> list[tuple[str, bool]]:
-    return [(a.instance_id, a.resident) for a in of_kind(actions, SwapWeights)]
+    return [(a.instance_id, a.share == 1.0) for a in of_kind(actions, SwapWeights)]
+
+
+def shares(actions: Sequence[NodeAction]) -> list[tuple[str, float]]:
+    return [(a.instance_id, a.share) for a in of_kind(actions, SwapWeights)]
 
 
 def swapped(node: NodeUnderTest, name: str, resident: bool, error: str = "") -> list[NodeAction]:
-    event = SwapFinished(instance_id=InstanceId(name), resident=resident, error=error)
+    event = SwapFinished(instance_id=InstanceId(name), share=float(resident), error=error)
     return node.tell(event)
 
 
@@ -274,3 +278,30 @@ def test_best_effort_has_its_weights_come_and_gives_them_up_to_others() -> None:
     assert steps(swapped(node, "i1", True)) == ["i1"]
     assert swaps(node.submit("r2", "i2", slo=LATER)) == []
     assert swaps(node.step("i1", token("r1", 0))) == [("i1", False)]
+
+
+def test_weights_come_by_parts_and_the_cell_is_told_of_each() -> None:
+    node = NodeUnderTest(turns=SWAPPING)
+    rule = NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=2 * KV_BYTES + WEIGHTS_BYTES)
+    node.tell(LinkOpened(rule=rule))
+    for name in ("i1", "i2"):
+        node.load(name, command=swapped_command(name))
+    assert shares(node.submit("r1", "i1", slo=LATER)) == [("i1", 0.125)]
+    for eighth in range(1, 4):
+        node.now_s += 0.5
+        actions = swapped(node, "i1", True)
+        assert shares(actions) == [("i1", (eighth + 1) / 8)]
+        beat = only(reports(actions), Heartbeat)
+        assert (beat.swapped_bytes, beat.swapped_s) == (WEIGHTS_BYTES, 4.0), "all of them"
+        told = {report.instance_id: (report.here, report.swaps_to) for report in beat.instances}
+        assert told[InstanceId("i1")] == (eighth / 8, (eighth + 1) / 8)
+    assert shares(node.submit("r2", "i2", slo=SOON)) == []
+    assert shares(swapped(node, "i1", True)) == [("i2", 0.125)], "it is due sooner"
+    for _ in range(4):
+        actions = swapped(node, "i2", True)
+    assert shares(actions) == [("i1", 0.0)], "what i2 lacks"
+    actions = swapped(node, "i1", False)
+    for _ in range(4):
+        assert steps(actions) == []
+        actions = swapped(node, "i2", True)
+    assert steps(actions) == ["i2"]

@@ -7,28 +7,32 @@ import pytest
 from mesh.domain.ids import InstanceId
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.registry import rule_named
-from mesh.policy.rules.swapping import SWAPPING, SwapRule, Weights
+from mesh.policy.rules.swapping import SWAPPING, WHOLE, SwapRule, Weights, by_whole
 from mesh.policy.rules.turns import name_of
 
 
-def here(name: str, due_s: float = inf, *, may_go: bool = True) -> Weights:
+def part(name: str, share: float, due_s: float = inf, *, may_go: bool = True) -> Weights:
     return Weights(
-        instance_id=InstanceId(name), weights_bytes=10, resident=True, due_s=due_s, may_go=may_go
+        instance_id=InstanceId(name), weights_bytes=80, share=share, due_s=due_s, may_go=may_go
     )
 
 
+def here(name: str, due_s: float = inf, *, may_go: bool = True) -> Weights:
+    return part(name, 1.0, due_s, may_go=may_go)
+
+
 def out(name: str, due_s: float = inf) -> Weights:
-    return Weights(instance_id=InstanceId(name), weights_bytes=10, resident=False, due_s=due_s)
+    return part(name, 0.0, due_s)
 
 
 @pytest.mark.parametrize(
     ("weights", "free_bytes", "goes"),
     [
-        ([here("a", 1.0), out("b", 9.0), out("c", 5.0)], 10, "c"),
-        ([out("c", 5.0), out("b", 5.0)], 10, "b"),
-        ([here("a", 1.0), out("b")], 10, None),
+        ([here("a", 1.0), out("b", 9.0), out("c", 5.0)], 80, "c"),
+        ([out("c", 5.0), out("b", 5.0)], 80, "b"),
+        ([here("a", 1.0), out("b")], 80, None),
         ([here("a", 9.0), here("b", 7.0), out("c", 5.0)], 0, "a"),
-        ([here("a"), here("b", 7.0), out("c", 5.0)], 9, "a"),
+        ([here("a"), here("b", 7.0), out("c", 5.0)], 79, "a"),
         ([here("a", 9.0, may_go=False), here("b", 7.0), out("c", 5.0)], 0, "b"),
         ([here("a", 4.0), here("b", 5.0), out("c", 5.0)], 0, None),
         ([here("a", 1.0), here("b", 2.0)], -1, "b"),
@@ -41,18 +45,43 @@ def out(name: str, due_s: float = inf) -> Weights:
     ],
 )
 def test_who_changes_sides(weights: list[Weights], free_bytes: int, goes: str | None) -> None:
-    found = SWAPPING.swap(weights, free_bytes)
+    found = WHOLE.swap(weights, free_bytes)
     assert (found and found.instance_id) == goes
 
 
 def test_several_go_only_where_they_make_room_together() -> None:
-    large = Weights(instance_id=InstanceId("c"), weights_bytes=20, resident=False, due_s=5.0)
-    assert SWAPPING.swap([here("a", 9.0), here("b", 4.0), large], 0) is None
-    found = SWAPPING.swap([here("a", 9.0), here("b", 6.0), large], 0)
-    assert found is not None
-    assert found.instance_id == "a"
+    large = Weights(instance_id=InstanceId("c"), weights_bytes=160, share=0.0, due_s=5.0)
+    assert WHOLE.swap([here("a", 9.0), here("b", 4.0), large], 0) is None
+    assert WHOLE.swap([here("a", 9.0), here("b", 6.0), large], 0) == ("a", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "free_bytes", "swap"),
+    [
+        ([out("c", 5.0)], 80, ("c", 0.125)),
+        ([part("c", 0.875, 5.0), out("d", 6.0)], 80, ("c", 1.0)),
+        ([part("c", 0.875, 5.0), out("d", 4.0)], 80, ("d", 0.125)),
+        ([here("a", 9.0), out("c", 5.0)], 40, ("c", 0.125)),
+        ([here("a", 9.0), part("c", 0.5, 5.0)], 9, ("a", 0.5)),
+        ([part("a", 0.25, 9.0), here("b", 7.0), part("c", 0.5, 5.0)], 0, ("a", 0.0)),
+        ([here("a", 9.0)], -11, ("a", 0.75)),
+    ],
+    ids=[
+        *("a-part-comes", "the-last-part", "whoever-is-due-sooner-passes", "into-what-is-free"),
+        *("as-many-parts-go-as-make-room", "the-rest-comes-from-another", "for-a-cache"),
+    ],
+)
+def test_weights_come_and_go_by_parts(
+    weights: list[Weights], free_bytes: int, swap: tuple[str, float]
+) -> None:
+    assert SWAPPING.swap(weights, free_bytes) == swap
 
 
 def test_every_node_has_it_and_knows_that_it_swaps() -> None:
     assert isinstance(rule_named(name_of(SWAPPING)), SwapRule)
     assert not isinstance(HEADROOM, SwapRule)
+
+
+def test_an_engine_that_moves_whole_weights_follows_it_by_whole() -> None:
+    assert rule_named(name_of(by_whole(SWAPPING))) == WHOLE
+    assert by_whole(HEADROOM) is HEADROOM

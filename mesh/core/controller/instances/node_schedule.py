@@ -26,9 +26,10 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
+from mesh.domain.steps import part_bytes
 from mesh.memory.station import NEWCOMER, ReservationKind
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import BEHIND_S, SwapRule
+from mesh.policy.rules.swapping import BEHIND_S, Swap, SwapRule
 from mesh.request.pool import Held, Pool
 from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
 
@@ -424,8 +425,9 @@ def node_prompts_s(node: NodeEntry, now_s: float) -> float:
         work = (instance.requests or instance.coming).values()
         lefts = [(r, r.prefill_left if instance.requests else r.tokens) for r in work]
         prompts = [(request, left) for request, left in lefts if left]
-        if prompts and node.swaps and not instance.resident:
-            total_s += node.copy_s(instance.footprint.weights_bytes)
+        if prompts and node.swaps:
+            out = 1.0 - instance.resident_share
+            total_s += out * node.copy_s(instance.footprint.weights_bytes)
         for request, left in prompts:
             total_s += times_of(instance, now_s).prefill_s(left, request.tokens - left)
     return total_s
@@ -569,19 +571,19 @@ def _pool(node: NodeEntry, now_s: float) -> Pool:
             each.instance_id: Held(
                 weights_bytes=each.weights_bytes,
                 copy_s=node.copy_s(each.weights_bytes),
-                resident=each.resident,
+                share=each.resident_share,
                 due_s=min((r.arrival_s + BEHIND_S for r in each.best_effort), default=inf),
             )
             for each in there
         },
         free_bytes=node.capacity_bytes
         - node.station.promised.kv_bytes
-        - sum(each.weights_bytes for each in there if each.resident),
+        - sum(part_bytes(each.weights_bytes, each.resident_share) for each in there),
         away_s=node.away_s,
     )
     for each in there:
         if each.swap_began_s is not None:
-            pool.begin(each.instance_id, each.swap_began_s)
+            pool.begin(Swap(each.instance_id, each.swaps_to), each.swap_began_s)
             if pool.moved_s <= now_s:
                 pool.moved_s = now_s + OVERDUE_SHARE * (pool.moved_s - each.swap_began_s)
             break

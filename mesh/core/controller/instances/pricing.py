@@ -330,10 +330,11 @@ class Price:
         where they are there, or come with the load.
         """
         node = self.node
-        if not node.swaps or (instance is not None and instance.resident):
+        out = 1.0 if instance is None else 1.0 - instance.resident_share
+        if not node.swaps or not out:
             return 0.0
         footprint = node.footprint_of(self._deployment) if instance is None else instance.footprint
-        return node.copy_s(footprint.weights_bytes)
+        return out * node.copy_s(footprint.weights_bytes)
 
     def _times(self) -> Times:
         return Times(self._profile(), self.node.rule.overestimate)

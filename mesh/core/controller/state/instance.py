@@ -90,8 +90,10 @@ class InstanceEntry:
     """Whether one of its requests is of a class or has an SLO of its own, or had while the others
     were there.
     """
-    out: bool = False
-    """Whether its weights are off the device, as its node told last."""
+    resident_share: float = 0.0
+    """The share of its weights that is on the device, as its node told last."""
+    swaps_to: float = 0.0
+    """The share that will be, where they are on their way."""
     swap_began_s: float | None = None
     """When its weights were told to be on their way; `None` where they are not."""
     has_served: bool = False
@@ -181,14 +183,9 @@ class InstanceEntry:
         return self.node.station.size(self.instance_id).kv_bytes
 
     @property
-    def resident_share(self) -> float:
-        """The share of its weights that is on the device."""
-        return float(self.resident)
-
-    @property
     def resident(self) -> bool:
         """Whether its weights are on the device."""
-        return bool(self.loaded_at_s) and not self.out
+        return bool(self.loaded_at_s) and self.resident_share >= 1.0
 
     @property
     def is_parked(self) -> bool:
@@ -381,7 +378,8 @@ class InstanceEntry:
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
         """Its load has ended well."""
         self.advance(InstanceState.READY)
-        self.tier, self.loaded_at_s, self.out = tier, now_s, self.node.swaps
+        self.tier, self.loaded_at_s = tier, now_s
+        self.resident_share = 0.0 if self.node.swaps else 1.0
         self.note_progress("", 1.0)
 
     def note_report(self, report: InstanceReport, now_s: float) -> None:
@@ -390,11 +388,15 @@ class InstanceEntry:
         """
         self.kv_blocks_used, self.kv_blocks_cached = report.kv_blocks_used, report.kv_blocks_cached
         self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
+        here = report.here if report.out else 1.0
         if not report.swapping:
             self.swap_began_s = None
-        elif self.swap_began_s is None or self.out != report.out:
+        elif self.swap_began_s is None or (self.resident_share, self.swaps_to) != (
+            here,
+            report.swaps_to,
+        ):
             self.swap_began_s = now_s
-        self.stalls, self.out = report.stalls, report.out
+        self.stalls, self.resident_share, self.swaps_to = report.stalls, here, report.swaps_to
         self.off_p50, self.off_p95 = report.off_p50, report.off_p95
 
     def cached_tokens(self, request: RequestEntry) -> int:

@@ -261,8 +261,8 @@ class OpenVinoEngine:
         if known and quiet and moment == self._moment():
             self._footprints.note(model, freed_bytes - tables_bytes, reached)
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
-        instance = self._instance(instance_id)
+    def swap(self, instance_id: InstanceId, share: float) -> None:
+        instance, resident = self._instance(instance_id), share >= 1.0
         if resident and not instance.resident:
             start_s = time.perf_counter()
             order = replace(instance.order, kv_blocks=0, swapped=False)

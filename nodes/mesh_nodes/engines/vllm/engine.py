@@ -19,7 +19,16 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import InstanceLoaded, KvResized
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import Decode, HeldModel, KvChunk, KvHeader, LoadTier, Prefill, PrefixChange
+from mesh.domain.steps import (
+    Decode,
+    HeldModel,
+    KvChunk,
+    KvHeader,
+    LoadTier,
+    Prefill,
+    PrefixChange,
+    part_bytes,
+)
 from mesh.memory.cache_budget import CacheBudget
 from mesh.runtime.engine import (
     Ended,
@@ -134,6 +143,7 @@ class VllmEngine:
             resize_kv=True,
             unloads_beside=True,
             swaps=self._sleeping.count_max > 0,
+            swaps_parts=True,
             loads_on_device=True,
             caches_prefixes=True,
             as_published=True,
@@ -215,7 +225,7 @@ class VllmEngine:
         )
         return self._sleeping.listed() + pooled
 
-    def swap(self, instance_id: InstanceId, resident: bool) -> None:
+    def swap(self, instance_id: InstanceId, share: float) -> None:
         self._instance(instance_id)
         if not self.capabilities.swaps:
             raise EngineError(f"instance {instance_id} stays: nothing sleeps here, nor is swapped")
@@ -223,12 +233,13 @@ class VllmEngine:
             slot, cached = self._slots.get(instance_id), self._cached.get(instance_id)
         if slot is None or cached is None:
             raise EngineError(f"instance {instance_id} is being unloaded")
-        lacking_bytes = self.footprint(slot.key.model).weights_bytes - cached.weights_bytes
-        if resident:
+        there_bytes = part_bytes(self.footprint(slot.key.model).weights_bytes, share)
+        lacking_bytes = there_bytes - cached.weights_bytes
+        if lacking_bytes > 0:
             self._check_room(instance_id, lacking_bytes)
             self._budget.begin_load(instance_id, lacking_bytes)
         try:
-            self._sleeping.swap(slot, resident)
+            self._sleeping.swap(slot, share)
         finally:
             cached.note_weights()
             self._budget.end_load(instance_id)
@@ -330,7 +341,7 @@ class VllmEngine:
         them: vLLM makes a model where it is to compute. Raises as `swap` does.
         """
         try:
-            self.swap(instance_id, resident=False)
+            self.swap(instance_id, share=0.0)
         except MeshError:
             self.unload(instance_id)
             raise

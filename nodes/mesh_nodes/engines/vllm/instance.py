@@ -8,7 +8,6 @@ other, from `process`.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from itertools import count, islice
 
 from mesh.domain.errors import EngineError
@@ -252,13 +251,12 @@ class Instance:
         self._resident = not order.swapped
         self._resize(order.kv_blocks)
 
-    def begin_swap(self, resident: bool, where: Range | None) -> None:
-        """Begin to move the weights to the device, or to the host's memory as a sleep does, beside
-        the calls that follow. Requests and KV cache stay.
+    def begin_swap(self, share: float, where: Range | None) -> None:
+        """Begin to move weights to the device, or to the host's memory as a sleep does, beside the
+        calls that follow. Requests and KV cache stay.
         """
-        to_host = partial(self.weights.to_host, where)
         self._resident = False
-        self._move = self._mover.submit(self.weights.to_device if resident else to_host)
+        self._move = self._mover.submit(self.weights.move, share, where)
 
     def has_moved(self) -> bool:
         """Whether the weights are where they were to go; waits for MOVED_WAIT_S. Raises what the

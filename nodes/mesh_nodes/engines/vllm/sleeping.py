@@ -113,21 +113,22 @@ class SleepingProcesses:
             with self._table:
                 self._falling.remove(slot)
 
-    def swap(self, slot: SleepSlot, resident: bool) -> None:
-        """Move the weights of an instance that stays: between the device and its place in the pool.
+    def swap(self, slot: SleepSlot, share: float) -> None:
+        """Move weights of an instance that stays, between the device and its place in the pool,
+        until this share of them is on the device.
 
         Raises OutOfMemory when there is no room where they are to go, and EngineError when its
         process is gone.
         """
         with self._moving:
-            where = None if resident else self._find_place(slot)
-            if self._pool is None or not (resident or slot.pinned):
+            where = None if share >= 1.0 else self._find_place(slot)
+            if self._pool is None or not (share >= 1.0 or slot.pinned):
                 raise OutOfMemory(
                     f"the host's pool has no place for the weights of {slot.remote.instance_id}",
                     hint="raise --asleep and --asleep-memory",
                 )
             self._pool.touch(slot.key.weights)
-            self._ask(slot.remote, Verb.SWAP, resident, where)
+            self._ask(slot.remote, Verb.SWAP, share, where)
             until_s = time.monotonic() + MOVE_S_MAX
             while not self._ask(slot.remote, Verb.MOVED):
                 if time.monotonic() > until_s:

@@ -10,7 +10,9 @@ Before: `instance`, which sleeps and wakes. After: `pooled`, torch.
 
 import logging
 import threading
+from bisect import bisect_right
 from contextlib import nullcontext
+from itertools import accumulate
 
 import torch
 
@@ -43,8 +45,10 @@ class Weights:
         self._where: Range | None = None
         self._filled = False
         self._filling: threading.Thread | None = None
-        self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
-        """What has been emptied, with what is on the host of it."""
+        self._pairs: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        """All of them with what is on the host of each, as some left last."""
+        self._here = 0
+        """How many of these are on the device, from the first on."""
 
     @property
     def device_bytes(self) -> int:
@@ -103,17 +107,36 @@ class Weights:
     @property
     def away_bytes(self) -> int:
         """What of them has left the device."""
-        return sum(part.nbytes for _, part in self._away)
+        return sum(part.nbytes for _, part in self._pairs[self._here :])
 
-    def to_host(self, where: Range | None = None) -> None:
-        """See that the host has all of them, and give their memory on the device back. `where`: the
-        range for the parameters, unless they stand in one. Nothing happens if they are away.
+    def move(self, share: float, where: Range | None = None) -> None:
+        """Have this share of them on the device, or a little less: a tensor is there whole or not
+        at all. `where` and what is raised as by `to_host` and `to_device`.
+        """
+        if share >= 1.0 or (self.away_bytes and self._count(share) > self._here):
+            self.to_device(share)
+        else:
+            self.to_host(where, share)
+
+    def to_host(self, where: Range | None = None, share: float = 0.0) -> None:
+        """See that the host has all of them, and give memory on the device back, until but a share
+        of them is there. `where`: the range for the parameters, unless they stand in one.
 
         Raises RuntimeError, MemoryError, EngineError when it cannot be done; they are in no known
         state then.
         """
-        if self._away:
-            return
+        if not self.away_bytes:
+            self._pairs = self._pairs_in(where)
+            self._here = len(self._pairs)
+        left = self._count(share)
+        for storage, _ in self._pairs[left : self._here]:
+            storage.resize_(0)
+        self._here = min(self._here, left)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _pairs_in(self, where: Range | None) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
+        """All of them, which the host has from now on."""
         if self._filling is not None:
             self._filling.join()
             self._filling = None
@@ -127,28 +150,31 @@ class Weights:
             copy.copy_(_as_bytes(storage), non_blocking=True)
             pairs.append((storage, copy))
         self._wait()
-        self._away = pairs
-        for storage, _ in pairs:
-            storage.resize_(0)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        return pairs
 
-    def to_device(self) -> None:
+    def to_device(self, share: float = 1.0) -> None:
         """The way back. Raises OutOfMemory when the device has no room, RuntimeError when the copy
         fails; they are away as before then.
         """
+        there = max(self._count(share), self._here)
+        coming = self._pairs[self._here : there]
         try:
-            for storage, part in self._away:
+            for storage, part in coming:
                 storage.resize_(part.nbytes)
                 _as_bytes(storage).copy_(part, non_blocking=True)
             self._wait()
         except RuntimeError as error:
-            for storage, _ in self._away:
+            for storage, _ in coming:
                 storage.resize_(0)
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfMemory(f"weights do not fit on the device: {error}") from error
             raise
-        self._away = []
+        self._here = there
+
+    def _count(self, share: float) -> int:
+        """How many of them, from the first on, are no more than this share."""
+        ends_bytes = list(accumulate(part.nbytes for _, part in self._pairs))
+        return bisect_right(ends_bytes, share * ends_bytes[-1]) if ends_bytes else 0
 
     def _stand(self, where: Range) -> None:
         """Have the parameters in this range. Nothing is copied if they are there."""

@@ -80,7 +80,7 @@ def test_validation_has_the_weights_come_first(swapping: bool, copies_s: float) 
     """A copy takes 1 s, or a quarter of that yet where it should have ended; the prompt 0.04 s."""
     cell = CellUnderTest(on_gpus(Slo(ttft_s=60.0)), rule="mesh")
     link_id, _ = cell.join(gpu())
-    told = replace(gpu().instances[0], swapping=swapping)
+    told = replace(gpu().instances[0], swapping=swapping, swaps_to=float(swapping))
     cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
     cell.now_s += 1.0
     instance = cell.core.cell.instances[I1]
@@ -137,7 +137,7 @@ def test_only_its_own_load_and_copy_make_a_request_late(
     other = replace(other, spec=replace(other.spec, devices=(DeviceKind.GPU,)))
     cell = CellUnderTest(on_gpus(), other, rule="mesh")
     link_id, _ = cell.join(gpu())
-    told = replace(gpu().instances[0], swapping=swapping)
+    told = replace(gpu().instances[0], swapping=swapping, swaps_to=float(swapping))
     cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
     said = of_kind(cell.invoke(request("r1", of="b")), TellAccepted)
     assert [told.grace_s > 0.0 for told in said] == [ttft_s < 1.5] * taken

@@ -1,0 +1,216 @@
+"""The Envoy of `deploy/kubernetes/standby`, before real controllers: TLS, health, retries, time."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from mesh.controller.keys import KeyBook
+from mesh.domain.access import NOBODY, Role
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import Unavailable
+from mesh.domain.ids import DeploymentName
+from mesh.wire.certificates import Part, make_folder, read_tls
+from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials, show
+from tests.e2e.live_cell import WAIT_S_MAX, free_port, invoked
+from tests.support.postgres_server import PostgresServer
+from tests.support.tiny_model import write_tiny_llama
+
+CONFIG = Path(__file__).parents[2] / "deploy" / "kubernetes" / "standby" / "envoy.yaml"
+ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent))
+NAME = DeploymentName("chat")
+NEW_CALLS = 50
+pytestmark = [
+    pytest.mark.skipif(ENVOY is None, reason="no Envoy here: `make test-cluster` has one"),
+    pytest.mark.timeout(240),
+]
+
+
+def edge_config(folder: Path, ports: list[tuple[int, int]], listens: tuple[int, int]) -> Path:
+    """The file as it is, but for where it listens, where the controllers are, and its files."""
+    text = CONFIG.read_text().replace("/etc/mesh/edge", str(folder / "edge"))
+    config: dict[str, Any] = yaml.safe_load(text.replace("/etc/mesh/client", str(folder / "tls")))
+    for number, listener in enumerate(config["static_resources"]["listeners"]):
+        at = listener["address"]["socket_address"]
+        at["address"], at["port_value"] = "127.0.0.1", listens[number]
+    for number, cluster in enumerate(config["static_resources"]["clusters"]):
+        (group,) = cluster["load_assignment"]["endpoints"]
+        at_each = [{"address": "127.0.0.1", "port_value": port[number]} for port in ports]
+        group["lb_endpoints"] = [
+            {"endpoint": {"address": {"socket_address": at}}} for at in at_each
+        ]
+    written = folder / "envoy.yaml"
+    written.write_text(yaml.safe_dump(config))
+    return written
+
+
+class Edge:
+    """Controllers and an Envoy before them. Each controller has a node of its own, unless they have
+    a `state` in common: then one node follows who leads.
+    """
+
+    def __init__(self, folder: Path, count: int, state: str = "", step_s: float = 0.02) -> None:
+        self.folder = folder
+        make_folder(folder / "tls", ("localhost", "127.0.0.1", "mesh-controllers"), 1)
+        (folder / "edge").mkdir()
+        for name, of in (("tls.crt", "controller.pem"), ("tls.key", "controller.key")):
+            shutil.copy(folder / "tls" / of, folder / "edge" / name)
+        book = KeyBook(folder / "c0" / "controller")
+        self._admin, node_key = (book.create(r, NOBODY)[0] for r in (Role.ADMIN, Role.NODE))
+        book.close()
+        for n in range(1, count):
+            shutil.copytree(folder / "c0", folder / f"c{n}")
+        show(Credentials(key=self._admin, tls=read_tls(folder / "tls", Part.CLIENT)))
+        self._stack = ExitStack()
+        self.controllers: list[subprocess.Popen[bytes]] = []
+        ports = [(free_port(), free_port()) for _ in range(count)]
+        self.addresses = [f"127.0.0.1:{grpc}" for grpc, _ in ports]
+        tls = ("--tls", str(folder / "tls"))
+        for n, (grpc, http) in enumerate(ports):
+            at = ("--listen", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}")
+            own = ("--state", state) if state else ()
+            home = ("--home", str(folder / f"c{n}"))
+            module = ("-m", "mesh", "controller")
+            self.controllers.append(
+                self._start(sys.executable, *module, *at, *home, *own, *tls, "--keys")
+            )
+        joins = [",".join(self.addresses)] if state else self.addresses
+        for n, join in enumerate(joins):
+            node = ("--join", join, "--name", f"n{n}", "--home", str(folder / f"n{n}"))
+            script = ("-m", "tests.support.scripted_node", "--step-s", str(step_s), "--")
+            self._start(sys.executable, *script, *node, *tls, "--memory", "1GiB", key=node_key)
+        self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        listens = int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
+        config = edge_config(folder, ports, listens)
+        assert ENVOY is not None
+        self._start(ENVOY, "--disable-hot-restart", "-c", str(config), "-l", "warning")
+
+    def _start(self, *command: str, key: str = "") -> "subprocess.Popen[bytes]":
+        log = self._stack.enter_context((self.folder / "log").open("ab"))
+        shown = {**os.environ, "MESH_KEY": key}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=shown)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def ready(self, client: MeshClient) -> None:
+        """Until a node is seen there, and the edge leads to it by HTTP, too."""
+        until_s, last = time.monotonic() + WAIT_S_MAX, Exception()
+        while True:
+            try:
+                if client.nodes() and self.get("/v1/models"):
+                    return
+            except (Unavailable, OSError) as error:
+                last = error
+            assert time.monotonic() < until_s, f"{last} {(self.folder / 'log').read_text()[-4000:]}"
+            time.sleep(0.1)
+
+    def deploy(self, *addresses: str) -> None:
+        model = write_tiny_llama(self.folder / "tiny", seed=1)
+        for address in addresses:
+            with MeshClient(address) as client:
+                self.ready(client)
+                client.deploy(DeploymentSpec(name=NAME, source=f"file://{model}"))
+
+    def get(self, path: str) -> str:
+        shown = {"authorization": f"Bearer {self._admin}"}
+        authority = str(self.folder / "tls" / "ca.pem")
+        url = f"https://{self.http}{path}"
+        got = requests.get(url, headers=shown, verify=authority, timeout=WAIT_S_MAX)
+        got.raise_for_status()
+        return got.text
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def test_envoy_takes_the_file_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path
+    make_folder(folder / "tls", ("localhost",), 1)
+    (folder / "edge").mkdir()
+    for name, of in (("tls.crt", "controller.pem"), ("tls.key", "controller.key")):
+        shutil.copy(folder / "tls" / of, folder / "edge" / name)
+    text = CONFIG.read_text().replace("/etc/mesh/edge", str(folder / "edge"))
+    (folder / "envoy.yaml").write_text(text.replace("/etc/mesh/client", str(folder / "tls")))
+    command = [str(ENVOY), "--mode", "validate", "-c", str(folder / "envoy.yaml")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_new_calls_go_to_another_controller_once_one_is_killed(tmp_path: Path) -> None:
+    """Two that serve: what the one that dies has not begun to answer, the other answers."""
+    edge = Edge(tmp_path, 2)
+    try:
+        edge.deploy(*edge.addresses)
+        with MeshClient(edge.grpc) as client:
+            edge.ready(client)
+            assert NAME in edge.get("/v1/models")
+            for n in range(NEW_CALLS):
+                if n == NEW_CALLS // 5:
+                    edge.controllers[0].kill()
+                assert client.get(NAME).spec.name == NAME
+                assert NAME in edge.get("/v1/models")
+    finally:
+        edge.close()
+
+
+def test_answers_go_on_behind_it_when_the_leader_is_killed(
+    server: PostgresServer, cell: str, tmp_path: Path
+) -> None:
+    """Callers know its address alone. It finds the one that leads then."""
+    edge = Edge(tmp_path, 2, state=server.url(cell))
+    try:
+        edge.deploy(edge.grpc)
+        with MeshClient(edge.grpc) as client:
+            unbroken = invoked(client, NAME, "go on", max_tokens=100, temperature=1.0, seed=7)
+            unbroken.finished()
+            answers = [
+                invoked(client, NAME, "go on", max_tokens=100, temperature=1.0, seed=7)
+                for _ in range(4)
+            ]
+            until_s = time.monotonic() + WAIT_S_MAX
+            while min(len(answer.token_ids) for answer in answers) < 3:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            edge.controllers[leader(edge)].kill()
+            for answer in answers:
+                answer.finished()
+                assert answer.token_ids == unbroken.token_ids
+        assert NAME in edge.get("/v1/models")
+    finally:
+        edge.close()
+
+
+def leader(edge: Edge) -> int:
+    for n, address in enumerate(edge.addresses):
+        with MeshClient(address) as client:
+            try:
+                client.status()
+            except Unavailable:
+                continue
+            return n
+    raise AssertionError("nobody leads")
+
+
+def test_an_answer_may_take_longer_than_envoy_lets_any_by_itself(tmp_path: Path) -> None:
+    """Its own limit is 15 s."""
+    edge = Edge(tmp_path, 1, step_s=0.2)
+    try:
+        edge.deploy(edge.grpc)
+        with MeshClient(edge.grpc) as client:
+            began_s = time.monotonic()
+            answer = invoked(client, NAME, "slowly", max_tokens=85)
+            answer.finished()
+            assert time.monotonic() - began_s > 16.0
+            assert answer.events
+    finally:
+        edge.close()
