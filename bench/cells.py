@@ -149,9 +149,9 @@ def wait_calm(cell: LocalCell) -> None:
     )
 
 
-def replay_said(command: Sequence[str], s_max: float, told: Path | None = None) -> dict[str, Any]:
-    """What a replay's JSON says, on its standard output or in the file `told`. Raises MeshError
-    where it says nothing, or not how many calls the controller has counted.
+def replay_said(command: Sequence[str], s_max: float) -> dict[str, Any]:
+    """What a replay's JSON says. Raises MeshError where it says nothing, or not how many calls the
+    controller has counted.
     """
     ran = subprocess.run(
         command,
@@ -161,10 +161,9 @@ def replay_said(command: Sequence[str], s_max: float, told: Path | None = None) 
         text=True,
         timeout=s_max,
     )
-    said = ran.stdout if told is None else told.read_text() if told.exists() else ""
-    if not said:
+    if not ran.stdout:
         raise MeshError(f"a replay ended with {ran.returncode}: {ran.stderr.strip()[-2000:]}")
-    made: dict[str, Any] = json.loads(said)
+    made: dict[str, Any] = json.loads(ran.stdout)
     if made["counts_difference"] is None:
         raise MeshError("the controller's own counts are not to be had")
     return made

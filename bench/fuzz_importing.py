@@ -372,9 +372,7 @@ class Outcome:
 IMPORTED = Outcome("imported")
 
 
-def fuzz_files(
-    address: str, *, cases_max: int, seeded: int, deployed_of: int = DEPLOYED_OF
-) -> Findings:
+def fuzz_files(address: str, *, cases_max: int, seeded: int) -> Findings:
     findings = Findings()
     numbers, whole = count(), count()
     with tempfile.TemporaryDirectory() as scratch, closing(Importer()) as importer:
@@ -387,7 +385,7 @@ def fuzz_files(
             source = f"file://{case.write(folder)}"
             outcome = importer.ask(case, source, str(Path(scratch) / "store"), findings)
             imported = outcome == IMPORTED and next(whole) % IMPORTED_DEPLOYED_OF == 0
-            if imported or (outcome is not None and number % deployed_of == 0):
+            if imported or (outcome is not None and number % DEPLOYED_OF == 0):
                 _deploy(address, DeploymentName(f"files-{number}"), source, case, findings)
             shutil.rmtree(folder, ignore_errors=True)
 

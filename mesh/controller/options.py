@@ -88,7 +88,7 @@ OPTIONS = (
         help="After SIGTERM, open answers may end within so long; new calls are refused.",
     ),
     Option(
-        flag="--nodes",
+        flag="--nodes-wanted",
         metavar="KIND=LEAST..MOST",
         repeatable=True,
         help="How many nodes of a kind the cell may want of whoever starts and stops them, by GET "

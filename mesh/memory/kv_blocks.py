@@ -49,14 +49,13 @@ class KvBlocks:
         *,
         block_bytes: int = 1,
         weights_bytes: int = 0,
-        shared: SharedWeights | None = None,
         overflows: bool = False,
     ) -> None:
         self.blocks = blocks
         self.used = 0
         self.block_bytes = block_bytes
         self.weights_bytes = weights_bytes
-        self.shared = shared
+        self.shared: SharedWeights | None = None
         """The part of the weights that other instances of the budget hold, too."""
         self.overflows = overflows
         self._digests = CachedDigests()

@@ -129,10 +129,10 @@ class _At:
     choice: Choice
 
 
-def plan_greedy(problem: Problem, tolerance: float = 0.0) -> Plan:
+def plan_greedy(problem: Problem) -> Plan:
     """Algorithm 1 as printed: begin with the (b, ⌈λ/µ⌉) of the least sojourn of each operator; then
     give the one with the longest sojourn a replica while the SLO is missed, or take one from it
-    while that is kept by more than `tolerance` of it, until neither helps.
+    while that is kept, until neither helps.
 
     Parallelism stays as it is: all operators of a plan have the group of their table. As printed it
     gives up where replicas no longer help the operator with the longest sojourn, though others
@@ -159,7 +159,7 @@ def plan_greedy(problem: Problem, tolerance: float = 0.0) -> Plan:
     state = [first(number) for number in range(len(batches))]
     took_s = total(state)
     for _ in range(STEPS_MAX):
-        down = took_s <= slo_s * (1 - tolerance)
+        down = took_s <= slo_s
         if not down and took_s <= slo_s:
             break
         number = max(range(len(state)), key=lambda n: (sojourn_s(n, state[n]), -n))

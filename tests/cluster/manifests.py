@@ -291,7 +291,7 @@ def _scaled(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[str]
     """Scalers ask for what controllers say, and keep to what these may want."""
     names = {(d["kind"], d["metadata"]["name"]) for d in documents}
     services = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "Service"}
-    given = [text for pod in pods for text in pod.options().get("--nodes", ())]
+    given = [text for pod in pods for text in pod.options().get("--nodes-wanted", ())]
     try:
         ranges = {str(one.device): (one.least, one.most) for one in read_node_ranges(given)}
     except InvalidInput as error:

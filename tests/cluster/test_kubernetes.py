@@ -177,7 +177,7 @@ MISTAKES: dict[str, Break] = {
     "a pod in a custom kind with a wrong field": added(JOB),
     "an option that mesh does not have": argument(*NODE, "--grace-s=60", "--grace=60"),
     "a value that an option does not take": argument(
-        *CONTROLLER, "--nodes=gpu=0..8", "--nodes=gpu"
+        *CONTROLLER, "--nodes-wanted=gpu=0..8", "--nodes-wanted=gpu"
     ),
     "another port than is listened on": argument(
         *CONTROLLER, "--http=0.0.0.0:8070", "--http=0.0.0.0:8080"

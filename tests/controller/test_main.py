@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh.controller.main import main
-from mesh.domain.errors import Unavailable
+from mesh.controller.main import main, read_node_ranges
+from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.reasons import DeviceKind
 from mesh.runtime.journal import ControllerStart, read_journal
 from mesh.wire.client import MeshClient
 
@@ -147,3 +148,19 @@ def test_a_second_controller_on_the_folder_or_the_port_is_turned_away(tmp_path: 
         ):
             code, (error, hint) = failed(*given)
             assert (code, said in error, hint[:6]) == (1, True, "hint: ")
+
+
+@pytest.mark.parametrize(
+    "given", [["cpu"], ["cpu=1"], ["tpu=1..2"], ["cpu=3..2"], ["cpu=0..0"], ["cpu=1..9999"]]
+)
+def test_ranges_of_nodes_that_are_none_are_refused(given: list[str]) -> None:
+    with pytest.raises(InvalidInput, match=r"KIND=LEAST\.\.MOST"):
+        read_node_ranges(given)
+
+
+def test_each_kind_of_nodes_has_one_range() -> None:
+    cpu, gpu = read_node_ranges(["cpu=1..8", "gpu=0..4"])
+    assert (cpu.device, cpu.least, cpu.most) == (DeviceKind.CPU, 1, 8)
+    assert (gpu.device, gpu.least, gpu.most) == (DeviceKind.GPU, 0, 4)
+    with pytest.raises(InvalidInput, match="twice"):
+        read_node_ranges(["cpu=1..8", "cpu=1..2"])

@@ -73,4 +73,4 @@ async def test_the_command_line_says_so_in_a_line(tmp_path: Path) -> None:
 async def test_who_gave_no_range_is_told_so(http: Edge) -> None:
     asked = await http.get(ROUTE)
     assert asked.status_code == 503
-    assert "--nodes" in asked.text
+    assert "--nodes-wanted" in asked.text

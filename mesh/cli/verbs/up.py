@@ -91,7 +91,7 @@ _HELP = {
 @program_options(
     replace(option, help=_HELP[option.name]) if option.name in _HELP else option
     for option in controller.OPTIONS
-    if option.name not in ("turn", "journal", "state", "grace_s", "nodes")
+    if option.name not in ("turn", "journal", "state", "grace_s", "nodes_wanted")
 )
 def up(
     wanted: tuple[str, ...],

@@ -28,6 +28,7 @@ LEAST, MOST = 0, 4
 LIMITS = CellLimits(
     delivery_s_max=0.02,
     node_lease_s=3600.0,
+    node_idle_s=120.0,
     node_ranges=(NodeRange(device=DeviceKind.CPU, least=LEAST, most=MOST),),
 )
 SETTLE = int(LIMITS.node_settle_s)
