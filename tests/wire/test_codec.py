@@ -203,8 +203,8 @@ INVALID: tuple[tuple[Message, str], ...] = (
 @pytest.mark.parametrize("field", ["here", "swaps_to"])
 def test_no_more_than_all_weights_are_on_a_device(field: str) -> None:
     footprint = model_pb2.Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=1)
-    names = dict.fromkeys(("instance_id", "deployment", "model_id"), "x")
-    report = node_link_pb2.InstanceReport(footprint=footprint, out=True, **names)
+    report = node_link_pb2.InstanceReport(instance_id="i1", deployment="d", model_id="m", out=True)
+    report.footprint.CopyFrom(footprint)
     report.kv_blocks = report.context_tokens_max = report.batch_max = 1
     setattr(report, field, 1.0)
     from_wire(report, InstanceReport)
