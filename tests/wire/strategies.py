@@ -57,6 +57,8 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "cells": st.integers(1, 2**32 - 1),
     "chosen": st.integers(1, 2**32 - 1),
     "tensor_parallel_max": st.integers(1, 2**32 - 1),
+    "here": st.floats(0, 1),
+    "swaps_to": st.floats(0, 1),
     "needed_in_s": HEADROOMS | st.just(inf),
 }
 
