@@ -35,14 +35,11 @@ def _look(ctx: EventContext, entry: WantedEntry, nodes: list[NodeEntry]) -> None
     working = sum(not node.rests() for node in nodes)
     waiting = _waiting(ctx, entry)
     entry.note_look(ctx.now_s, working=working, waiting=waiting, mean_s=limits.node_idle_s)
-    entry.note_ready(ready, ctx.now_s)
-    settled_s = entry.began_s + limits.node_settle_s
-    if ctx.now_s < settled_s:
+    entry.note_ready(nodes, ctx.now_s)
+    if ctx.now_s < entry.began_s + limits.node_settle_s:
         return
     if entry.wanted is None:
         _want(ctx, entry, ready, f"{ready} have joined")
-    elif ready > entry.wanted and ctx.now_s < settled_s + limits.node_pause_s:
-        _want(ctx, entry, ready, f"{ready} have joined this controller")
     elif ctx.now_s - entry.changed_s >= limits.node_pause_s:
         _change(ctx, entry, nodes)
     _report_missing(ctx, entry, ready)
@@ -97,16 +94,15 @@ def _waiting(ctx: EventContext, entry: WantedEntry) -> int:
 
 
 def _least_by_minimum(nodes: list[NodeEntry]) -> int:
-    """How many nodes hold at least what is to stay loaded by deployments' minimum."""
-    stays_bytes = sum(
-        instance.promised_bytes
+    """How many nodes hold what is to stay loaded by deployments' minimum."""
+    return sum(
+        any(
+            (owner := node.deployments.get(instance.deployment)) is not None
+            and owner.replicas() <= owner.spec.scaling.replicas_min
+            for instance in node.instances.values()
+        )
         for node in nodes
-        for instance in node.instances.values()
-        if (owner := node.deployments.get(instance.deployment)) is not None
-        and owner.replicas() <= owner.spec.scaling.replicas_min
     )
-    most_bytes = max((node.capacity_bytes for node in nodes), default=0)
-    return ceil(stays_bytes / most_bytes) if most_bytes else 0
 
 
 def _report_missing(ctx: EventContext, entry: WantedEntry, ready: int) -> None:

@@ -122,7 +122,8 @@ class EventContext:
     ) -> WantedEntry | None:
         """The kind of which a node more would give a deployment room or time; None where none
         would: it has all of its instances, or a node of the kind has nothing to do, or, for
-        `replicas_min`, holds nothing. Of several kinds it is the first that may have more.
+        `replicas_min`, holds nothing; or its nodes could not hold an instance, were they empty. Of
+        several kinds it is the first that may have more, and whose machines come.
         """
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return None
@@ -132,6 +133,7 @@ class EventContext:
             kind
             for kind in kinds
             if kind.range.device in self.policy.devices
+            and (not kind.known or any(node.could_hold(entry) for node in kind.known))
             and not any(
                 node.rests() and not (for_minimum and node.instances)
                 for node in nodes
@@ -139,7 +141,7 @@ class EventContext:
             )
         ]
         below = [kind for kind in helped if (kind.wanted or 0) < kind.range.most]
-        return next(iter(below or helped), None)
+        return min(below or helped, key=lambda kind: kind.reported, default=None)
 
     def note_lack(self, entry: DeploymentEntry, *, too_long: bool) -> None:
         """A call of the deployment is refused for want of room or time. One that is `too_long`

@@ -6,9 +6,11 @@ last seconds, those that found a place and those that lacked a node, and how man
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.limits import NodeRange
 
 LOOK_S = 0.9
@@ -29,12 +31,16 @@ class WantedEntry:
     lacked_s: float = -inf
     """When something last lacked a node."""
     ready: int = 0
+    known: Sequence[NodeEntry] = ()
+    """The nodes of the kind that were ready when any was last: what one more would be like."""
     lacking_since_s: float | None = None
     """Since when fewer nodes are ready than wanted."""
     reported: bool = False
     """Operators have been told that they lack."""
     working: float = 0.0
-    """How many nodes had work, in the mean of the last minutes."""
+    """How many nodes had work, in the mean of the last minutes; 0 where none had any."""
+    worked_s: float = -inf
+    """When a node last had work."""
     waiting: int = 0
     """Requests that waited at the last look, and deployments without their minimum."""
     looks: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=LOOKS))
@@ -57,7 +63,10 @@ class WantedEntry:
         self.began_s = min(self.began_s, now_s)
         span_s = min(now_s - self.began_s, mean_s)
         share = min((now_s - self.looked_s) / span_s, 1.0) if span_s else 1.0
+        self.worked_s = now_s if working else self.worked_s
         self.working += (working - self.working) * share
+        if now_s - self.worked_s >= mean_s:
+            self.working = 0.0
         lacks = bool(self._refused or waiting)
         self.looks.append((self._placed, self._refused, lacks))
         self.waiting, self.looked_s = waiting, now_s
@@ -68,11 +77,12 @@ class WantedEntry:
     def want(self, count: int, why: str, now_s: float) -> None:
         self.wanted, self.why, self.changed_s = count, why, now_s
 
-    def note_ready(self, ready: int, now_s: float) -> None:
-        """So many have joined. What was refused before is not due to those that came just now."""
+    def note_ready(self, nodes: Sequence[NodeEntry], now_s: float) -> None:
+        """These have joined. What was refused before is not due to those that came just now."""
+        ready = len(nodes)
         if ready > self.ready:
             self.looks.clear()
-        self.ready = ready
+        self.ready, self.known = ready, nodes or self.known
         if self.wanted is not None and ready < self.wanted:
             self.lacking_since_s = now_s if self.lacking_since_s is None else self.lacking_since_s
         else:
