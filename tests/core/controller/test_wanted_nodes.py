@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from mesh.domain.actions import ControllerAction, ReportMissingNodes, WantNodes
-from mesh.domain.events import LeaseCheckDue
+from mesh.domain.events import DeployRequested, LeaseCheckDue
+from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits, NodeRange
 from mesh.domain.messages import Heartbeat, LoadInstance, SubmitRequest, UnloadInstance
@@ -126,6 +127,36 @@ def test_a_node_that_would_not_help_is_not_wanted(cell: CellUnderTest) -> None:
     assert kind(cell).wanted == 1
 
 
+@pytest.fixture
+def two() -> CellUnderTest:
+    """A deployment for GPUs or CPUs, and nodes of either kind on demand."""
+    gpus = NodeRange(device=DeviceKind.GPU, least=0, most=MOST)
+    limits = replace(LIMITS, node_ranges=(*LIMITS.node_ranges, gpus))
+    devices = (DeviceKind.GPU, DeviceKind.CPU)
+    either = [deployment(name) for name in ("a", "b")]
+    either = [replace(one, spec=replace(one.spec, devices=devices)) for one in either]
+    return CellUnderTest(*either, limits=limits)
+
+
+def wanted(cell: CellUnderTest, device: DeviceKind) -> int:
+    return next(one.wanted for one in cell.core.wanted(cell.now_s) if one.device is device)
+
+
+def test_one_refused_call_starts_no_machine_of_another_kind(two: CellUnderTest) -> None:
+    busy(two)
+    seconds(two, SETTLE + PAUSE + 1)
+    seconds(two, 1, call="b")
+    assert wanted(two, DeviceKind.GPU) == 0
+    seconds(two, 3, call="b")
+    assert wanted(two, DeviceKind.GPU) > 0
+
+
+def test_a_kind_whose_machines_never_come_gives_way_to_the_other(two: CellUnderTest) -> None:
+    busy(two)
+    seconds(two, SETTLE + PAUSE + int(LIMITS.node_late_s) + 2 * PAUSE, call="b")
+    assert (wanted(two, DeviceKind.GPU), wanted(two, DeviceKind.CPU) > 1) == (1, True)
+
+
 def test_idle_nodes_are_wanted_no_more_after_a_while(cell: CellUnderTest) -> None:
     for name in ("n1", "n2", "n3"):
         cell.join(hello(name))
@@ -144,6 +175,13 @@ def test_after_work_none_is_wanted_either(cell: CellUnderTest) -> None:
     cell.tokens(link, "r1", (1,), finish=FinishReason.STOP)
     seconds(cell, 6 * PAUSE)
     assert kind(cell).wanted == 0
+
+
+def test_a_node_that_imports_has_work(cell: CellUnderTest) -> None:
+    cell.join(hello())
+    cell.tell(DeployRequested(operation_id=OperationId("op-1"), spec=deployment("c").spec))
+    seconds(cell, SETTLE + 6 * PAUSE)
+    assert kind(cell).wanted == 1
 
 
 def test_nodes_that_hold_a_minimum_stay() -> None:

@@ -117,6 +117,10 @@ class EventContext:
         keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
         return [node for _, node in sorted(keyed, key=lambda of: of[0])]
 
+    def rests(self, node: NodeEntry) -> bool:
+        """Whether the node has nothing to do, and no import or measurement either."""
+        return node.rests() and all(o.node is not node for o in self.cell.operations.values())
+
     def wanted_for(
         self, entry: DeploymentEntry, *, for_minimum: bool = False
     ) -> WantedEntry | None:
@@ -135,7 +139,7 @@ class EventContext:
             if kind.range.device in self.policy.devices
             and (not kind.known or any(node.could_hold(entry) for node in kind.known))
             and not any(
-                node.rests() and not (for_minimum and node.instances)
+                self.rests(node) and not (for_minimum and node.instances)
                 for node in nodes
                 if node.device is kind.range.device
             )
@@ -149,7 +153,7 @@ class EventContext:
         """
         found = self.wanted_for(entry) if self.cell.wanted and not too_long else None
         if found is not None:
-            found.note_refused()
+            found.note_refused(alone=not self.has_node(entry.spec))
 
     def note_placed(self, node: NodeEntry) -> None:
         """A call has found a place there."""

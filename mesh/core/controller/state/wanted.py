@@ -15,6 +15,10 @@ from mesh.domain.limits import NodeRange
 
 LOOK_S = 0.9
 """Looks are no closer together: most controllers have one a second."""
+LACKS_LEAST = 3
+"""More nodes are wanted once something lacked one in so many of the last looks: a call alone that
+came at a bad moment starts no machine.
+"""
 LOOKS = 10
 """Calls are counted over so many looks."""
 
@@ -43,20 +47,22 @@ class WantedEntry:
     """When a node last had work."""
     waiting: int = 0
     """Requests that waited at the last look, and deployments without their minimum."""
-    looks: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=LOOKS))
-    """The calls that found a place at each, those that were refused, and whether anything lacked
-    a node.
+    looks: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=LOOKS))
+    """The calls that found a place at each, those that were refused, and 1 where anything lacked
+    a node; `LACKS_LEAST` where no node of any kind takes the deployment of such a call.
     """
     _placed: int = 0
     _refused: int = 0
+    _lacks: int = 0
 
     def note_placed(self) -> None:
         """A call has found a place on such a node."""
         self._placed += 1
 
-    def note_refused(self) -> None:
-        """A call was refused that such a node would have served."""
+    def note_refused(self, *, alone: bool) -> None:
+        """A call was refused that such a node would have served; `alone`: that none there takes."""
         self._refused += 1
+        self._lacks = max(self._lacks, LACKS_LEAST if alone else 1)
 
     def note_look(self, now_s: float, *, working: int, waiting: int, mean_s: float) -> None:
         """A look at the cell, by which `working` nodes have work, and what waits lacks a node."""
@@ -67,12 +73,12 @@ class WantedEntry:
         self.working += (working - self.working) * share
         if now_s - self.worked_s >= mean_s:
             self.working = 0.0
-        lacks = bool(self._refused or waiting)
+        lacks = max(self._lacks, int(waiting > 0))
         self.looks.append((self._placed, self._refused, lacks))
         self.waiting, self.looked_s = waiting, now_s
         if lacks:
             self.lacked_s = now_s
-        self._placed = self._refused = 0
+        self._placed = self._refused = self._lacks = 0
 
     def want(self, count: int, why: str, now_s: float) -> None:
         self.wanted, self.why, self.changed_s = count, why, now_s
