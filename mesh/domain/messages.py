@@ -14,7 +14,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Operati
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
-from mesh.domain.ranges import Count, Factor, Name, Rate, Seconds, Share
+from mesh.domain.ranges import Count, Factor, Name, Part, Rate, Seconds, Share
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import HeldModel, LoadOrder, LoadRate, LoadTier, PrefixChange
@@ -196,11 +196,11 @@ class InstanceReport:
     """Weights of it are off the device, so that it cannot compute. Its requests and its KV cache
     stay.
     """
-    here: Share = 0.0
+    here: Part = 0.0
     """The share of its weights that is on the device where it is `out`."""
     swapping: bool = False
     """Its weights are on their way, to the device or off it."""
-    swaps_to: Share = 0.0
+    swaps_to: Part = 0.0
     """The share of them that will be on the device then."""
 
 

@@ -15,19 +15,24 @@ NAME_CHARS_MAX = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Numbers from `least` on, or `above` it; never NaN, and with `finite` not infinite either."""
+    """Numbers from `least` to `most`, without `least` where they are `above` it; never NaN, and
+    with `finite` not infinite either.
+    """
 
     least: float
+    most: float = inf
     above: bool = False
     finite: bool = True
 
     def __contains__(self, value: float) -> bool:
         enough = value > self.least if self.above else value >= self.least
-        return enough and (isfinite(value) or not self.finite)
+        return enough and value <= self.most and (isfinite(value) or not self.finite)
 
     def __str__(self) -> str:
         if self.least == -inf:
             return "a number"
+        if self.most < inf:
+            return f"between {self.least:g} and {self.most:g}"
         if self.above:
             return f"above {self.least:g}" + " and finite" * self.finite
         return f"{self.least:g} or more" + ", and finite" * (self.finite and self.least < 1)
@@ -39,6 +44,8 @@ Seconds = Annotated[float, Range(least=0.0)]
 """How long something took."""
 Share = Annotated[float, Range(least=0.0)]
 """The share by which something is off."""
+Part = Annotated[float, Range(least=0.0, most=1.0)]
+"""The part of a whole."""
 Factor = Annotated[float, Range(least=0.0, above=True)]
 """What a time or a rate is multiplied by."""
 Rate = Annotated[float, Range(least=0.0, above=True, finite=False)]

@@ -13,6 +13,9 @@ from mesh.domain.steps import part_bytes
 from mesh.policy.rules.run_queues import RunQueue
 from mesh.policy.rules.swapping import Swap, SwapRule, Weights
 
+MOVES_MAX = 64
+"""Swaps that a step of a forecast rolls a pool forward."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Held:
@@ -64,6 +67,20 @@ class Pool:
             at_s = self.moved_s
             self._end(self.moving)
             self.decide(queues, at_s, stepping)
+
+    def roll_on(self, queues: Sequence[RunQueue], until_s: float) -> float:
+        """Carry out swaps until one with work can compute, or what lacked room has it, at the
+        latest until then; returns when that is, or a time from which to go on after `MOVES_MAX`.
+        """
+        lacked, at_s = self.free_bytes < 0, until_s
+        for _ in range(MOVES_MAX):
+            at_s = min(self.moved_s, until_s)
+            self.roll(queues, at_s)
+            if at_s == until_s or self.moving is None or (lacked and self.free_bytes >= 0):
+                break
+            if any(self.computes(queue) for queue in queues if queue.batch or queue.prompts):
+                break
+        return at_s
 
     def decide(
         self, queues: Sequence[RunQueue], now_s: float, stepping: RunQueue | None = None

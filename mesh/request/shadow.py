@@ -121,7 +121,7 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
 def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
     """Which of the prompts that wait for `queue`, in order, would be computed by their deadlines,
     were all of them submitted now. Those that cannot be any more are left out as soon as that is
-    so; whom the others make late is not looked at.
+    so; whom the others make late is not looked at. Those that are not reached in STEPS_MAX are.
     """
     if queue not in schedule.queues:
         schedule.queues.append(queue)
@@ -146,8 +146,7 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
         if grant is None:
             if not open_left or schedule.pool is None or schedule.pool.moving is None:
                 return in_time
-            now_s = schedule.pool.moved_s
-            schedule.pool.roll(schedule.queues, now_s)
+            now_s = schedule.pool.roll_on(schedule.queues, inf)
             continue
         now_s += _slowed_s(schedule, now_s, grant.seconds)
         decoding = grant.queue.decoding(grant.decode)
@@ -155,7 +154,8 @@ def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prom
             if id(prompt) in places:
                 in_time[places[id(prompt)]] = now_s + schedule.margin_s <= prompt.due_s
                 open_left -= 1
-    return [True] * len(waiting)
+    left = {id(prompt) for prompt in queue.prompts}
+    return [known or id(prompt) in left for prompt, known in zip(waiting, in_time, strict=True)]
 
 
 def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, float]]:
@@ -397,8 +397,7 @@ class _Rollout:
             ats_s = [*(at_s for at_s, _, _ in self._coming), *(at_s for at_s, _ in self._grows)]
             comes_s = min([at_s for at_s in ats_s if at_s > start_s], default=inf)
             if pool is not None:
-                comes_s = min(comes_s, pool.moved_s)
-                pool.roll(schedule.queues, comes_s)
+                comes_s = pool.roll_on(schedule.queues, comes_s)
             if comes_s == inf:
                 return Verdict.TPOT_EXCEEDED
             self._now_s = max(start_s, comes_s)

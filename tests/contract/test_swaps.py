@@ -107,9 +107,14 @@ def test_weights_go_and_come_by_parts(driver: Driver) -> None:
     alone = driver.run("alone", PROMPT)
     running = driver.submit("r", PROMPT)
     driver.step(16)
-    held_bytes = []
-    for share in (0.75, 0.25, 0.5, 0.0, 0.5):
+    whole_bytes = driver.books.weights_bytes
+    driver.swap(0.0)
+    stays_bytes, held_bytes = driver.books.weights_bytes, []
+    driver.swap(1.0)
+    for part in (0.75, 0.25, 0.5, 0.0, 0.5):
+        share = (stays_bytes + part * (whole_bytes - stays_bytes)) / whole_bytes
         driver.swap(share)
+        assert driver.books.weights_bytes <= max(share * whole_bytes, stays_bytes) + 1
         held_bytes.append(driver.books.weights_bytes)
         with pytest.raises(EngineError):
             driver.engine.step(driver.instance_id, 64)

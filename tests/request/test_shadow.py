@@ -11,10 +11,17 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import Verdict
 from mesh.policy.rules import turns
 from mesh.policy.rules.run_queues import Prompt, RunQueue
-from mesh.policy.rules.swapping import BEHIND_S, WHOLE, Swap
+from mesh.policy.rules.swapping import BEHIND_S, SWAPPING, WHOLE, Swap
 from mesh.request import shadow
 from mesh.request.pool import Held, Pool
-from mesh.request.shadow import LOOKAHEAD_TOKENS, Newcomer, Schedule, in_time_together, validate
+from mesh.request.shadow import (
+    LOOKAHEAD_TOKENS,
+    STEPS_MAX,
+    Newcomer,
+    Schedule,
+    in_time_together,
+    validate,
+)
 from tests.request.schedules import (
     TIMES,
     TOKENS_MAX,
@@ -386,6 +393,11 @@ def test_so_is_what_joins_while_it_lasts() -> None:
     assert node(8.0).verdict() is Verdict.DELAYS_RUNNING
 
 
+def test_who_is_late_stays_so_where_steps_run_out() -> None:
+    many = [(TOKENS_MAX, 1e9)] * STEPS_MAX
+    assert in_time((100, 0.05), *many) == [False] + [True] * STEPS_MAX
+
+
 def in_time(
     *waiting: tuple[int, float], into: RunQueue | None = None, beside: Sequence[RunQueue] = ()
 ) -> list[bool]:
@@ -560,6 +572,18 @@ def test_copies_of_others_are_late_behind_its_own(due_s: float, verdict: Verdict
     node = swapping(room=3, due_s=due_s)
     node.newcomer.due_s = 1.5
     assert node.verdict() is verdict
+
+
+def test_copies_by_parts_take_no_more_steps_than_whole_ones() -> None:
+    """There is room for one: nobody computes while the next comes."""
+    names = [f"{number:02}" for number in range(40)]
+    there = [instance(name, 1000.0, times=TIMES, tpot_s=1000.0) for name in names]
+    there.append(instance("c", times=TIMES))
+    node = Node(instances=there, newcomer=a_prompt(200, 5000.0), target=len(names))
+    node.rule, node.room, node.copy_s = SWAPPING, 8, 0.125
+    for each in there:
+        each.weights, each.share = 8, 0.0
+    assert node.verdict() is Verdict.PASSES
 
 
 @pytest.mark.parametrize(("room", "verdict"), [(2, Verdict.FIRST_TOKEN_LATE), (3, Verdict.PASSES)])

@@ -54,8 +54,11 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "headroom_p50_s": HEADROOMS,
     "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),
     "tensor_parallel": st.integers(1, 2**32 - 1),
+    "cells": st.integers(1, 2**32 - 1),
     "chosen": st.integers(1, 2**32 - 1),
     "tensor_parallel_max": st.integers(1, 2**32 - 1),
+    "here": st.floats(0, 1),
+    "swaps_to": st.floats(0, 1),
     "needed_in_s": HEADROOMS | st.just(inf),
 }
 

@@ -19,6 +19,7 @@ from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.messages import (
     HeldRequest,
     ImportModel,
+    InstanceReport,
     NodeCommand,
     NodeHello,
     NodeReport,
@@ -197,6 +198,19 @@ INVALID: tuple[tuple[Message, str], ...] = (
         for s, rate in ((-1.0, 1e9), (nan, 1e9), (inf, 1e9), (0.0, nan))
     ),
 )
+
+
+@pytest.mark.parametrize("field", ["here", "swaps_to"])
+def test_no_more_than_all_weights_are_on_a_device(field: str) -> None:
+    footprint = model_pb2.Footprint(weights_bytes=1, kv_block_bytes=1, block_tokens=1)
+    report = node_link_pb2.InstanceReport(instance_id="i1", deployment="d", model_id="m", out=True)
+    report.footprint.CopyFrom(footprint)
+    report.kv_blocks = report.context_tokens_max = report.batch_max = 1
+    setattr(report, field, 1.0)
+    from_wire(report, InstanceReport)
+    setattr(report, field, 1e308)
+    with pytest.raises(InvalidInput, match=rf"{field} is 1e\+308; it must be between 0 and 1"):
+        from_wire(report, InstanceReport)
 
 
 def test_missing_parts_unknown_words_and_numbers_that_are_none_are_named() -> None:

@@ -83,6 +83,9 @@ class LocalInstance:
     """The last survey of it that came to its end while the node rested."""
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
     """By what share its last iterations took longer or shorter than predicted."""
+    copied: float = 0.0
+    """The share of its weights that has come since all were there last, in `copied_s`."""
+    copied_s: float = 0.0
     passed: int = 0
     """Turns in a row that passed it over."""
     kept_run_queue: RunQueue | None = None
@@ -291,10 +294,24 @@ class LocalInstance:
         """Blocks of its KV cache that hold nothing, for a request that runs or for one to come."""
         return self.kv_blocks_next - self.kv_blocks_used - self.cache.kv_blocks
 
-    def note_swapped(self, here: float, *, failed: bool) -> None:
-        """Its weights are where they were to go, or where they were."""
+    def note_swapped(self, here: float, seconds: float, *, failed: bool) -> None:
+        """Its weights are where they were to go, which took so long, or where they were."""
         self.swap_failures = self.swap_failures + 1 if failed else 0
-        self.here = self.here if failed else here
+        if failed:
+            return
+        if here > self.here:
+            self.copied, self.copied_s = self.copied + here - self.here, self.copied_s + seconds
+        self.here = here
+
+    def take_copied_s(self) -> float | None:
+        """Seconds in which all of its weights come, as the parts did that are complete now; None
+        while they are not, and when it has been told.
+        """
+        if self.out or not self.copied:
+            return None
+        whole_s = self.copied_s / self.copied
+        self.copied = self.copied_s = 0.0
+        return whole_s
 
     def note_error(self, measured_s: float, predicted_s: float) -> None:
         """An iteration took so long that was predicted to take so long, correction included."""

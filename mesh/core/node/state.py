@@ -197,17 +197,13 @@ class LocalNode:
         (self.swapping, self.swapping_to), self.swap_started_s = swap, now_s
         self.step_beside_swap = True
 
-    def end_swap(self, *, failed: bool) -> tuple[LocalInstance | None, float]:
-        """The instance whose weights are on their way no more, if it is still there, and the share
-        of them that has come.
-        """
+    def end_swap(self, now_s: float, *, failed: bool) -> LocalInstance | None:
+        """The instance whose weights are on their way no more, if it is still there."""
         name, self.swapping = self.swapping, None
         instance = self.instances.get(name) if name is not None else None
-        if instance is None:
-            return None, 0.0
-        before = instance.here
-        instance.note_swapped(self.swapping_to, failed=failed)
-        return instance, instance.here - before
+        if instance is not None:
+            instance.note_swapped(self.swapping_to, now_s - self.swap_started_s, failed=failed)
+        return instance
 
     def note_copied(self, weights_bytes: int, seconds: float) -> None:
         """Weights have come to the device."""

@@ -79,7 +79,7 @@ def _weights(
 
 def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin_s: float) -> None:
     """Weights are where they were to go, or where they were; the next swap begins at once."""
-    instance, came = node.end_swap(failed=bool(event.error))
+    instance = node.end_swap(ctx.now_s, failed=bool(event.error))
     if instance is None:
         return
     if instance.state is LocalState.UNLOADING:
@@ -89,12 +89,11 @@ def finished(ctx: NodeEventContext, node: LocalNode, event: SwapFinished, margin
         broken(ctx, node, instance, broke)
     else:
         end(ctx, node)
-        started_s = node.swap_started_s
         _begin_next(ctx, node, margin_s)
         beat = node.heartbeat(ctx.now_s)
-        if came > 0.0 and instance.footprint is not None:
+        whole_s = instance.take_copied_s()
+        if whole_s is not None and instance.footprint is not None:
             weights_bytes = instance.footprint.weights_bytes
-            whole_s = (ctx.now_s - started_s) / came
             node.note_copied(weights_bytes, whole_s)
             beat = replace(beat, swapped_bytes=weights_bytes, swapped_s=whole_s)
         ctx.report(beat)

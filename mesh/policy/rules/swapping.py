@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import part_bytes
 from mesh.policy.rules.headroom import Headroom
@@ -74,25 +75,27 @@ class Swapping(Headroom):
     """
     name: ClassVar[str] = "swap"
 
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise InvalidInput(f"weights come in 1 part or more, not in {self.parts}")
+
     def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
         """The instance that is out and due first comes in, a part at a time; what has no room takes
         that of those that are due later than it, the last of them first, if they have enough
         together for all of it.
         """
-        here = sorted(
-            (each for each in weights if each.share > 0.0 and each.may_go),
-            key=lambda each: (-each.due_s, each.instance_id),
-        )
+        here = [each for each in weights if each.share > 0.0 and each.may_go]
+        here.sort(key=_due, reverse=True)
         if free_bytes < 0:
             return self._without(here[0], -free_bytes) if here else None
         out = [each for each in weights if each.share < 1.0 and each.due_s < inf]
         if not out:
             return None
-        first = min(out, key=lambda each: (each.due_s, each.instance_id))
+        first = min(out, key=_due)
         share = min((floor(first.share * self.parts + EQUAL) + 1) / self.parts, 1.0)
         if free_bytes >= part_bytes(first.weights_bytes, share) - first.here_bytes:
             return Swap(first.instance_id, share)
-        later = [each for each in here if each.due_s > first.due_s]
+        later = [each for each in here if _due(each) > _due(first)]
         lacking_bytes = first.weights_bytes - first.here_bytes - free_bytes
         if sum(each.here_bytes for each in later) < lacking_bytes:
             return None
@@ -102,6 +105,11 @@ class Swapping(Headroom):
         """As many of its parts go as make so much room."""
         left = max(each.here_bytes - lacking_bytes, 0) / max(each.weights_bytes, 1)
         return Swap(each.instance_id, floor(left * self.parts) / self.parts)
+
+
+def _due(each: Weights) -> tuple[float, InstanceId]:
+    """The order in which weights come; they go in the reverse of it."""
+    return each.due_s, each.instance_id
 
 
 SWAPPING = Swapping()

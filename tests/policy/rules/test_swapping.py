@@ -1,9 +1,11 @@
 """Which weights the swap rule has on the device."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.registry import rule_named
@@ -35,12 +37,14 @@ def out(name: str, due_s: float = inf) -> Weights:
         ([here("a"), here("b", 7.0), out("c", 5.0)], 79, "a"),
         ([here("a", 9.0, may_go=False), here("b", 7.0), out("c", 5.0)], 0, "b"),
         ([here("a", 4.0), here("b", 5.0), out("c", 5.0)], 0, None),
+        ([here("a", 4.0), here("d", 5.0), out("c", 5.0)], 0, "d"),
         ([here("a", 1.0), here("b", 2.0)], -1, "b"),
         ([here("a", 1.0, may_go=False)], -1, None),
     ],
     ids=[
         *("due-first-comes", "lesser-id-comes", "idle-stays-out"),
-        *("due-last-goes", "idle-goes-first", "who-computes-stays", "nobody-is-due-later"),
+        *("due-last-goes", "idle-goes-first", "who-computes-stays"),
+        *("nobody-is-due-later", "greater-id-goes"),
         *("room-for-a-cache", "no-room-yet"),
     ],
 )
@@ -64,11 +68,13 @@ def test_several_go_only_where_they_make_room_together() -> None:
         ([here("a", 9.0), out("c", 5.0)], 40, ("c", 0.125)),
         ([here("a", 9.0), part("c", 0.5, 5.0)], 9, ("a", 0.5)),
         ([part("a", 0.25, 9.0), here("b", 7.0), part("c", 0.5, 5.0)], 0, ("a", 0.0)),
+        ([part("c", 0.5, 5.0), part("d", 0.5, 5.0)], 0, ("d", 0.0)),
         ([here("a", 9.0)], -11, ("a", 0.75)),
     ],
     ids=[
         *("a-part-comes", "the-last-part", "whoever-is-due-sooner-passes", "into-what-is-free"),
-        *("as-many-parts-go-as-make-room", "the-rest-comes-from-another", "for-a-cache"),
+        *("as-many-parts-go-as-make-room", "the-rest-comes-from-another", "one-of-two-halves"),
+        "for-a-cache",
     ],
 )
 def test_weights_come_and_go_by_parts(
@@ -80,6 +86,11 @@ def test_weights_come_and_go_by_parts(
 def test_every_node_has_it_and_knows_that_it_swaps() -> None:
     assert isinstance(rule_named(name_of(SWAPPING)), SwapRule)
     assert not isinstance(HEADROOM, SwapRule)
+
+
+def test_weights_come_in_one_part_at_least() -> None:
+    with pytest.raises(InvalidInput, match="1 part or more"):
+        rule_named(replace(name_of(SWAPPING), parameters=(("parts", 0.0),)))
 
 
 def test_an_engine_that_moves_whole_weights_follows_it_by_whole() -> None:

@@ -52,6 +52,15 @@ class SleepSlot:
     pinned: bool = False
     """Its parameters have a range of the pool until its process ends."""
 
+    def moved(self, weights_bytes: int, share: float) -> float:
+        """The share of its tensors that is on the device where this share of its footprint's
+        `weights_bytes` is. What never moves counts first: an instance has no tensor there before.
+        """
+        moves_bytes = sum(self.loaded.layout.sizes_bytes) + self.loaded.beside_bytes
+        stays_bytes = max(weights_bytes - moves_bytes, 0)
+        moves_bytes = weights_bytes - stays_bytes
+        return max(weights_bytes * share - stays_bytes, 0.0) / max(moves_bytes, 1)
+
 
 def wake_key(order: LoadOrder, options: ProcessOptions) -> WakeKey:
     return WakeKey(

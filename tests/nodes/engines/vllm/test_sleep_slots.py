@@ -12,7 +12,7 @@ from mesh.domain.steps import LoadOrder
 from mesh_nodes.engines.vllm.host_pool import CHUNK_BYTES, HostPool
 from mesh_nodes.engines.vllm.messages import WHOLE, Layout, Loaded, ProcessOptions, Range, Verb
 from mesh_nodes.engines.vllm.remote import Remote
-from mesh_nodes.engines.vllm.sleeping import SleepingProcesses, SleepSlot, wake_key
+from mesh_nodes.engines.vllm.sleeping import SleepingProcesses, SleepSlot, WakeKey, wake_key
 from tests.contract.engine_contract import StoredModel
 from tests.nodes.engines.vllm.test_ends import WAIT_S_MAX, outcome_of
 from tests.nodes.engines.vllm.test_host_pool import mark_whole
@@ -50,6 +50,16 @@ class MadeUp:
 
     def end(self) -> None:
         self.alive = False
+
+
+def test_parts_of_weights_are_those_of_the_tensors_beside_what_stays() -> None:
+    """A tenth of the footprint stays: an eighth of it leaves room for little more."""
+    layout = Layout(tensors=(), sizes_bytes=(800, 80), beside=())
+    loaded = Loaded(layout=layout, beside_bytes=20)
+    slot = SleepSlot(key=cast(WakeKey, None), loaded=loaded, remote=cast(Remote, None))
+    for share, there_bytes in ((0.0, 100), (0.05, 100), (0.125, 125), (0.5, 500), (1.0, 1000)):
+        assert 100 + slot.moved(1000, share) * 900 == pytest.approx(there_bytes)
+    assert slot.moved(450, 0.5) == 0.5, "fewer are stated than move"
 
 
 class Host:
