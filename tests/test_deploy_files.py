@@ -39,6 +39,12 @@ def test_systemd_takes_the_unit_as_it_is(unit: str, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_a_node_that_drains_is_the_only_process_that_is_told_to_stop() -> None:
+    unit = (DEPLOY / "systemd" / "mesh-node@.service").read_text()
+    assert "--grace-s" in unit
+    assert re.search(r"^KillMode=mixed$", unit, re.MULTILINE)
+
+
 def test_the_container_file_is_well_made() -> None:
     command = [str(BIN / "hadolint"), str(DEPLOY / "Containerfile")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)

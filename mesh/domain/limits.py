@@ -72,9 +72,9 @@ class CellLimits:
     as long. Bursts of 100 s every 400 s (two seeds, machines of 30 s): 25 and 32 % refused with
     120 s and 2.0 nodes in the mean, 19 and 16 % with 300 s and 2.7.
     """
-    node_settle_s: float = 15.0
+    node_settle_s: float = 60.0
     """A controller says only after so long how many nodes it wants: those of the one before it join
-    first.
+    first, and those that start.
     """
     node_late_s: float = 45.0
     """Nodes that are wanted for longer, and have not joined, are reported."""

@@ -14,6 +14,7 @@ import yaml
 from mesh import __version__
 from mesh.controller.main import read_node_ranges
 from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import CellLimits
 from mesh.wire.access import ROUTES
 from mesh_nodes.agent import STOP_S_MAX
 from tests.cli.running import mesh
@@ -22,6 +23,7 @@ Document = Mapping[str, Any]
 CUSTOM = re.compile(r"keda\.sh/|\.example/")
 """The API groups of custom kinds, for which Kubernetes has no schema."""
 SCALER = {"url", "valueLocation", "targetValue", "authMode"}
+FEWER_S_LEAST = 2 * CellLimits().node_pause_s
 EDGE_PATHS = ("/edge",)
 """What the edge answers itself."""
 
@@ -319,6 +321,9 @@ def _scaled(documents: Sequence[Document], pods: Sequence[Pod]) -> Iterator[str]
             address = re.fullmatch(pattern, said["url"])
             name, space, port, path = address.groups() if address else ("", "", "0", "")
             ports = [p["port"] for p in services.get(name, {}).get("ports", ())]
+            behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+            if behavior["scaleDown"]["stabilizationWindowSeconds"] < FEWER_S_LEAST:
+                yield f"{what} takes nodes away that a new leader does not know yet"
             if int(port) not in ports or space != document["metadata"]["namespace"]:
                 yield f"{what}: nothing answers at {said['url']}"
             if path not in ROUTES:

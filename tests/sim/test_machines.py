@@ -75,12 +75,13 @@ def alive(cell: VirtualCell) -> int:
 def test_a_burst_takes_one_machine_to_three_and_back_to_one(tmp_path: Path) -> None:
     told = Told()
     cell = VirtualCell(scaled(tmp_path), recorders=(told,))
-    cell.clock.run_until(60.0)
+    cell.clock.run_until(90.0)
     assert alive(cell) == 1
+    began_s = cell.clock.now_s()
     cell.run(burst(0.0, 150.0))
     assert alive(cell) == 3
     came_s = next(at_s for at_s, wanted in told.wanted if wanted > 1)
-    assert came_s - cell.started_s < 60.0 + 15.0
+    assert came_s - began_s < 60.0 + 15.0
     cell.clock.run_until(cell.clock.now_s() + 900.0)
     assert alive(cell) == 1
     assert [wanted for _, wanted in told.wanted][-1] == 1
@@ -92,18 +93,18 @@ def test_under_a_load_that_swings_it_changes_once_a_minute_at_most(
 ) -> None:
     told = Told()
     cell = VirtualCell(scaled(tmp_path), recorders=(told,))
-    cell.clock.run_until(60.0)
+    cell.clock.run_until(90.0)
     swings = [a for n in range(5) for a in burst(90.0 * n, 90.0 * n + 45.0, each_s)]
     cell.run(swings)
     times = [at_s for at_s, _ in told.wanted]
     assert len(times) > 1
-    assert all(b - a >= 60.0 for a, b in pairwise(times[1:]))
+    assert all(b - a >= 60.0 for a, b in pairwise(times))
 
 
 def test_a_machine_that_never_comes_is_reported_within_a_minute(tmp_path: Path) -> None:
     told = Told()
     cell = VirtualCell(scaled(tmp_path, "inf"), recorders=(told,))
-    cell.clock.run_until(120.0)
+    cell.clock.run_until(150.0)
     assert alive(cell) == 0
     wanted_s = told.wanted[0][0]
     (missing_s,) = told.missing_s
@@ -114,7 +115,7 @@ def test_what_is_wanted_is_decided_again_from_a_journal(tmp_path: Path) -> None:
     made, path = scaled(tmp_path), tmp_path / "journal"
     with path.open("w") as file:
         cell = VirtualCell(made, recorders=(Journal(file, made.start()),))
-        cell.run(burst(20.0, 40.0))
+        cell.run(burst(70.0, 90.0))
     start, decisions = read_journal(path)
     assert any(isinstance(a, WantNodes) for decision in decisions for a in decision.actions)
     _, decisions = read_journal(path)

@@ -10,14 +10,10 @@ from math import ceil
 
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
-from mesh.core.controller.state.wanted import LOOK_S, WantedEntry
+from mesh.core.controller.state.wanted import LACKS_LEAST, LOOK_S, WantedEntry
 from mesh.domain.actions import ReportMissingNodes, WantNodes
 from mesh.domain.lifecycle import NodeState
 
-LACKS_LEAST = 3
-"""More nodes are wanted once something lacked one in so many of the last looks: a call alone that
-came at a bad moment starts no machine.
-"""
 FULL_SHARE = 0.7
 """Fewer nodes would do if they had work for less than this share of the time."""
 
@@ -32,17 +28,14 @@ def look(ctx: EventContext) -> None:
 def _look(ctx: EventContext, entry: WantedEntry, nodes: list[NodeEntry]) -> None:
     """`nodes` are those of its kind that take new work."""
     ready, limits = len(nodes), ctx.limits
-    working = sum(not node.rests() for node in nodes)
+    working = sum(not ctx.rests(node) for node in nodes)
     waiting = _waiting(ctx, entry)
     entry.note_look(ctx.now_s, working=working, waiting=waiting, mean_s=limits.node_idle_s)
-    entry.note_ready(ready, ctx.now_s)
-    settled_s = entry.began_s + limits.node_settle_s
-    if ctx.now_s < settled_s:
+    entry.note_ready(nodes, ctx.now_s)
+    if ctx.now_s < entry.began_s + limits.node_settle_s:
         return
     if entry.wanted is None:
         _want(ctx, entry, ready, f"{ready} have joined")
-    elif ready > entry.wanted and ctx.now_s < settled_s + limits.node_pause_s:
-        _want(ctx, entry, ready, f"{ready} have joined this controller")
     elif ctx.now_s - entry.changed_s >= limits.node_pause_s:
         _change(ctx, entry, nodes)
     _report_missing(ctx, entry, ready)
@@ -55,7 +48,7 @@ def _change(ctx: EventContext, entry: WantedEntry, nodes: list[NodeEntry]) -> No
     placed = sum(placed for placed, _, _ in entry.looks)
     lacked = sum(refused for _, refused, _ in entry.looks) + entry.waiting
     looks = sum(lacks for _, _, lacks in entry.looks)
-    if lacked and (looks >= LACKS_LEAST or not ready):
+    if lacked and looks >= LACKS_LEAST:
         # As many as would have placed all, if each placed as many as these did.
         more = ceil(ready * (placed + lacked) / max(placed, 1))
         more = min(max(more, ready + 1), 2 * ready + 1)
@@ -97,16 +90,15 @@ def _waiting(ctx: EventContext, entry: WantedEntry) -> int:
 
 
 def _least_by_minimum(nodes: list[NodeEntry]) -> int:
-    """How many nodes hold at least what is to stay loaded by deployments' minimum."""
-    stays_bytes = sum(
-        instance.promised_bytes
+    """How many nodes hold what is to stay loaded by deployments' minimum."""
+    return sum(
+        any(
+            (owner := node.deployments.get(instance.deployment)) is not None
+            and owner.replicas() <= owner.spec.scaling.replicas_min
+            for instance in node.instances.values()
+        )
         for node in nodes
-        for instance in node.instances.values()
-        if (owner := node.deployments.get(instance.deployment)) is not None
-        and owner.replicas() <= owner.spec.scaling.replicas_min
     )
-    most_bytes = max((node.capacity_bytes for node in nodes), default=0)
-    return ceil(stays_bytes / most_bytes) if most_bytes else 0
 
 
 def _report_missing(ctx: EventContext, entry: WantedEntry, ready: int) -> None:

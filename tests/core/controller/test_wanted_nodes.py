@@ -6,14 +6,17 @@ from itertools import pairwise
 import pytest
 
 from mesh.domain.actions import ControllerAction, ReportMissingNodes, WantNodes
-from mesh.domain.events import LeaseCheckDue
+from mesh.domain.events import DeployRequested, LeaseCheckDue
+from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.limits import CellLimits, NodeRange
 from mesh.domain.messages import Heartbeat, LoadInstance, SubmitRequest, UnloadInstance
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.views import NodesWanted
 from tests.core.cells import (
+    FOOTPRINT,
     MIB,
+    MODEL,
     CellUnderTest,
     commands,
     deployment,
@@ -28,7 +31,7 @@ LEAST, MOST = 0, 4
 LIMITS = CellLimits(
     delivery_s_max=0.02,
     node_lease_s=3600.0,
-    node_idle_s=120.0,
+    node_idle_s=180.0,
     node_ranges=(NodeRange(device=DeviceKind.CPU, least=LEAST, most=MOST),),
 )
 SETTLE = int(LIMITS.node_settle_s)
@@ -74,8 +77,6 @@ def test_a_new_controller_says_nothing_until_those_that_were_there_can_have_join
     assert not cell.core.wanted(cell.now_s)
     told = only(seconds(cell, 1), WantNodes)
     assert (told.device, told.wanted) == (DeviceKind.CPU, 2)
-    cell.join(hello("n3"))
-    assert only(seconds(cell, 1), WantNodes).wanted == 3, "it came late, and is no further one"
 
 
 def test_without_a_range_nothing_is_wanted() -> None:
@@ -126,6 +127,36 @@ def test_a_node_that_would_not_help_is_not_wanted(cell: CellUnderTest) -> None:
     assert kind(cell).wanted == 1
 
 
+@pytest.fixture
+def two() -> CellUnderTest:
+    """A deployment for GPUs or CPUs, and nodes of either kind on demand."""
+    gpus = NodeRange(device=DeviceKind.GPU, least=0, most=MOST)
+    limits = replace(LIMITS, node_ranges=(*LIMITS.node_ranges, gpus))
+    devices = (DeviceKind.GPU, DeviceKind.CPU)
+    either = [deployment(name) for name in ("a", "b")]
+    either = [replace(one, spec=replace(one.spec, devices=devices)) for one in either]
+    return CellUnderTest(*either, limits=limits)
+
+
+def wanted(cell: CellUnderTest, device: DeviceKind) -> int:
+    return next(one.wanted for one in cell.core.wanted(cell.now_s) if one.device is device)
+
+
+def test_one_refused_call_starts_no_machine_of_another_kind(two: CellUnderTest) -> None:
+    busy(two)
+    seconds(two, SETTLE + PAUSE + 1)
+    seconds(two, 1, call="b")
+    assert wanted(two, DeviceKind.GPU) == 0
+    seconds(two, 3, call="b")
+    assert wanted(two, DeviceKind.GPU) > 0
+
+
+def test_a_kind_whose_machines_never_come_gives_way_to_the_other(two: CellUnderTest) -> None:
+    busy(two)
+    seconds(two, SETTLE + PAUSE + int(LIMITS.node_late_s) + 2 * PAUSE, call="b")
+    assert (wanted(two, DeviceKind.GPU), wanted(two, DeviceKind.CPU) > 1) == (1, True)
+
+
 def test_idle_nodes_are_wanted_no_more_after_a_while(cell: CellUnderTest) -> None:
     for name in ("n1", "n2", "n3"):
         cell.join(hello(name))
@@ -135,13 +166,49 @@ def test_idle_nodes_are_wanted_no_more_after_a_while(cell: CellUnderTest) -> Non
     assert [one.wanted for one in told] == [0]
 
 
+def test_after_work_none_is_wanted_either(cell: CellUnderTest) -> None:
+    link, _ = cell.join(hello())
+    seconds(cell, SETTLE + 1)
+    load = only(commands(cell.invoke(request(of="a")), LoadInstance), LoadInstance)
+    seconds(cell, 1)
+    cell.loaded(link, load.instance_id)
+    cell.tokens(link, "r1", (1,), finish=FinishReason.STOP)
+    seconds(cell, 6 * PAUSE)
+    assert kind(cell).wanted == 0
+
+
+def test_a_node_that_imports_has_work(cell: CellUnderTest) -> None:
+    cell.join(hello())
+    cell.tell(DeployRequested(operation_id=OperationId("op-1"), spec=deployment("c").spec))
+    seconds(cell, SETTLE + 6 * PAUSE)
+    assert kind(cell).wanted == 1
+
+
 def test_nodes_that_hold_a_minimum_stay() -> None:
-    kept = CellUnderTest(*(deployment(name, replicas_min=1) for name in ("a", "b")), limits=LIMITS)
-    for name in ("n1", "n2"):
+    """Though two could hold as many bytes as the three models have."""
+    names = ("a", "b", "c")
+    kept = CellUnderTest(*(deployment(name, replicas_min=1) for name in names), limits=LIMITS)
+    for name in ("n1", "n2", "n3"):
         link, said = kept.join(hello(name, memory_bytes=200 * MIB))
         kept.loaded(link, only(commands(said, LoadInstance), LoadInstance).instance_id)
     seconds(kept, SETTLE + 6 * PAUSE)
-    assert kind(kept).wanted == 2
+    assert kind(kept).wanted == 3
+
+
+@pytest.mark.parametrize(("tensor_parallel", "weights_mib"), [(1, 300), (2, 100)])
+def test_nodes_that_could_never_hold_a_minimum_are_not_wanted(
+    tensor_parallel: int, weights_mib: int
+) -> None:
+    """They are too small, or have too few devices; one of them holds something that idles."""
+    large = deployment("large", replicas_min=1)
+    large = replace(large, spec=replace(large.spec, tensor_parallel=tensor_parallel))
+    weights = replace(FOOTPRINT, weights_bytes=weights_mib * MIB)
+    model = replace(MODEL, layers=3)  # with a footprint of its own
+    large = replace(large, model=model, footprints=(("scripted", weights),))
+    vain = CellUnderTest(deployment("a"), large, limits=LIMITS)
+    busy(vain)
+    seconds(vain, SETTLE + 4 * PAUSE)
+    assert kind(vain).wanted == 1
 
 
 def test_a_deployment_without_its_minimum_wants_a_node() -> None:

@@ -117,12 +117,17 @@ class EventContext:
         keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
         return [node for _, node in sorted(keyed, key=lambda of: of[0])]
 
+    def rests(self, node: NodeEntry) -> bool:
+        """Whether the node has nothing to do, and no import or measurement either."""
+        return node.rests() and all(o.node is not node for o in self.cell.operations.values())
+
     def wanted_for(
         self, entry: DeploymentEntry, *, for_minimum: bool = False
     ) -> WantedEntry | None:
         """The kind of which a node more would give a deployment room or time; None where none
         would: it has all of its instances, or a node of the kind has nothing to do, or, for
-        `replicas_min`, holds nothing. Of several kinds it is the first that may have more.
+        `replicas_min`, holds nothing; or its nodes could not hold an instance, were they empty. Of
+        several kinds it is the first that may have more, and whose machines come.
         """
         if entry.replicas() >= entry.spec.scaling.replicas_max:
             return None
@@ -132,14 +137,15 @@ class EventContext:
             kind
             for kind in kinds
             if kind.range.device in self.policy.devices
+            and (not kind.known or any(node.could_hold(entry) for node in kind.known))
             and not any(
-                node.rests() and not (for_minimum and node.instances)
+                self.rests(node) and not (for_minimum and node.instances)
                 for node in nodes
                 if node.device is kind.range.device
             )
         ]
         below = [kind for kind in helped if (kind.wanted or 0) < kind.range.most]
-        return next(iter(below or helped), None)
+        return min(below or helped, key=lambda kind: kind.reported, default=None)
 
     def note_lack(self, entry: DeploymentEntry, *, too_long: bool) -> None:
         """A call of the deployment is refused for want of room or time. One that is `too_long`
@@ -147,7 +153,7 @@ class EventContext:
         """
         found = self.wanted_for(entry) if self.cell.wanted and not too_long else None
         if found is not None:
-            found.note_refused()
+            found.note_refused(alone=not self.has_node(entry.spec))
 
     def note_placed(self, node: NodeEntry) -> None:
         """A call has found a place there."""

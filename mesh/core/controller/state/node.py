@@ -216,6 +216,12 @@ class NodeEntry:
         computes = spec.task is None or self.hello.embeds
         return enough and computes and self.device in spec.devices
 
+    def could_hold(self, entry: "DeploymentEntry") -> bool:
+        """Whether it could hold an instance of a deployment with nothing else on it."""
+        if entry.deployment is None or not self.suits(entry.spec):
+            return self.suits(entry.spec)
+        return self.footprint_of(entry.deployment).instance_bytes(1) <= self.capacity_bytes
+
     def footprint_of(self, deployment: Deployment) -> Footprint:
         """As instances of the shape said here; else as an engine of its kind stated, or about. It
         is that of the deployment's context limit, which theirs may differ from.
