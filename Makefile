@@ -153,7 +153,7 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 	.venv-cluster/bin/python -m $(PIP) -e '.[cluster,cpu,test]' -r tests/cluster/tools.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, manifests of Kubernetes, Envoy; without initdb some are skipped
+test-cluster: .venv-cluster/.installed ## the registry in PostgreSQL and standbys, fronts, manifests of Kubernetes, Envoy; without initdb some are skipped
 	@.venv-cluster/bin/python -m pytest -rs tests/cluster
 
 VLLM_TESTS = $(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm

@@ -38,6 +38,7 @@ from mesh.controller.watch import CellLog
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.outcome import Outcome
+from mesh.domain.usage import Usage
 from mesh.http.app import assembled
 from mesh.http.feed import Feed
 from mesh.http.journal import view_only
@@ -100,6 +101,10 @@ FRAMES = """seconds => new Promise(resolve => {
 })"""
 
 
+async def _no_usage(since_unix_s: float) -> tuple[Usage, ...]:
+    return ()
+
+
 class PacedCell:
     """A virtual cell with its requests running, whose clock goes on as the loop has time."""
 
@@ -132,7 +137,7 @@ class PacedCell:
             cell=self.cell.core,
             book=book,
             cancel=lambda _: None,
-            usage=lambda _: (),
+            usage=_no_usage,
             log=log,
             recent=meter.recent,
             clock=self.cell.clock,

@@ -27,6 +27,7 @@ VERBS = {
     "up": "Start a cell on this machine; Ctrl-C stops all of it.",
     "controller": "Run a cell's controller in the foreground.",
     "node": "Run a node agent in the foreground.",
+    "front": "Serve clients before several cells, in the foreground.",
     "deploy": "Deploy models from manifests.",
     "rollout": "Show a deployment's revisions, or go back to an earlier one.",
     "get": "List deployments, or show one.",
@@ -70,7 +71,7 @@ MODULES = {
 }
 
 
-SERVERS = ("controller", "node", "up")
+SERVERS = ("controller", "front", "node", "up")
 """Verbs with certificates of their own."""
 
 

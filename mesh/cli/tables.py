@@ -145,9 +145,11 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("name", str(spec.name)),
         ("state", str(deployment.state)),
         *([("failure", deployment.phase)] if deployment.state is DeploymentState.FAILED else []),
+        *([("differs", deployment.differs)] if deployment.differs else []),
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
         ("tensor_parallel", str(spec.tensor_parallel)),
+        *([("cells", str(spec.cells))] if spec.cells > 1 else []),
         ("weights", spec.weights or "default"),
         ("precision", spec.precision or "each node's, see mesh describe NODE"),
         *([("task", spec.task)] if spec.task is not None else []),
@@ -223,14 +225,14 @@ def wanted_words(kinds: Sequence[NodesWanted]) -> str:
 
 
 def under_way(deployment: DeploymentSnapshot) -> str:
-    """What its import is at, or the first of its loads, or why it has failed; empty where there is
-    none of that.
+    """What its import is at, or the first of its loads, or why it has failed, or at a front where
+    its cells differ; empty where there is none of that.
     """
     if deployment.state is DeploymentState.FAILED:
         return deployment.phase
     if deployment.phase:
         return _progress_text(deployment.phase, deployment.share)
-    return next(filter(None, map(_phase, deployment.instances)), "")
+    return next(filter(None, map(_phase, deployment.instances)), deployment.differs)
 
 
 def _phase(instance: InstanceSnapshot) -> str:

@@ -12,15 +12,12 @@ from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
 from mesh.controller.lookup import find_deployment, no_deployment, no_request, seen_profiles
-from mesh.controller.operating import Operating, Replies
-from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status, with_starting
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
-from mesh.domain.events import DrainRequested
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, RequestId
 from mesh.domain.messages import NodeStarting
 from mesh.domain.text import TextAssets
@@ -29,6 +26,7 @@ from mesh.domain.views import CellSnapshot, NodeSnapshot, ProfileView, RequestSn
 from mesh.report.cell_report import CellReport
 from mesh.report.plain import plain
 from mesh.runtime.clock import Clock
+from mesh.runtime.operator import Operator, Replies
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlServicer
@@ -73,11 +71,10 @@ class Control(ControlServicer):
         cell: OperatedCell,
         calls: OpenCalls,
         clock: Clock,
-        operations: Operations,
-        operating: Operating,
+        operating: Operator,
         log: CellLog,
         texts: Callable[[ModelId], TextAssets | None],
-        usage: Callable[[float], Sequence[Usage]],
+        usage: Callable[[float], Awaitable[Sequence[Usage]]],
         report: Callable[[Caller, float], Awaitable[CellReport]],
         state_path: str,
         starting: Callable[[], Sequence[NodeStarting]],
@@ -87,7 +84,6 @@ class Control(ControlServicer):
         self._cell = cell
         self._calls = calls
         self._clock = clock
-        self._operations = operations
         self._operating = operating
         self._log = log
         self._texts = texts
@@ -123,12 +119,8 @@ class Control(ControlServicer):
         await _write(self._operating.unload(DeploymentName(request.name)), context)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> None:
-        drained = self._operations.run(
-            lambda operation_id: DrainRequested(
-                operation_id=operation_id, node_id=NodeId(request.node_id), undo=request.undo
-            )
-        )
-        await _write(drained, context)
+        node_id = NodeId(request.node_id)
+        await _write(self._operating.drain(node_id, undo=request.undo), context)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> None:
         node_id = NodeId(request.node_id) if request.HasField("node_id") else None
@@ -175,7 +167,7 @@ class Control(ControlServicer):
         return to_wire(status, pb.Status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
-        asks, usages = caller(), self._usage(request.since_unix_s)
+        asks, usages = caller(), await self._usage(request.since_unix_s)
         mine = [u for u in usages if asks.role is Role.ADMIN or u.tenant == asks.tenant]
         return pb.GetUsageResponse(usages=[to_wire(one, pb.Usage) for one in mine])
 

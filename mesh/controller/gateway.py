@@ -33,8 +33,16 @@ from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import AlreadyExists, Cancelled, InvalidInput, Refused, Unavailable
-from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidInput,
+    MeshError,
+    Refused,
+    Unavailable,
+)
+from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.front import FailRequest
 from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, ModelId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, Resume, TokenPrompt
@@ -48,6 +56,7 @@ from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.thoughts import Thinking
 from mesh.wire.access import caller
+from mesh.wire.errors import error_named
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
@@ -111,6 +120,9 @@ class _EndedStream:
     """See `ClientStream.charged`."""
     output_tokens: int
     finish: FinishReason | None
+    ended_s: float
+    has_place: bool
+    """The core had accepted it."""
 
 
 class Call:
@@ -145,7 +157,7 @@ class Gateway:
         self,
         *,
         cell: Cell,
-        post: Callable[[ControllerEvent], None],
+        post: Callable[[InvokeRequested | CancelRequested], None],
         clock: Clock,
         tokenizers: Tokenizers,
         rng: random.Random,
@@ -154,7 +166,11 @@ class Gateway:
         tenants: TenantMeter | None = None,
         traces: Tracing | None = None,
         starting: Callable[[], Sequence[NodeStarting]] = tuple,
+        adopts: bool = True,
     ) -> None:
+        """`adopts`: an earlier controller may have accepted calls that come again; a front has not
+        seen that one did.
+        """
         self._starting = starting
         self._traces = traces
         self._cell = cell
@@ -166,6 +182,7 @@ class Gateway:
         self._limits = limits
         self._tenants = tenants or TenantMeter(lambda _: TenantLimits(), clock)
         self._began_s = clock.now_s()
+        self._adopts = adopts
         self._ended_keys: dict[RequestId, _EndedStream] = {}
         """The last calls with a key whose streams have ended, by their requests."""
         self._accepted_before: dict[DeploymentName, set[RequestId]] = {}
@@ -219,6 +236,11 @@ class Gateway:
         """Who has made an open call."""
         stream = self._streams.get(request_id)
         return stream.caller if stream is not None else ANYONE
+
+    def asked(self, request_id: RequestId) -> Invocation | None:
+        """What the client of an open call has asked for."""
+        stream = self._streams.get(request_id)
+        return None if stream is None else stream.asked
 
     def charged_before(self, request_id: RequestId) -> int | None:
         """See `ClientStream`."""
@@ -346,10 +368,12 @@ class Gateway:
         """What its client is told where a node is starting, of which the core knows nothing. Nodes
         are not named: tenants are told this, too.
         """
-        stream = self._streams.get(refusal.request_id)
-        deployment = stream and self._cell.deployment(stream.request.deployment)
+        stream, starting = self._streams.get(refusal.request_id), self._starting()
+        if stream is None or not starting:
+            return refusal
+        deployment = self._cell.deployment(stream.request.deployment)
         wanted = deployment.spec.devices if deployment else ()
-        node = next((node for node in self._starting() if node.device in wanted), None)
+        node = next((node for node in starting if node.device in wanted), None)
         if node is None:
             return refusal
         return replace(
@@ -378,6 +402,13 @@ class Gateway:
             stream.ended = True
             self._cancel(request_id)
 
+    def fail(self, failure: FailRequest) -> None:
+        """Its client is told the error; the request has ended."""
+        stream = self._streams.get(failure.request_id)
+        if stream is not None:
+            stream.ended = True
+            self._drop(stream, error_named(failure.error, failure.message, hint=failure.hint))
+
     def _cancel(self, request_id: RequestId) -> None:
         """Those who leave in one turn of the loop go together: a place that each frees would be
         given to the next one that is about to go.
@@ -392,7 +423,7 @@ class Gateway:
             return  # it went before its turn came
         self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
-    def _drop(self, stream: ClientStream, why: Cancelled) -> None:
+    def _drop(self, stream: ClientStream, why: MeshError) -> None:
         """Free the request's place, and wake the task that waits for it to be told why."""
         request_id = stream.request.request_id
         stream.dropped = why
@@ -492,6 +523,7 @@ class Gateway:
         )
         resumed = self._resumed(asked, request, deployment) if keyed else None
         stream = ClientStream(
+            asked=asked,
             request=request,
             slo=slo,
             has_own_slo=slo is not deployment.spec.slo,
@@ -514,6 +546,10 @@ class Gateway:
     def _began_before(self, resume: Resume) -> bool:
         """Whether an earlier controller may have accepted a call that comes again."""
         now_s = self._clock.now_s()
+        if caller().vouched:
+            return True
+        if not self._adopts:
+            return False
         recent = now_s - self._began_s < ACCEPTED_BEFORE_S_MAX
         return recent and (bool(resume.output_tokens) or now_s - resume.age_s < self._began_s)
 
@@ -562,13 +598,16 @@ class Gateway:
             )
         known, now_s = stream or ended, self._clock.now_s()
         accepted = self._accepts(request, resume)
+        # Who comes again soon after his stream ended, as by another front, keeps the place.
+        had_place = known is not None and known.has_place
+        had_place = had_place and (ended is None or now_s - ended.ended_s < GAP_S_MAX)
         asked_s = now_s if known is None else known.asked_s
         if accepted and known is None:
             asked_s = self._began_s - GAP_S_MAX
         return Resumed(
             output_tokens=resume.output_tokens,
             age_s=resume.age_s,
-            accepted=accepted or (stream is not None and stream.has_place),
+            accepted=accepted or had_place,
             queue_age_s=min(resume.age_s, now_s - asked_s),
         )
 
@@ -576,6 +615,8 @@ class Gateway:
         """Whether a call is taken for one that an earlier controller has accepted."""
         if not self._began_before(resume):
             return False
+        if caller().vouched:
+            return True
         accepted = self._accepted_before.setdefault(public_name(request.deployment), set())
         if len(accepted) < ACCEPTED_BEFORE_MAX:
             accepted.add(request.request_id)
@@ -686,7 +727,12 @@ class Gateway:
             return
         self._ended_keys.pop(stream.request.request_id, None)
         self._ended_keys[stream.request.request_id] = _EndedStream(
-            stream.asked_s, stream.charged, stream.output_tokens, stream.finish
+            stream.asked_s,
+            stream.charged,
+            stream.output_tokens,
+            stream.finish,
+            self._clock.now_s(),
+            stream.has_place,
         )
         if len(self._ended_keys) > ENDED_KEYS_MAX:
             del self._ended_keys[next(iter(self._ended_keys))]

@@ -60,8 +60,8 @@ class JournalView:
         start, _ = read_journal(path)
         if not isinstance(start, ControllerStart):
             raise InvalidInput(
-                f"{path} is the journal of a node, which knows nothing of the cell",
-                hint="give that of a controller; `mesh sim --replay` decides a node's again",
+                f"{path} is the journal of a node or a front, which know nothing of the cell",
+                hint="give that of a controller; `mesh sim --replay` decides the others again",
             )
         self._start = start
         self._events, self._first_s, self._last_s = _extent(path)
@@ -226,5 +226,5 @@ def _cancel(request_id: RequestId) -> None:
     raise no_request(request_id)
 
 
-def _usage(since_unix_s: float) -> tuple[Usage, ...]:
+async def _usage(since_unix_s: float) -> tuple[Usage, ...]:
     return ()

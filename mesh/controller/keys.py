@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mesh.domain.access import Caller, Key, Role, TenantLimits, TenantName
 from mesh.domain.checks import check_name
-from mesh.domain.errors import InvalidInput, NotFound, StorageError, Unauthenticated
+from mesh.domain.errors import Forbidden, InvalidInput, NotFound, StorageError, Unauthenticated
 
 FILE_NAME = "keys.sqlite3"
 SCHEMA = 1
@@ -54,6 +54,7 @@ class KeyBook:
         self.path = folder / FILE_NAME
         self._version = -1
         self._keys: dict[str, Key] = {}
+        self._by_id: dict[str, Key] = {}
         self._limits: dict[TenantName, TenantLimits] = {}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,11 +136,18 @@ class KeyBook:
         key = self._keys.get(_digest(secret))
         if key is None:
             raise Unauthenticated("the key is unknown", hint="`mesh key create` makes one")
-        if key.revoked_unix_s is not None:
-            raise Unauthenticated(f"the key {key.key_id} was revoked", hint="ask for another one")
-        if key.expires_unix_s is not None and key.expires_unix_s <= time.time():
-            raise Unauthenticated(f"the key {key.key_id} has expired", hint="ask for another one")
+        if why := _ended(key):
+            raise Unauthenticated(why, hint="ask for another one")
         return Caller(role=key.role, tenant=key.tenant, key_id=key.key_id)
+
+    def check_acted_for(self, key_id: str) -> None:
+        """Raises Forbidden where an operator calls for whose key holds no more here. One that only
+        the operator knows holds.
+        """
+        self._look()
+        key = self._by_id.get(key_id)
+        if key is not None and (why := _ended(key)):
+            raise Forbidden(why, hint="ask for another one")
 
     def limits(self, tenant: TenantName) -> TenantLimits:
         self._look()
@@ -183,6 +191,7 @@ class KeyBook:
                     "SELECT * FROM keys"
                 )
             }
+            self._by_id = {key.key_id: key for key in self._keys.values()}
             self._limits = {
                 TenantName(tenant): TenantLimits(
                     requests_per_s=requests,
@@ -228,6 +237,15 @@ class KeyDesk:
     def all_keys(self) -> tuple[Key, ...]:
         with closing(KeyBook(self._folder)) as book:
             return book.all_keys()
+
+
+def _ended(key: Key) -> str:
+    """Why a key opens nothing any more; empty where it does."""
+    if key.revoked_unix_s is not None:
+        return f"the key {key.key_id} was revoked"
+    if key.expires_unix_s is not None and key.expires_unix_s <= time.time():
+        return f"the key {key.key_id} has expired"
+    return ""
 
 
 def _digest(secret: str) -> str:

@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mesh.controller.gateway import GatewayLimits
 from mesh.controller.options import (
@@ -38,52 +39,70 @@ _VERBOSE = Option(flag="--verbose", kind=bool, help="Log at level DEBUG.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        options = parse(
-            (*OPTIONS, _VERBOSE),
-            arguments,
-            os.environ,
-            prog="python -m mesh.controller",
-            description="Run the controller of a cell.",
-        )
-        level = logging.DEBUG if options.verbose else logging.INFO
-        begin_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def run() -> None:
+        options = parsed(OPTIONS, arguments, "mesh.controller", "Run the controller of a cell.")
         config = ControllerConfig(
-            listen=options.listen,
-            http=None if options.http == HTTP_OFF else options.http,
-            http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
-            http_origins=tuple(map(read_origin, options.http_cors)),
-            page=not options.no_page,
-            home=Path(options.home),
+            **served(options),
             state=options.state,
-            journal=None if options.journal is None else Path(options.journal),
             policy=DEFAULT_POLICY if options.policy is None else options.policy,
             limits=CellLimits(
                 turn_s_max=_turn_s(options.turn), node_ranges=read_node_ranges(options.nodes_wanted)
             ),
-            gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
-            keys=_wants_keys(options),
-            tls=_tls(Path(options.tls)) if options.tls else None,
             sources=read_source_rules(options.sources),
             traces=wants_traces(os.environ),
-            grace_s=read_grace_s(options.grace_s, "30 lets answers end for half a minute"),
         )
-        while asyncio.run(serve(config, ready=_settle)):
+        while asyncio.run(serve(config, ready=settle)):
             pass  # it has handed over, and stands by
+
+    return exit_code(run, "controller")
+
+
+def parsed(
+    options: Iterable[Option], arguments: Sequence[str] | None, module: str, description: str
+) -> argparse.Namespace:
+    """The values of a server's options; it logs from now on. Raises InvalidInput."""
+    prog = f"python -m {module}"
+    given = parse((*options, _VERBOSE), arguments, os.environ, prog=prog, description=description)
+    level = logging.DEBUG if given.verbose else logging.INFO
+    begin_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return given
+
+
+def served(options: argparse.Namespace) -> dict[str, Any]:
+    """What a `ControllerConfig` says of how clients are served. Raises InvalidInput."""
+    return {
+        "listen": options.listen,
+        "http": None if options.http == HTTP_OFF else options.http,
+        "http_hosts_allowed": tuple(map(_host, options.http_host_allowed)),
+        "http_origins": tuple(map(read_origin, options.http_cors)),
+        "page": not options.no_page,
+        "home": Path(options.home),
+        "journal": None if options.journal is None else Path(options.journal),
+        "gateway": GatewayLimits(join_s=_join_s(options.join_ms)),
+        "keys": _wants_keys(options),
+        "tls": _tls(Path(options.tls)) if options.tls else None,
+        "grace_s": read_grace_s(options.grace_s, "30 lets answers end for half a minute"),
+    }
+
+
+def exit_code(run: Callable[[], None], what: str) -> int:
+    """Run a server; how it ended is told on stderr."""
+    try:
+        run()
     except MeshError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
         return USAGE if isinstance(error, InvalidInput) else FAILED
     except Exception as error:
-        # The trace is in the log: the core's failure was logged where it happened.
-        sys.stderr.write(f"error: the controller failed: {type(error).__name__}: {error}\n")
+        # The trace is in the log: a core's failure was logged where it happened.
+        sys.stderr.write(f"error: the {what} failed: {type(error).__name__}: {error}\n")
         sys.stderr.write("hint: this is a fault of mesh; its log has the trace\n")
         return FAILED
     return DONE
 
 
-def _settle(address: str, http: str | None) -> None:
+def settle(address: str, http: str | None) -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
     does beside the tokens (a tenth of the controller's time under load).
     """

@@ -15,7 +15,7 @@ from mesh.controller.operations import Operations
 from mesh.controller.replaying import Replaying
 from mesh.controller.snapshots import with_starting
 from mesh.controller.tenants import check_deployments
-from mesh.domain.access import TenantLimits, TenantName
+from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
 from mesh.domain.deployment import DeploymentSpec
@@ -23,6 +23,7 @@ from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound
 from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
+    DrainRequested,
     LoadRequested,
     ProfileRequested,
     ScaleRequested,
@@ -35,9 +36,9 @@ from mesh.domain.messages import NodeStarting
 from mesh.domain.source_rules import SourceRules
 from mesh.domain.views import CellSnapshot, Prospect
 from mesh.runtime.clock import Now
+from mesh.runtime.operator import Replies
 from mesh.wire.access import caller
 
-Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
 STARTING_S_MAX = 120.0
 """For so long a deploy waits for nodes that are starting. A trial of precisions takes 24 s on two
 cores, and a minute at most.
@@ -142,7 +143,14 @@ class Operating:
         if found is None and asks.tenant:
             mine = sum(one.spec.tenant == asks.tenant for one in deployments)
             check_deployments(asks.tenant, self._limits(asks.tenant), mine)
-        return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
+        # An operator may say whose it is, as one does through a front; it never becomes another's.
+        own = spec.tenant if asks.role is Role.ADMIN else asks.tenant
+        if found is not None and own and asks.role is Role.ADMIN and found.tenant != own:
+            raise AlreadyExists(
+                f"the name {spec.name!r} is of tenant {found.tenant or 'nobody'}, not of {own}",
+                hint="choose another one, or delete that first",
+            )
+        return replace(spec, tenant=found.tenant if found is not None else own)
 
     def undo(self, name: DeploymentName, to: int | None) -> Replies:
         """Back to revision `to`, or to the one that served before."""
@@ -198,4 +206,10 @@ class Operating:
         find_deployment(name, self._snapshot())
         return self._operations.run(
             lambda o: ProfileRequested(operation_id=o, name=name, node_id=node_id)
+        )
+
+    def drain(self, node_id: NodeId, *, undo: bool) -> Replies:
+        """Give a node no new work; `undo` takes that back."""
+        return self._operations.run(
+            lambda o: DrainRequested(operation_id=o, node_id=node_id, undo=undo)
         )

@@ -6,7 +6,7 @@ requests, and the usage file.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from mesh.controller.lookup import find_deployment, no_request, seen_by, seen_profiles
@@ -46,7 +46,7 @@ class Reading:
         cell: ReadCell,
         book: CallBook,
         cancel: Callable[[RequestId], None],
-        usage: Callable[[float], Sequence[Usage]],
+        usage: Callable[[float], Awaitable[Sequence[Usage]]],
         log: CellLog,
         recent: Recent,
         clock: Now,
@@ -109,9 +109,9 @@ class Reading:
     def trace(self, asks: Caller) -> Iterator[Plain]:
         return chrome_trace(self._book, self._clock.now_s(), _sees(asks))
 
-    def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:
+    async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain:
         """Raises StorageError."""
-        found = self._usage(since_unix_s)
+        found = await self._usage(since_unix_s)
         mine = [one for one in found if asks.role is Role.ADMIN or one.tenant == asks.tenant]
         return plain(summed(mine, by))
 

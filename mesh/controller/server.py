@@ -53,7 +53,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.revision import public_name
 from mesh.domain.source_rules import SourceRules
-from mesh.domain.usage import HOUR_S
+from mesh.domain.usage import HOUR_S, Usage
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.calls import CallBook
 from mesh.report.narrate import Narrator
@@ -93,7 +93,7 @@ SERVICES = (
 logger = logging.getLogger(__name__)
 
 
-class _Health(health.HealthServicer):  # type: ignore[misc]
+class Health(health.HealthServicer):  # type: ignore[misc]
     """Health can be asked for and not watched, for which clients take that of who serves no such
     call: a watcher needs no key, and one that reads nothing would keep a controller from stopping.
     """
@@ -158,15 +158,15 @@ async def serve(
     """
     ending = asyncio.Event() if stop is None else stop
     with ExitStack() as opened:
-        access = _opened_access(config, opened)
-        guard, health_ = Guard(access.gate), _Health()
+        access = opened_access(config, opened)
+        guard, health_ = Guard(access.gate), Health()
         server = grpc.aio.server(options=server_options(), interceptors=[guard])
         health_pb2_grpc.add_HealthServicer_to_server(health_, server)
         if stop is None:
-            _end_on_signals(ending, opened)
+            end_on_signals(ending, opened)
         try:
             address = bind(server, config.listen, config.tls)
-            http = _bound_http(config, opened)
+            http = bound_http(config, opened)
             database = await _opened_registry(config, address)
             try:
                 usage = _opened_usage(config, opened)
@@ -192,7 +192,7 @@ async def serve(
                         ready(address, at)
                     giving_back = asyncio.create_task(give_back_freed())
                     opened.callback(giving_back.cancel)
-                    await _first_of(ending, database.deposed)
+                    await first_of(ending, database.deposed)
                     if not database.deposed.is_set():
                         await controller.drain(config.grace_s, database.deposed)
                 finally:
@@ -211,7 +211,7 @@ async def serve(
     return not ending.is_set()
 
 
-def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
+def bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
     """The HTTP server, bound, where one is asked for. It is imported here because its libraries
     would be a third of every controller's start.
     """
@@ -224,7 +224,7 @@ def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | No
     return http
 
 
-def _end_on_signals(ending: asyncio.Event, opened: ExitStack) -> None:
+def end_on_signals(ending: asyncio.Event, opened: ExitStack) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
@@ -253,7 +253,7 @@ async def _stand_by(
     gate: Gate,
     server: grpc.aio.Server,
     http: "HttpServer | None",
-    health_: _Health,
+    health_: Health,
     ending: asyncio.Event,
 ) -> None:
     """Answer who asks with where the leader is, until this controller leads or is to end. Raises
@@ -277,12 +277,12 @@ async def _stand_by(
 
         http.start(standing_by(instead, gate))
     logger.info("stands by; %s leads", database.leader() or "none")
-    await _first_of(ending, database.leads, database.deposed)
+    await first_of(ending, database.leads, database.deposed)
     if database.failure is not None:
         raise database.failure
 
 
-async def _first_of(*events: asyncio.Event) -> None:
+async def first_of(*events: asyncio.Event) -> None:
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -331,17 +331,17 @@ def _opened_traces(config: ControllerConfig, clock: LoopClock, opened: ExitStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Access:
+class Access:
     gate: Gate = field(default_factory=Gate)
     limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits()
     keys: KeyDesk | None = None
 
 
-def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
+def opened_access(config: ControllerConfig, opened: ExitStack) -> Access:
     """Raises InvalidInput where keys are wanted, and there is none yet: nobody could ask."""
     mutual = config.tls is not None
     if not config.keys:
-        return _Access(gate=Gate(mutual=mutual))
+        return Access(gate=Gate(mutual=mutual))
     book = KeyBook(config.home / "controller")
     opened.callback(book.close)
     if not book.all_keys():
@@ -349,8 +349,10 @@ def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
             f"every call at {config.listen} needs a key, and there is none in {book.path}",
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
-    return _Access(
-        gate=Gate(book.caller, mutual=mutual), limits=book.limits, keys=KeyDesk(book.path.parent)
+    return Access(
+        gate=Gate(book.caller, book.check_acted_for, mutual=mutual),
+        limits=book.limits,
+        keys=KeyDesk(book.path.parent),
     )
 
 
@@ -364,7 +366,7 @@ def _opened_journal(
     return [journal]
 
 
-class _Started:
+class Started:
     """A gRPC server that has started, as services are added to one: it takes no handlers by their
     methods any more, which would spare it the look at each service's.
     """
@@ -384,9 +386,9 @@ class Controller:
         config: ControllerConfig,
         ending: asyncio.Event,
         opened: ExitStack,
-        access: _Access,
+        access: Access,
         database: Database,
-        health_: _Health,
+        health_: Health,
         start: ControllerStart,
         core: ControllerCore,
         used: UsageBook,
@@ -428,6 +430,10 @@ class Controller:
             traces=next(iter(traces), None),
             starting=self._links.starting,
         )
+
+        async def used_since(since_unix_s: float) -> tuple[Usage, ...]:
+            return usage.since(since_unix_s)
+
         book = CallBook(self._spec)
         self._operating = Operating(
             operations=operations,
@@ -446,7 +452,7 @@ class Controller:
             cell=self._core,
             book=book,
             cancel=self._gateway.cancel,
-            usage=usage.since,
+            usage=used_since,
             log=self._log,
             recent=meter.recent,
             clock=clock,
@@ -455,11 +461,10 @@ class Controller:
             cell=self._core,
             calls=self._gateway,
             clock=clock,
-            operations=operations,
             operating=self._operating,
             log=self._log,
             texts=tables.text,
-            usage=usage.since,
+            usage=used_since,
             report=self._reading.report,
             state_path=database.place,
             starting=self._links.starting,
@@ -509,7 +514,7 @@ class Controller:
         serving: bool,
     ) -> None:
         """Serve everything on servers that are bound; `serving`: they have started."""
-        handled: Any = _Started(server) if serving else server
+        handled: Any = Started(server) if serving else server
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), handled)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
             OpenInference(self._gateway), handled

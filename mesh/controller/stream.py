@@ -11,8 +11,15 @@ from dataclasses import replace
 
 from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.errors import Cancelled, Refused
-from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
+from mesh.domain.errors import MeshError, Refused
+from mesh.domain.invocation import (
+    Accepted,
+    Finished,
+    Invocation,
+    InvocationEvent,
+    Tokens,
+    Waiting,
+)
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestTokens, Resumed
 from mesh.domain.slo import Slo
@@ -34,6 +41,7 @@ class ClientStream:
     def __init__(
         self,
         *,
+        asked: Invocation | None = None,
         request: Request,
         slo: Slo,
         has_own_slo: bool = False,
@@ -44,6 +52,7 @@ class ClientStream:
         resumed: Resumed | None = None,
         charged_before: int | None = None,
     ) -> None:
+        self.asked = asked
         self.request = request
         self.charged_before = charged_before
         self.resumed = resumed
@@ -53,7 +62,7 @@ class ClientStream:
         self.own_slo = slo if has_own_slo or slo.name else None
         """What the core is told of its SLO: `None` where that of its deployment holds."""
         self.caller = caller
-        self.dropped: Cancelled | None = None
+        self.dropped: MeshError | None = None
         """Why it was cancelled, where its client has not left by itself."""
         self.finish: FinishReason | None = None
         self.ended = False

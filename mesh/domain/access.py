@@ -30,6 +30,8 @@ class Caller:
     role: Role = Role.ADMIN
     tenant: TenantName = NOBODY
     key_id: str = ""
+    vouched: bool = False
+    """A front asks for it, and vouches that a cell has accepted the call before."""
 
     def may_see(self, spec: DeploymentSpec) -> bool:
         return self.role is Role.ADMIN or (self.role is Role.TENANT and spec.tenant == self.tenant)

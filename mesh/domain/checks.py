@@ -22,6 +22,8 @@ TENSOR_PARALLEL_MAX = 8
 KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
 CACHE_SALT_CHARS_MAX = 256
 CLASSES_MAX = 8
+CELLS_MAX = 64
+"""That serve one deployment."""
 
 _SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^key$|^auth", re.I)
 """In names of a URL's parameters: those of signed URLs among them."""
@@ -54,6 +56,8 @@ def check_spec(spec: DeploymentSpec) -> None:
         raise InvalidInput(
             f"tensor_parallel is {spec.tensor_parallel}; it must be from 1 to {TENSOR_PARALLEL_MAX}"
         )
+    if not 1 <= spec.cells <= CELLS_MAX:
+        raise InvalidInput(f"cells is {spec.cells}; it must be from 1 to {CELLS_MAX}")
 
 
 def check_no_credentials(source: str) -> None:

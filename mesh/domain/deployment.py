@@ -54,6 +54,8 @@ class DeploymentSpec:
     """Whether the texts of special tokens in what a chat's messages say are read as such tokens."""
     tenant: str = ""
     """Whose it is; nobody's where it was deployed without a tenant's key."""
+    cells: Count = 1
+    """How many cells are to serve it, where a front is before several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

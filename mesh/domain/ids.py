@@ -10,3 +10,5 @@ ModelId = NewType("ModelId", str)
 """Content hash of an imported model, `sha256-` and 16 hex digits."""
 OperationId = NewType("OperationId", str)
 """One administrative call (deploy, delete, …) from its arrival to its answer."""
+CellName = NewType("CellName", str)
+"""A cell, as the fronts before it call it."""

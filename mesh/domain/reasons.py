@@ -26,6 +26,8 @@ class RefusalReason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     DEPLOYMENT_DELETED = "deployment_deleted"
     SHUTTING_DOWN = "shutting_down"
+    CELL_AWAY = "cell_away"
+    """No cell that serves its deployment can be asked: a front has found none that is led."""
     TEXT_ON_HOLD = "text_on_hold"
     """Its model's tokenizer or chat template went beyond its limits, again and again."""
     TENANT_LIMIT = "tenant_limit"
@@ -140,6 +142,8 @@ _REMEDIES: Mapping[RefusalReason, str] = {
     RefusalReason.TENANT_LIMIT: "whoever operates the cell may raise it: `mesh key limit`",
     RefusalReason.POLICY: "the policy of the cell has it so; whoever operates the cell chose it",
     RefusalReason.SHUTTING_DOWN: "call again once the controller has started",
+    RefusalReason.CELL_AWAY: "`mesh nodes` at the front shows which cells answer; spec.cells: 2 "
+    "has another one serve it, too",
 }
 
 

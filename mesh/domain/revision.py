@@ -83,6 +83,7 @@ def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:
         scaling=new.scaling,
         tool_format=new.tool_format,
         special_tokens_in_content=new.special_tokens_in_content,
+        cells=new.cells,
     )
     return named(same, new.name) == new
 

@@ -147,6 +147,8 @@ class DeploymentSnapshot:
     """How many of those were found in the prefix cache."""
     classes: tuple[ClassView, ...] = ()
     """In the order of its spec."""
+    differs: str = ""
+    """At a front: in which of its cells it is missing, or is another one; empty where all agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

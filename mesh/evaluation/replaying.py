@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from mesh.core.front import FrontCore
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted
 from mesh.domain.deployment import Deployment
@@ -25,7 +26,9 @@ from mesh.runtime.journal import (
     ControllerStart,
     Decision,
     Divergence,
+    FrontStart,
     JournalHeader,
+    NodeStart,
     read_journal,
     replay,
 )
@@ -121,7 +124,7 @@ class ReplayReport:
     """`requests` and `open_requests` are as the journal has them, and None of a node's."""
 
     core: str
-    """controller, or node."""
+    """controller, front or node."""
     version: str
     """The version of mesh that wrote the journal."""
     events: int
@@ -144,17 +147,21 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
     start, decisions = read_journal(path)
     seen = _Seen(start, told)
     passing = seen.watch(decisions)
-    core: Core[Any, Any] = (
-        controller_core(start)
-        if isinstance(start, ControllerStart)
-        else NodeCore(limits=start.limits, own_rule=rule_of_file(start.policy))
-    )
+    core: Core[Any, Any]
+    match start:
+        case ControllerStart():
+            kind, core = "controller", controller_core(start)
+        case FrontStart():
+            kind, core = "front", FrontCore(start.cells)
+        case NodeStart():
+            kind = "node"
+            core = NodeCore(limits=start.limits, own_rule=rule_of_file(start.policy))
     divergence = replay(core, passing)
     for _ in passing:
         """What follows a difference still says what became of the requests."""
     controllers = isinstance(start, ControllerStart)
     return ReplayReport(
-        core="controller" if controllers else "node",
+        core=kind,
         version=start.version,
         events=seen.events,
         span_s=seen.last_s - seen.first_s,

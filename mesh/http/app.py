@@ -33,7 +33,7 @@ from mesh.http.messages import read_messages
 from mesh.http.models import Models
 from mesh.http.ollama import Listed, Show, read_generate, read_ollama_chat, refuse
 from mesh.http.openapi import document
-from mesh.http.operating import Operate, Operator, operating_together
+from mesh.http.operating import Operate, operating_together
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
 from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
@@ -42,6 +42,7 @@ from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Session
 from mesh.http.together import Gateway
 from mesh.http.tokens import CountTokens, Detokenize, Tokenize
 from mesh.http.viewing import CellEvents, CellState
+from mesh.runtime.operator import Operator
 from mesh.wire.access import ROUTES, Gate
 
 ABOUT = {

@@ -7,19 +7,17 @@ leaves cancels what can be cancelled. Before: the routes. After: the controller'
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mesh.domain.actions import ReplyDone, ReplyProgress
+from mesh.domain.actions import ReplyDone
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.views import Prospect
 from mesh.http.bodies import read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.refusals import encoded
@@ -27,42 +25,11 @@ from mesh.http.sessions import check_origin
 from mesh.http.tools import Strict
 from mesh.manifest.specs import read_manifests
 from mesh.report.plain import Plain, plain
+from mesh.runtime.operator import Operator, Replies
 
-Replies = AsyncGenerator[ReplyProgress | ReplyDone, None]
 _SHOWN_CHARS = 100
 
 logger = logging.getLogger(__name__)
-
-
-class Operator(Protocol):
-    """What the controller does; each raises errors of the tree. What gives replies may raise them
-    at its first step, and `deploy` after it has waited for a node that is starting.
-    """
-
-    def deploy(self, given: DeploymentSpec) -> Replies: ...
-
-    def prospect(self, spec: DeploymentSpec) -> Prospect: ...
-
-    def replay(self, name: DeploymentName, of: DeploymentName | None) -> Replies: ...
-
-    def load(self, name: DeploymentName) -> Replies: ...
-
-    def unload(self, name: DeploymentName) -> Replies: ...
-
-    def delete(self, name: DeploymentName) -> Replies: ...
-
-    def undo(self, name: DeploymentName, to: int | None) -> Replies: ...
-
-    def profile(self, name: DeploymentName, node_id: NodeId | None) -> Replies: ...
-
-    def scale(
-        self,
-        name: DeploymentName,
-        *,
-        replicas_min: int | None,
-        replicas_max: int | None,
-        keep_alive_s: float | None,
-    ) -> Replies: ...
 
 
 class _Nothing(Strict):

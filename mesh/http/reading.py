@@ -50,7 +50,7 @@ class Reads(Protocol):
 
     def trace(self, asks: Caller) -> Iterator[Plain]: ...
 
-    def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
+    async def usage(self, asks: Caller, since_unix_s: float, by: UsageBy) -> Plain: ...
 
     async def report(self, asks: Caller, since_s: float) -> CellReport: ...
 
@@ -98,7 +98,7 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
                 f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
                 hint=f"there are {', '.join(UsageBy)}",
             )
-        return _json(told().usage(caller(), time.time() - since_s, UsageBy(given)))
+        return _json(await told().usage(caller(), time.time() - since_s, UsageBy(given)))
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from mesh.domain.checks import (
+    CELLS_MAX,
     CONTEXT_TOKENS_MAX,
     KEEP_ALIVE_S_MAX,
     NAME_CHARS_MAX,
@@ -115,6 +116,7 @@ class _Spec(_Part):
     scaling: _Scaling = _Scaling()
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
     tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
+    cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 1
     weights: Annotated[WeightPrecision, Field(strict=False)] | None = None
     precision: Annotated[ComputePrecision, Field(strict=False)] | None = None
     task: Annotated[Task, Field(strict=False)] | None = None
@@ -234,6 +236,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         scaling=Scaling(**spec.scaling.model_dump()),
         devices=tuple(DeviceKind(device) for device in spec.devices),
         tensor_parallel=spec.tensor_parallel,
+        cells=spec.cells,
         weights=spec.weights,
         precision=spec.precision,
         task=spec.task,

@@ -25,9 +25,11 @@ from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer, InvokeRequested
+from mesh.domain.front import AskCell, FrontAction, FrontEvent
 from mesh.domain.grammar import Grammar
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import CellName, DeploymentName
+from mesh.domain.invocation import InvocationEvent, Tokens
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import ContinueRequest, NodeCommand, NodeHello, NodeReport, OfferKv
 from mesh.domain.model import Footprint
@@ -81,16 +83,28 @@ class NodeStart:
     """Whose turn rule it has beside the built-in ones: a FILE.py."""
 
 
-JournalHeader = ControllerStart | NodeStart
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontStart:
+    """What the core of a front was built from."""
+
+    format: int = CONTROLLER_FORMAT
+    version: str
+    cells: tuple[CellName, ...]
+
+
+JournalHeader = ControllerStart | NodeStart | FrontStart
+Event = ControllerEvent | NodeEvent | FrontEvent
+Action = ControllerAction | NodeAction | FrontAction
 _UNIONS: tuple[Any, ...] = (
     NodeCommand,
     NodeReport,
     ControllerTimer,
-    ControllerEvent | NodeEvent,
-    ControllerAction | NodeAction,
+    InvocationEvent,
+    Event,
+    Action,
     JournalHeader,
 )
-_EVENT, _ACTION, _START = _UNIONS[3:]
+_EVENT, _ACTION, _START = _UNIONS[4:]
 
 
 def _tokens(written: int | list[int], _: object) -> tuple[int, ...]:
@@ -117,6 +131,15 @@ _SAID: Mapping[type[Any], Mapping[str, Any]] = {
         "asked_digest": _UNSAID,
     },
     Resumed: {"output_tokens": _NUMBER, "queue_age_s": _UNSAID},
+    AskCell: {"output_tokens": _NUMBER},
+    Tokens: {
+        "token_ids": _NUMBER,
+        "text": _NOTHING,
+        "logprobs": _NOTHING,
+        "prompt_token_ids": _NOTHING,
+        "prompt_logprobs": _NOTHING,
+        "embedding": _NOTHING,
+    },
     RequestOrder: {"output_tokens": _NUMBER, "paused": _PAUSED},
     EngineRequest: {
         "prompt_tokens": _NUMBER,
@@ -147,7 +170,7 @@ _LATER: Mapping[type[Any], Sequence[str]] = {
 
 _CLASSES: Mapping[type[Any], Sequence[str]] = {
     Slo: ("name", "price", "best_effort"),
-    DeploymentSpec: ("classes", "class_default"),
+    DeploymentSpec: ("classes", "class_default", "cells"),
     OutputHistory: ("classes",),
 }
 
@@ -181,8 +204,8 @@ class Decision:
     """One line of a journal."""
 
     now_s: float
-    event: ControllerEvent | NodeEvent
-    actions: tuple[ControllerAction | NodeAction, ...]
+    event: Event
+    actions: tuple[Action, ...]
 
 
 def decision_fields(decision: Decision) -> Any:
@@ -295,7 +318,7 @@ class Divergence:
 
     number: int
     decision: Decision
-    actions: tuple[ControllerAction | NodeAction, ...]
+    actions: tuple[Action, ...]
 
 
 def replay(core: Core[Any, Any], decisions: Iterator[Decision]) -> Divergence | None:

@@ -108,7 +108,7 @@ class CellPlan:
 class VirtualCell:
     """`recorders` see every decision of its controllers; `started` is told what each of them goes
     out from, and may add recorders of that one alone. `ended` is told each outcome; where there is
-    none, they are kept.
+    none, they are kept. Behind a front, `clock` and `callers` are the front's.
     """
 
     def __init__(
@@ -118,10 +118,12 @@ class VirtualCell:
         recorders: Sequence[Recorder] = (),
         started: Callable[[ControllerStart], Sequence[Recorder]] = lambda start: (),
         ended: Callable[[Outcome], None] | None = None,
+        clock: HeapClock | None = None,
+        callers: Callers | None = None,
     ) -> None:
         self.plan = plan
-        self.clock = HeapClock()
-        self.callers = Callers(self.clock, ended)
+        self.clock = HeapClock() if clock is None else clock
+        self.callers = Callers(self.clock, ended) if callers is None else callers
         self.links = VirtualLinks(self.clock, plan.link_delay_s)
         self.kv_links = VirtualKvLinks(self.clock)
         self.controller = VirtualController(
@@ -154,7 +156,7 @@ class VirtualCell:
         for node in self.nodes:
             node.start()
         self.machines = Machines(self.nodes, self.clock, self._wanted)
-        self.clock.run_until(SETTLE_S)
+        self.clock.advance(SETTLE_S)
         self.started_s = self.clock.now_s()
         self._arrived = 0
         self._coming = False

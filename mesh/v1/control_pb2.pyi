@@ -371,6 +371,7 @@ class Deployment(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
+    DIFFERS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -385,6 +386,8 @@ class Deployment(_message.Message):
     prompt_tokens: _builtins.int
     """Of requests that have had a first token; and what of it was found in the prefix cache."""
     cached_tokens: _builtins.int
+    differs: _builtins.str
+    """At a front: in which of its cells it is missing, or is another one."""
     @_builtins.property
     def spec(self) -> _model_pb2.DeploymentSpec: ...
     @_builtins.property
@@ -419,10 +422,11 @@ class Deployment(_message.Message):
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         classes: _abc.Iterable[Global___ClassView] | None = ...,
+        differs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "differs", b"differs", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

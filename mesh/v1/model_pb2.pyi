@@ -370,6 +370,7 @@ class DeploymentSpec(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     CLASS_DEFAULT_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -391,6 +392,8 @@ class DeploymentSpec(_message.Message):
     """What it computes in place of text: embed or rerank; empty: text."""
     class_default: _builtins.str
     """Of a request that names none; slo is this one."""
+    cells: _builtins.int
+    """Cells that are to serve it, where a front is before several. 0 means 1."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -420,10 +423,11 @@ class DeploymentSpec(_message.Message):
         task: _builtins.str = ...,
         classes: _abc.Iterable[Global___Slo] | None = ...,
         class_default: _builtins.str = ...,
+        cells: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "class_default", b"class_default", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "task", b"task", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "cells", b"cells", "class_default", b"class_default", "classes", b"classes", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "special_tokens_in_content", b"special_tokens_in_content", "task", b"task", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

@@ -8,10 +8,12 @@ call that is in no table is an operator's.
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 
-from mesh.domain.access import ANYONE, Caller, Role
+from mesh.domain.access import ANYONE, Caller, Role, TenantName
 from mesh.domain.errors import Forbidden, Unauthenticated
 
 AUTHORIZATION = "authorization"
+FOR = "mesh-for"
+"""Metadata by which an operator, as fronts are, names for whom a call is made: see `said_for`."""
 NODE_LINK = "/mesh.v1.NodeLink/Connect"
 NODE_START = "/mesh.v1.NodeLink/Start"
 NODE_NAME = "mesh node"
@@ -121,15 +123,43 @@ def caller() -> Caller:
     return _CALLER.get()
 
 
+def said_for(whom: Caller, *, vouched: bool = False) -> tuple[str, str]:
+    """The metadata of a call that is made for another caller."""
+    return FOR, "/".join((whom.role, whom.tenant, whom.key_id, "vouched" * vouched))
+
+
+def act_for(said: str) -> None:
+    """Have this code run for whom an operator has named. Raises Forbidden where no operator has."""
+    parts = said.split("/")
+    if caller().role is not Role.ADMIN or len(parts) != 4 or parts[0] not in _USERS:
+        raise Forbidden(
+            f"the caller may not act for others, and has sent {FOR}",
+            hint="a front needs the key of an operator: MESH_KEY, or --key-file",
+        )
+    role, tenant, key_id, vouched = parts
+    _CALLER.set(
+        Caller(
+            role=Role(role), tenant=TenantName(tenant), key_id=key_id, vouched=vouched == "vouched"
+        )
+    )
+
+
 class Gate:
     """`find` knows the caller of a key, and raises Unauthenticated; None where none is wanted.
+    `check_acted_for` raises Forbidden where the key of that id, for which an operator calls, holds
+    no more.
     `mutual`: callers show certificates.
     """
 
     def __init__(
-        self, find: Callable[[str], Caller] | None = None, *, mutual: bool = False
+        self,
+        find: Callable[[str], Caller] | None = None,
+        check_acted_for: Callable[[str], None] = lambda key_id: None,
+        *,
+        mutual: bool = False,
     ) -> None:
         self._find = find
+        self.check_acted_for = check_acted_for
         self._mutual = mutual
 
     @property

@@ -76,6 +76,7 @@ _REFUSALS: Mapping[RefusalReason, Status] = {
     RefusalReason.NO_NODE: Status(_Code.UNAVAILABLE, 503, "no_node"),
     RefusalReason.NODE_LOST: Status(_Code.UNAVAILABLE, 503, "node_lost"),
     RefusalReason.SHUTTING_DOWN: Status(_Code.UNAVAILABLE, 503, "shutting_down"),
+    RefusalReason.CELL_AWAY: Status(_Code.UNAVAILABLE, 503, "cell_away"),
     RefusalReason.LOAD_FAILED: Status(_Code.INTERNAL, 500, "load_failed"),
     RefusalReason.ENGINE_FAILED: Status(_Code.INTERNAL, 500, "engine_failed"),
 }

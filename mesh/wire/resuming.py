@@ -49,7 +49,7 @@ LOOK_S_MAX = 0.5
 """For the answer of a controller that is asked whether it leads."""
 PAUSE_S = 0.1
 """Between two rounds of all addresses."""
-_UNCONNECTED = "failed to connect"
+UNCONNECTED = "failed to connect"
 """In gRPC's words where nobody took a call."""
 
 
@@ -269,17 +269,19 @@ class LeaderWatch:
 
     def _look(self) -> None:
         channels: list[grpc.Channel] = []
-        led = everywhere = set(range(len(self._addresses)))
+        answered = everywhere = set(range(len(self._addresses)))
         try:
             channels += [dial_blocking(address) for address in self._addresses]
             while self._is_wanted():
-                lead = {n for n, channel in enumerate(channels) if leads(channel)}
-                # One look may have failed; and one that was deposed may say that it leads, still.
-                hung = everywhere - lead - led
-                led = lead
+                said = [leads(channel) for channel in channels]
+                lead = {n for n, leads_ in enumerate(said) if leads_}
+                # One look may have failed; one that was deposed may say that it leads, still; and
+                # one that says that it does not lets its answers end.
+                answers = {n for n, leads_ in enumerate(said) if leads_ is not None}
+                hung, answered = everywhere - answers - answered, answers
                 with self._lock:
-                    answers = list(self._open.values()) if lead and hung else []
-                for answer in answers:
+                    open_ = list(self._open.values()) if lead and hung else []
+                for answer in open_:
                     answer.leave_for(max(lead), hung)
                 time.sleep(LOOK_S)
         finally:
@@ -296,16 +298,18 @@ class LeaderWatch:
             return bool(self._open)
 
 
-def leads(channel: grpc.Channel) -> bool:
-    """Whether the controller there leads its cell."""
+def leads(channel: grpc.Channel) -> bool | None:
+    """Whether the controller there leads its cell, or a front is there that takes calls; `None`
+    where nobody answers.
+    """
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # few clients have to choose
 
     check = health_pb2_grpc.HealthStub(channel).Check
-    asked = health_pb2.HealthCheckRequest(service="mesh.v1.NodeLink")
+    asked = health_pb2.HealthCheckRequest(service="mesh.v1.Inference")
     try:
         told = check(asked, timeout=LOOK_S_MAX)
     except grpc.RpcError:
-        return False
+        return None
     return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -321,7 +325,7 @@ def _is_untaken(error: MeshError) -> bool:
     if isinstance(error, StandsBy):
         return True
     details = cast(EndedCall, error.__cause__).details() if _broke(error) else None
-    return _UNCONNECTED in (details or "")
+    return UNCONNECTED in (details or "")
 
 
 def _broke(error: MeshError) -> bool:

@@ -15,7 +15,7 @@ import grpc
 
 from mesh.domain.access import Role
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.wire.access import AUTHORIZATION, RPCS, Gate
+from mesh.wire.access import AUTHORIZATION, FOR, RPCS, Gate, act_for, caller
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed, lenient
 
@@ -85,14 +85,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] | None) -> Handler:
     """The handler, for those who have a key of these roles, and the certificate for it; None: for
-    anyone.
+    anyone. It runs for whom an operator names.
     """
-    if roles is None or not gate.looks:
+    if roles is None:
         return handler
 
     async def call(request: Any, context: Any) -> Any:
-        gate.check_certificate(method, context.auth_context().get(_COMMON_NAME, ()))
-        gate.admit(_shown_in(context.invocation_metadata()), roles)
+        metadata = context.invocation_metadata()
+        if gate.looks:
+            gate.check_certificate(method, context.auth_context().get(_COMMON_NAME, ()))
+            gate.admit(_shown_in(metadata), roles)
+        said = dict(metadata or ()).get(FOR)
+        if isinstance(said, str):
+            act_for(said)
+            gate.check_acted_for(caller().key_id)
         return await handler(request, context)
 
     return call

@@ -54,6 +54,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "headroom_p50_s": HEADROOMS,
     "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),
     "tensor_parallel": st.integers(1, 2**32 - 1),
+    "cells": st.integers(1, 2**32 - 1),
     "chosen": st.integers(1, 2**32 - 1),
     "tensor_parallel_max": st.integers(1, 2**32 - 1),
     "here": st.floats(0, 1),

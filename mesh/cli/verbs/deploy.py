@@ -38,6 +38,7 @@ A manifest:
     scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 1.0}
     devices: [cpu, gpu]
     tensor_parallel: 1
+    cells: 1
     weights: i8
 """
 )

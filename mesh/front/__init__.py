@@ -1,0 +1,1 @@
+"""A front: clients' calls of every protocol, before several cells."""

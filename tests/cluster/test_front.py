@@ -1,0 +1,627 @@
+"""A front before several cells: protocols, deployments in home cells, and what may be lost."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from mesh.controller.keys import KeyBook
+from mesh.controller.server import Health
+from mesh.core.front import ranked
+from mesh.domain.access import TenantLimits
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    MeshError,
+    NotFound,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
+from mesh.domain.front import CellSeen, CellSilent
+from mesh.domain.ids import CellName, DeploymentName, NodeId
+from mesh.domain.invocation import Finished, Invocation, TextPrompt
+from mesh.domain.lifecycle import NodeState
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.reasons import RefusalReason
+from mesh.front.cells import CellLink
+from mesh.front.main import main as run_front
+from mesh.front.options import read_cells
+from mesh.front.server import FrontConfig, serve
+from mesh.runtime.clock import LoopClock
+from mesh.wire.channel import bind
+from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials, show
+from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
+from tests.controller.test_access import A, B, Keys, made_keys, showing
+from tests.e2e.live_cell import Answer, free_port, invoked
+from tests.http.edge import HELLO, Edge
+from tests.support.tiny_model import write_tiny_llama
+
+CELLS = [CellName("a"), CellName("b"), CellName("c")]
+TWICE = replace(SPEC, cells=2)
+FIRST, SECOND, THIRD = ranked(SPEC.name, CELLS)
+
+
+@dataclass
+class Fronted:
+    """Three cells with a node each, and a front before them; `client` asks the front."""
+
+    cells: dict[CellName, LiveCell]
+    nodes: dict[CellName, FakeNode]
+    front: LiveCell
+    http: Edge
+
+    @property
+    def client(self) -> MeshClient:
+        return self.front.client
+
+    async def ask(self, call: Any, *arguments: Any) -> Any:
+        return await asyncio.to_thread(call, *arguments)
+
+    async def having(self) -> set[CellName]:
+        """The cells that have the deployment."""
+        found = set()
+        for name, cell in self.cells.items():
+            if [one for one in await self.ask(cell.client.list) if one.spec.name == SPEC.name]:
+                found.add(name)
+        return found
+
+    async def seen(self, count: int = 1) -> None:
+        """Until the front knows of so many instances of the deployment."""
+        await self.front.until(
+            lambda: sum(len(one.instances) for one in self.client.list()) >= count
+        )
+
+
+@asynccontextmanager
+async def a_front(home: Path, cells: Mapping[CellName, tuple[str, ...]], **how: Any) -> Any:
+    """A front in this loop, as a `LiveCell` of which only the client and the address are used."""
+    ready: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    config = FrontConfig(
+        listen="127.0.0.1:0", http="127.0.0.1:0", home=home, cells=dict(cells), **how
+    )
+    serving: Any = asyncio.create_task(serve(config, lambda *at: ready.set_result(at), stop))
+    await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving
+    at, http = await ready
+    front = LiveCell(at, stop, serving, http)
+    try:
+        yield front
+    finally:
+        stop.set()
+        await serving
+        front.client.close()
+
+
+@asynccontextmanager
+async def fronted(folder: Path, **how: Any) -> AsyncIterator[Fronted]:
+    async with AsyncExitStack() as stack:
+        cells, nodes = {}, {}
+        for name in CELLS:
+            cells[name] = await stack.enter_async_context(live_cell(folder / name))
+            nodes[name] = await cells[name].node(node_id=NodeId(f"{name}-1"))
+        at = {name: (cell.address,) for name, cell in cells.items()}
+        front = await stack.enter_async_context(a_front(folder / "front", at, **how))
+        yield Fronted(cells, nodes, front, Edge(front))
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> AsyncIterator[Fronted]:
+    async with fronted(tmp_path) as made:
+        yield made
+
+
+async def test_a_deployment_goes_to_its_home_cells_and_is_served_by_every_protocol(
+    three: Fronted,
+) -> None:
+    message = await three.ask(three.client.deploy, TWICE)
+    assert message == f"deployed in {FIRST}; deployed in {SECOND}" or set(message.split("; ")) == {
+        f"deployed in {FIRST}",
+        f"deployed in {SECOND}",
+    }
+    assert await three.having() == {FIRST, SECOND}
+    assert "unchanged" in await three.ask(three.client.deploy, TWICE)
+    await three.front.until(lambda: len(three.client.list()) == 1)
+    (one,) = await three.ask(three.client.list)
+    assert (one.spec.cells, one.differs) == (2, "")
+    asked = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"), max_tokens=3)
+    *_, last = await three.front.answer(asked)
+    assert isinstance(last, Finished)
+    assert (last.output_tokens, last.prompt_tokens) == (3, 2)
+    assert last.node_id == f"{FIRST}/{FIRST}-1"
+    await three.seen()
+    chat = (await three.http.chat(max_tokens=3, n=2)).json()
+    assert [one["message"]["content"] for one in chat["choices"]] == ["aaa", "aaa"]
+    streamed = await three.http.complete("hi", max_tokens=2, stream=True)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    ollama = await three.http.post("/api/chat", {"model": "chat", "messages": HELLO})
+    assert ollama.status_code == 200
+    anthropic = await three.http.post(
+        "/v1/messages", {"model": "chat", "max_tokens": 2, "messages": HELLO}
+    )
+    assert anthropic.json()["content"][0]["text"] == "aa"
+    models = (await three.http.get("/v1/models")).json()["data"]
+    assert [(one["id"], one["state"]) for one in models] == [("chat", "ready")]
+    for path in ("/healthz", "/readyz", "/api/tags", "/", "/api/v1/usage"):
+        assert (await three.http.get(path)).status_code == 200, path
+    metrics = (await three.http.get("/metrics")).text
+    assert "vllm:request_success_total{" in metrics
+    cell = (await three.http.get("/api/v1/cell")).json()
+    assert len(cell["nodes"]) == 3
+    usage = await three.ask(three.client.usage)
+    assert sum(one.requests for one in usage) == 6
+    assert {node.node_id for node in await three.ask(three.client.nodes)} == {
+        f"{name}/{name}-1" for name in CELLS
+    }
+    assert (await three.ask(three.client.tokenizer, SPEC.name)).tokenizer_json
+
+
+async def test_what_is_wrong_with_a_call_is_told_as_by_a_controller(three: Fronted) -> None:
+    await three.ask(three.client.deploy, SPEC)
+    with pytest.raises(NotFound, match="no deployment 'chatt'"):
+        await three.front.answer(replace(asking(), deployment=DeploymentName("chatt")))
+    with pytest.raises(InvalidInput, match="max_tokens"):
+        await three.front.answer(asking(max_tokens=0))
+    with pytest.raises(Refused) as told:
+        await three.front.answer(asking(*([1] * 70_000)))
+    assert told.value.reason is RefusalReason.PROMPT_TOO_LONG
+    with pytest.raises(InvalidInput, match="this front is before 3"):
+        await three.ask(three.client.deploy, replace(SPEC, cells=4))
+    with pytest.raises(InvalidInput, match="leads no cell"):
+        await three.ask(three.client.step_down)
+    with pytest.raises(NotFound, match="no node 'n1'"):
+        await three.ask(three.client.drain, NodeId("n1"))
+    twice = replace(asking(), key="mine")
+    three.nodes[FIRST].held = True
+    with closing(three.client.invoke(twice)):
+        await three.nodes[FIRST].told(SubmitRequest)
+        with pytest.raises(AlreadyExists):
+            await three.front.answer(twice)
+
+
+async def test_operators_act_in_all_cells_that_have_it(three: Fronted) -> None:
+    await three.ask(three.client.deploy, TWICE)
+    await three.front.until(lambda: len(three.client.list()) == 1)
+    await three.ask(lambda: three.client.scale(SPEC.name, replicas_max=7))
+    for name in (FIRST, SECOND):
+        found = await three.ask(three.cells[name].client.get, SPEC.name)
+        assert found.spec.scaling.replicas_max == 7
+    assert await three.ask(three.client.load, SPEC.name) == "loading"
+    await three.seen()
+    await three.ask(three.client.unload, SPEC.name)
+    await three.ask(three.client.drain, NodeId(f"{THIRD}/{THIRD}-1"))
+    (node,) = await three.ask(three.cells[THIRD].client.nodes)
+    assert node.state is NodeState.DRAINING
+    await three.ask(three.client.delete, SPEC.name)
+    assert await three.having() == set()
+
+
+async def test_what_a_cell_refuses_its_other_home_serves(three: Fronted) -> None:
+    await three.ask(three.client.deploy, TWICE)
+    await three.nodes[FIRST].leave()
+    await three.cells[FIRST].until(lambda: not three.cells[FIRST].client.nodes())
+    *_, last = await three.front.answer()
+    assert isinstance(last, Finished)
+    assert last.node_id == f"{SECOND}/{SECOND}-1"
+
+
+async def test_what_a_cell_that_is_away_did_not_get_is_told_and_done_by_the_same_command(
+    tmp_path: Path,
+) -> None:
+    port = {name: free_port() for name in CELLS}
+    at = {name: (f"127.0.0.1:{port[name]}",) for name in (FIRST, SECOND)}
+
+    def cell(name: CellName) -> Any:
+        return live_cell(tmp_path / name, listen=at[name][0])
+
+    def ready(front: LiveCell) -> int:
+        return sum(node.state is NodeState.READY for node in front.client.nodes())
+
+    async with cell(FIRST) as first, a_front(tmp_path / "front", at) as front:
+        await first.node()
+        with pytest.raises(Unavailable, match=f"deployed in {FIRST}; not in {SECOND}: .*away") as t:
+            await front.ask(front.client.deploy, TWICE)
+        assert "mesh deploy" in t.value.hint
+        assert f"missing in {SECOND}" in (await front.ask(front.client.get, SPEC.name)).differs
+        async with cell(SECOND) as second:
+            await second.node()
+            await front.until(lambda: ready(front) == 2)
+            assert await front.ask(second.client.list) == (), "a front deploys nothing by itself"
+            message = await front.ask(front.client.deploy, TWICE)
+            assert set(message.split("; ")) == {f"unchanged in {FIRST}", f"deployed in {SECOND}"}
+            await front.ask(lambda: second.client.scale(SPEC.name, replicas_max=5))
+            await front.until(lambda: front.client.get(SPEC.name).differs == f"differs in {SECOND}")
+        with pytest.raises(Unavailable, match=f"in {FIRST}; not in {SECOND}") as t:
+            await front.ask(front.client.delete, SPEC.name)
+        assert "mesh delete chat" in t.value.hint
+        assert await front.ask(first.client.list) == ()
+        async with cell(SECOND) as second:
+            await second.node()
+            await front.until(lambda: ready(front) == 2)
+            await front.ask(front.client.delete, SPEC.name)
+            assert await front.ask(second.client.list) == ()
+
+
+async def test_each_cell_goes_back_to_its_own_revision_of_what_is_meant(three: Fronted) -> None:
+    """Numbers of revisions differ: one cell was changed by itself meanwhile."""
+    await three.ask(three.client.deploy, TWICE)
+    second = three.cells[SECOND].client
+    await three.ask(lambda: second.scale(SPEC.name, replicas_max=5))
+    await three.ask(three.client.deploy, replace(TWICE, scaling=Scaling(replicas_max=9)))
+    await three.ask(three.client.undo, SPEC.name)
+    for name in (FIRST, SECOND):
+        assert (await three.ask(three.cells[name].client.get, SPEC.name)).spec == TWICE
+    with pytest.raises(NotFound, match="no revision 17"):
+        await three.ask(three.client.undo, SPEC.name, 17)
+
+
+async def test_keys_and_tenants_hold_through_a_front(tmp_path: Path) -> None:
+    keys = made_keys(tmp_path / "front")
+    spec = replace(TWICE, source="pkg://tiny/tiny.gguf")
+    async with AsyncExitStack() as stack:
+        cells = {}
+        for name in CELLS[:2]:
+            home = tmp_path / name / "controller"
+            home.mkdir(parents=True)
+            copied = Path(keys.book.path)
+            for file in copied.parent.glob("keys.sqlite3*"):
+                (home / file.name).write_bytes(file.read_bytes())
+            cells[name] = await stack.enter_async_context(live_cell(tmp_path / name, keys=True))
+            with showing(keys.node):
+                await cells[name].node()
+        at = {name: (cell.address,) for name, cell in cells.items()}
+        show(Credentials(key=keys.admin))
+        stack.callback(show, Credentials())
+        front = await stack.enter_async_context(a_front(tmp_path / "front", at, keys=True))
+
+        def client_of(key: str) -> MeshClient:
+            with showing(key):
+                made = MeshClient(front.address)
+            show(Credentials(key=keys.admin))
+            return stack.enter_context(made)
+
+        a, b, admin, nobody = map(client_of, (keys.a, keys.b, keys.admin, ""))
+        with pytest.raises(Unauthenticated):
+            await front.ask(nobody.list)
+        await front.ask(a.deploy, spec)
+        await front.until(lambda: len(a.list()) == 1)
+        assert (await front.ask(admin.get, SPEC.name)).spec.tenant == A
+        assert await front.ask(b.list) == ()
+        with pytest.raises(NotFound):
+            await front.ask(lambda: list(b.invoke(asking())))
+        with pytest.raises(AlreadyExists):
+            await front.ask(b.deploy, spec)
+        # A name that is another tenant's in one cell is nobody else's through a front.
+        with showing(keys.b):
+            there = stack.enter_context(MeshClient(cells[CELLS[1]].address))
+        show(Credentials(key=keys.admin))
+        own = replace(spec, name=DeploymentName("own"))
+        await front.ask(there.deploy, own)
+        with pytest.raises(AlreadyExists):
+            await front.ask(a.deploy, own)
+        with pytest.raises(Forbidden):
+            await front.ask(a.nodes)
+        *_, last = await front.ask(lambda: list(a.invoke(asking())))
+        assert isinstance(last, Finished)
+        (used,) = await front.ask(a.usage)
+        assert (used.tenant, used.requests) == (A, 1)
+        assert await front.ask(b.usage) == ()
+        keys.book.limit(A, TenantLimits(requests_per_s=0.01))
+        await front.ask(lambda: list(a.invoke(asking())))
+        with pytest.raises(Refused) as told:
+            await front.ask(lambda: list(a.invoke(asking())))
+        assert told.value.reason is RefusalReason.TENANT_LIMIT
+        # Only operators act for others.
+        with pytest.raises(Forbidden, match="may not act for others"):
+            await front.ask(_as_another, cells[CELLS[0]].address, keys)
+        # What is revoked at the cells ends at a front, too, whatever its copy of the keys says.
+        for name in CELLS[:2]:
+            with closing(KeyBook(tmp_path / name / "controller")) as book:
+                book.revoke(next(key.key_id for key in book.all_keys() if key.tenant == B))
+        with pytest.raises(Forbidden, match="was revoked"):
+            await front.ask(b.deploy, replace(spec, name=DeploymentName("later")))
+        # Nobody learns of another tenant's deployment where its cells are away.
+        for name in CELLS[:2]:
+            cells[name].stop.set()
+        await front.until(lambda: not [n for n in admin.nodes() if n.state is NodeState.READY])
+        with pytest.raises(NotFound):
+            await front.ask(lambda: list(b.invoke(asking())))
+
+
+def _as_another(address: str, keys: Keys) -> None:
+    """A tenant calls for another."""
+    from mesh.v1 import control_pb2
+    from mesh.v1.control_pb2_grpc import ControlStub
+    from mesh.wire.errors import error_of
+
+    with grpc.insecure_channel(address) as channel:
+        metadata = (("authorization", f"Bearer {keys.b}"), ("mesh-for", "tenant/a//"))
+        try:
+            ControlStub(channel).ListDeployments(
+                control_pb2.ListDeploymentsRequest(), metadata=metadata, timeout=WAIT_S_MAX
+            )
+        except grpc.RpcError as error:
+            raise error_of(error) from error  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([], "before no cell"),
+        (["127.0.0.1:1"], "has no name"),
+        (["A=127.0.0.1:1"], "no DNS label"),
+        (["a=127.0.0.1"], "is no address"),
+        (["a=127.0.0.1:1", "a=127.0.0.1:2"], "named twice"),
+        (["a=127.0.0.1:1,127.0.0.1:1"], "is of a and of a"),
+        (["a=127.0.0.1:1", "b=127.0.0.1:1"], "is of b and of a"),
+    ],
+)
+def test_cells_that_cannot_be_meant(
+    cells: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        read_cells(cells)
+    given = [word for cell in cells for word in ("--cells", cell)]
+    assert run_front([*given, "--listen", "127.0.0.1:0"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_front_lends_its_key_to_nobody_who_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing("mesh_key"):
+        assert run_front(["--cells", "a=127.0.0.1:1", "--listen", "127.0.0.1:0"]) == 2
+    assert "give --keys" in capsys.readouterr().err
+
+
+async def test_a_front_whose_cells_do_not_answer_says_so(tmp_path: Path) -> None:
+    at = {CELLS[0]: (f"127.0.0.1:{free_port()}",)}
+    async with a_front(tmp_path, at) as front:
+        with pytest.raises(Unavailable, match="not seen yet: a"):
+            await front.answer()
+        edge = Edge(front)
+        assert (await edge.get("/healthz")).status_code == 200
+        assert (await edge.get("/readyz")).status_code == 503
+        assert (await edge.chat()).status_code == 503
+
+
+@asynccontextmanager
+async def controller() -> AsyncIterator[tuple[str, Any]]:
+    """What says whether it leads, and nothing else."""
+    server, health = grpc.aio.server(), Health()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    address = bind(server, "127.0.0.1:0", None)
+    await server.start()
+
+    async def say(status: str) -> None:
+        await health.set(
+            "mesh.v1.Inference", health_pb2.HealthCheckResponse.ServingStatus.Value(status)
+        )
+
+    await say("NOT_SERVING")
+    try:
+        yield address, say
+    finally:
+        await server.stop(None)
+
+
+async def test_of_two_that_say_that_they_lead_a_cell_the_one_that_began_last_does() -> None:
+    told: list[CellSeen | CellSilent] = []
+
+    async def until(what: Any) -> None:
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (told and what(told[-1])):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    def led_by(at: str) -> Any:
+        return lambda one: isinstance(one, CellSeen) and one.leader == at
+
+    async with controller() as (x, says_x), AsyncExitStack() as stack:
+        y, says_y = await stack.enter_async_context(controller())
+        link = CellLink(CELLS[0], [y, x], LoopClock(asyncio.get_running_loop()), told.append)
+        watch = asyncio.create_task(link.watch())
+        await says_x("SERVING")
+        await until(led_by(x))
+        await says_y("SERVING")  # X does not know yet that it was followed
+        await until(led_by(y))
+        await stack.aclose()
+        await until(led_by(x))
+        await says_x("NOT_SERVING")
+        await until(lambda one: isinstance(one, CellSilent) and one.drains)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await link.close()
+
+
+# Real processes.
+
+
+class Machines:
+    """Three cells of a controller and a node each, and two fronts, all of them processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self.cells = {name: f"127.0.0.1:{free_port()}" for name in CELLS}
+        self.fronts = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.https = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        for name, at in self.cells.items():
+            home = ("--home", str(folder / name))
+            self._start(name, "mesh", "controller", "--listen", at, "--http", "off", *home)
+            node = ("--join", at, "--name", f"{name}-1", "--memory", "1GiB")
+            script = ("--step-s", "0.02", "--", *node, "--home", str(folder / f"{name}-1"))
+            self._start(name, "tests.support.scripted_node", *script)
+        named = [word for name, at in self.cells.items() for word in ("--cells", f"{name}={at}")]
+        for at, http in zip(self.fronts, self.https, strict=True):
+            home = ("--home", str(folder / "front"))
+            self._start(at, "mesh", "front", *named, "--listen", at, "--http", http, *home)
+        self._until(lambda: all(len(self._nodes(at)) == len(CELLS) for at in self.fronts))
+
+    def _start(self, what: str, *module: str) -> None:
+        log = self._stack.enter_context((self._folder / "log").open("ab"))
+        process = subprocess.Popen([sys.executable, "-m", *module], stdout=log, stderr=log)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        self.processes.setdefault(what, []).append(process)
+
+    def _nodes(self, at: str) -> tuple[Any, ...]:
+        with MeshClient(at) as client:
+            try:
+                return client.nodes()
+            except MeshError:
+                return ()
+
+    def _until(self, what: Any) -> None:
+        until_s = time.monotonic() + WAIT_S_MAX
+        while not what():
+            assert time.monotonic() < until_s, (self._folder / "log").read_text()
+            time.sleep(0.05)
+
+    def kill(self, what: str) -> None:
+        for process in self.processes[what]:
+            process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    made.close()
+
+
+class Callers:
+    """Threads that ask over and over, by HTTP, and what came of each call."""
+
+    def __init__(self, http: str, names: list[str]) -> None:
+        self.ended: list[tuple[str, int, str]] = []
+        self._http, self._stop = http, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(name,)) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, name: str) -> None:
+        body = {"model": name, "prompt": "go on", "max_tokens": 20, "ignore_eos": True}
+        while not self._stop.is_set():
+            answer = requests.post(
+                f"http://{self._http}/v1/completions", json=body, timeout=WAIT_S_MAX
+            )
+            said = answer.headers.get("retry-after", "") + " " + answer.text
+            whole = answer.status_code == 200
+            whole = whole and answer.json()["usage"]["completion_tokens"] == 20
+            status = answer.status_code if whole else -answer.status_code
+            self.ended.append((name, status, said))
+            if not whole:
+                time.sleep(0.2)
+
+    def until(self, count: int) -> None:
+        until_s = time.monotonic() + WAIT_S_MAX
+        wanted = len(self.ended) + count
+        while len(self.ended) < wanted:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def names_of(home: CellName, homes: int, count: int) -> list[str]:
+    """Names of which a cell is among the home cells, or is not."""
+    found = [f"d-{n}" for n in range(99) if home in ranked(DeploymentName(f"d-{n}"), CELLS)[:homes]]
+    return found[:count]
+
+
+def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny", seed=1)
+    lost = CELLS[0]
+    first_there = names_of(lost, 1, 3)
+    once, twice = first_there[:1], first_there[1:]
+    others = [f"d-{n}" for n in range(99) if ranked(DeploymentName(f"d-{n}"), CELLS)[0] != lost]
+    others = [name for name in others if name not in twice][:2]
+    scaling = Scaling(keep_alive_s=60.0)
+    with MeshClient(machines.fronts[0]) as client:
+        for name, cells in [*((n, 2) for n in twice), *((n, 1) for n in (*once, *others))]:
+            client.deploy(
+                DeploymentSpec(
+                    name=DeploymentName(name),
+                    source=f"file://{model}",
+                    cells=cells,
+                    scaling=scaling,
+                )
+            )
+        callers = Callers(machines.https[0], [*twice, *twice, *once, *others])
+        answers = [
+            invoked(client, twice[0], "go on", max_tokens=200, temperature=1.0, seed=7)
+            for _ in range(2)
+        ]
+        try:
+            callers.until(20)
+            machines.kill(lost)
+            killed_s = time.monotonic()
+            for answer in answers:
+                assert answer.finished().output_tokens == 200
+            assert answers[0].token_ids == answers[1].token_ids
+            assert answers[0].text == answers[1].text
+            until_s = killed_s + WAIT_S_MAX
+            while not any(one[0] in once and one[1] < 0 for one in callers.ended):
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+            callers.until(20)
+        finally:
+            callers.stop()
+        for name, status, said in callers.ended:
+            if name not in once:
+                assert status == 200, (name, said)
+            elif status != 200:
+                assert status == -503
+                again, _, body = said.partition(" ")
+                assert again, "it says when to come again"
+                assert json.loads(body)["error"]["code"] in ("cell_away", "unavailable")
+        away = [node for node in client.nodes() if node.state is NodeState.LOST]
+        assert [node.node_id for node in away] == [f"{lost}/{lost}-1"]
+
+
+def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny", seed=1)
+    name = DeploymentName("chat")
+    with MeshClient(",".join(machines.fronts)) as both:
+        both.deploy(DeploymentSpec(name=name, source=f"file://{model}", cells=2))
+
+        def ask(tokens: int = 120) -> Answer:
+            return invoked(both, name, "go on", max_tokens=tokens, temperature=1.0, seed=7)
+
+        unbroken = ask()
+        unbroken.finished()
+        answers = [ask() for _ in range(4)]
+        until_s = time.monotonic() + WAIT_S_MAX
+        while min(len(answer.token_ids) for answer in answers) < 3:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        machines.kill(machines.fronts[0])
+        later = [ask(3) for _ in range(20)]
+        for answer in answers:
+            answer.finished()
+            assert (answer.token_ids, answer.text) == (unbroken.token_ids, unbroken.text)
+        for answer in later:
+            answer.finished()

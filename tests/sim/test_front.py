@@ -1,0 +1,99 @@
+"""Virtual cells behind a front: whole cells are killed under load, and start again."""
+
+import io
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mesh import __version__
+from mesh.core.front import FrontCore, ranked
+from mesh.domain.ids import CellName
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.runtime.journal import FrontStart, Journal, read_journal, replay
+from mesh.sim.cluster import Arrival, CellPlan
+from mesh.sim.front import VirtualFront
+from mesh.sim.scenario import plan
+from tests.sim.scenarios import scenario
+
+CELLS = [CellName("a"), CellName("b"), CellName("c")]
+LOST = CELLS[0]
+REQUESTS = 240
+EVERY_S = 0.1
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> CellPlan:
+    return plan(scenario(tmp_path))
+
+
+def plans(made: CellPlan, homes: int) -> dict[CellName, CellPlan]:
+    """Three cells, each with the deployments that it is a home of."""
+    return {
+        cell: replace(
+            made,
+            deployments=tuple(
+                one for one in made.deployments if cell in ranked(one.spec.name, CELLS)[:homes]
+            ),
+        )
+        for cell in CELLS
+    }
+
+
+def load(made: CellPlan) -> list[Arrival]:
+    names = [str(one.spec.name) for one in made.deployments]
+    return [Arrival(EVERY_S * n, names[n % len(names)], 64, 30) for n in range(REQUESTS)]
+
+
+def ends(outcomes: tuple[Outcome, ...]) -> dict[object, int]:
+    found: dict[object, int] = {}
+    for one in outcomes:
+        found[one.end] = found.get(one.end, 0) + 1
+    return found
+
+
+def test_with_two_home_cells_no_request_fails_where_a_whole_cell_is_killed(made: CellPlan) -> None:
+    front = VirtualFront(plans(made, 2))
+    front.clock.call_at(front.clock.now_s() + 8.0, lambda: front.kill(LOST))
+    outcomes = front.run(load(made))
+    assert set(ends(outcomes)) <= {FinishReason.LENGTH, FinishReason.STOP}
+    assert len(outcomes) == REQUESTS
+
+
+def test_with_one_home_cell_only_its_own_are_refused_with_the_reason(made: CellPlan) -> None:
+    front = VirtualFront(plans(made, 1))
+    front.clock.call_at(front.clock.now_s() + 8.0, lambda: front.kill(LOST))
+    outcomes = front.run(load(made))
+    own = {one.spec.name for one in plans(made, 1)[LOST].deployments}
+    assert own, "some deployment lives there"
+    for one in outcomes:
+        if one.deployment not in own:
+            assert one.end in (FinishReason.LENGTH, FinishReason.STOP)
+        elif one.arrival_s > 20.0:
+            assert one.end is RefusalReason.CELL_AWAY
+
+
+def test_a_cell_whose_next_leader_comes_soon_loses_nothing_with_one_home(made: CellPlan) -> None:
+    front = VirtualFront(plans(made, 1))
+    for n in range(6):
+        at_s = front.clock.now_s() + 3.0 + 3.0 * n
+        cell = CELLS[n % len(CELLS)]
+        front.clock.call_at(at_s, partial(front.kill, cell))
+        front.clock.call_at(at_s + 1.0, partial(front.start, cell))
+    outcomes = front.run(load(made))
+    assert set(ends(outcomes)) <= {FinishReason.LENGTH, FinishReason.STOP}
+
+
+def test_its_journal_replays(made: CellPlan, tmp_path: Path) -> None:
+    start = FrontStart(version=__version__, cells=tuple(CELLS))
+    written = io.StringIO()
+    front = VirtualFront(plans(made, 2), recorders=[Journal(written, start)])
+    front.clock.call_at(front.clock.now_s() + 4.0, lambda: front.kill(LOST))
+    front.run(load(made)[:80])
+    path = tmp_path / "front"
+    path.write_text(written.getvalue())
+    read, decisions = read_journal(path)
+    assert read == start
+    assert replay(FrontCore(tuple(CELLS)), decisions) is None
