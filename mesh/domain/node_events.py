@@ -108,8 +108,6 @@ class SwapFinished:
     """
 
     instance_id: InstanceId
-    share: float
-    """The share of them that is on the device."""
     error: str = ""
     message: str = ""
 

@@ -11,7 +11,7 @@ from math import inf
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import part_bytes
 from mesh.policy.rules.run_queues import RunQueue
-from mesh.policy.rules.swapping import Swap, SwapRule, Weights
+from mesh.policy.rules.swapping import Swap, SwapRule, Weights, wanted
 
 MOVES_MAX = 64
 """Swaps that a step of a forecast rolls a pool forward."""
@@ -39,7 +39,7 @@ class Pool:
     free_bytes: int
     """What there is beside the weights on the device and on their way to it."""
     away_s: float = 0.0
-    """Seconds in which whole weights leave the device."""
+    """Seconds in which weights leave the device, however many."""
     moving: Swap | None = None
     """The weights that are on their way."""
     moved_s: float = inf
@@ -90,7 +90,8 @@ class Pool:
             return
         dues_s = {queue.instance_id: queue.first_due_s for queue in queues}
         busy = None if stepping is None else stepping.instance_id
-        found = self.rule.swap(
+        found = wanted(
+            self.rule,
             [
                 Weights(
                     instance_id=name,
@@ -120,7 +121,7 @@ class Pool:
         held = self.held[swap.instance_id]
         more = swap.share - held.share
         self.moving = swap
-        self.moved_s = now_s + (more * held.copy_s if more > 0.0 else -more * self.away_s)
+        self.moved_s = now_s + (more * held.copy_s if more > 0.0 else self.away_s)
         if more > 0.0:
             self.free_bytes -= _between(held, held.share, swap.share)
 

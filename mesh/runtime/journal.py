@@ -49,9 +49,9 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import EngineRequest
 from mesh.runtime.host import Core
 
-CONTROLLER_FORMAT, NODE_FORMAT = 7, 7
-READ = (6, 7)
-"""Formats; 6 holds the tokens themselves."""
+CONTROLLER_FORMAT, NODE_FORMAT = 7, 8
+READ = {"controller": (6, 7), "node": (8,)}
+"""Formats; 6 holds the tokens themselves, and before 8 whole weights are swapped."""
 _JOURNALS = "`mesh sim`, `mesh controller` and `mesh node` write one with --journal FILE"
 
 log = logging.getLogger(__name__)
@@ -282,9 +282,9 @@ def read_journal(path: Path) -> tuple[JournalHeader, Iterator[Decision]]:
         raise InvalidInput(
             f"{path} is no journal of this version of mesh", hint=_JOURNALS
         ) from error
-    if start.format not in READ:
-        core = "node" if isinstance(start, NodeStart) else "controller"
-        read = " and ".join(map(str, READ))
+    core = "node" if isinstance(start, NodeStart) else "controller"
+    if start.format not in READ[core]:
+        read = " and ".join(map(str, READ[core]))
         raise InvalidInput(
             f"{path} has {core} journal format {start.format}; this version of mesh reads {read}",
             hint=f"replay it with mesh {start.version}, which wrote it",

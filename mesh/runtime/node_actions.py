@@ -245,14 +245,13 @@ class NodePerformer:
         )
 
     def _swap(self, action: SwapWeights) -> None:
-        whose = {"instance_id": action.instance_id, "share": action.share}
         self._lanes.run(
             Lane.SWAPPING,
             lambda: self._engine.swap(action.instance_id, action.share),
             lambda result: (
-                failure(SwapFinished, result, **whose)
+                failure(SwapFinished, result, instance_id=action.instance_id)
                 if isinstance(result, MeshError)
-                else SwapFinished(instance_id=action.instance_id, share=action.share)
+                else SwapFinished(instance_id=action.instance_id)
             ),
         )
 

@@ -96,9 +96,9 @@ class NodeCosts:
     """By which a load takes longer beside which its node computes all along."""
     load_bytes_per_s: float = 13.5e9
     swap_s: float = 0.02
-    """What a swap of whole weights takes beside them, which come at the rate of loads; parts take
-    their share. An assumption: on GPUs wakes were timed, and take hardly more than their bytes
-    (docs/gpu.md); swaps were not.
+    """What a swap takes beside the weights, which come at the rate of loads; each part is one.
+    An assumption: on GPUs wakes were timed, and take hardly more than their bytes (docs/gpu.md);
+    swaps were not.
     """
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002

@@ -153,16 +153,16 @@ class CostEngine(VirtualEngine):
         super().unload(instance_id)
 
     def swap(self, instance_id: InstanceId, share: float) -> None:
-        """The weights come at the rate of a load; the fixed part is that of a swap. A part of them
-        takes its share of both.
+        """The weights come at the rate of a load; the fixed part is that of a swap, of whatever
+        share.
         """
         instance = self._instance(instance_id)
         before_bytes = instance.pool.weights_bytes
         super().swap(instance_id, share)
         more_bytes = instance.pool.weights_bytes - before_bytes
         known = self._models[instance.order.model.model_id]
-        seconds = self._swap_s(known.profile.weights_bytes if more_bytes > 0 else 0)
-        seconds *= abs(more_bytes) / instance.footprint.weights_bytes
+        come = max(more_bytes, 0) / max(instance.footprint.weights_bytes, 1)
+        seconds = self._swap_s(round(known.profile.weights_bytes * come)) if more_bytes else 0.0
         self._spend(seconds)
         self._loads_for(seconds)
 

@@ -117,8 +117,7 @@ class FaultyEngine(CostEngine):
         with self._beside_leaving():
             super().swap(instance_id, share)
         given_bytes = before_bytes - self.held_bytes()
-        weights_bytes = self._instance(instance_id).footprint.weights_bytes
-        self._leave(given_bytes, self._swap_s(0) * given_bytes / weights_bytes)
+        self._leave(given_bytes, self._swap_s(0))
 
     @contextmanager
     def _beside_leaving(self) -> Iterator[None]:

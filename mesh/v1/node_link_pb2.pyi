@@ -823,10 +823,9 @@ class InstanceReport(_message.Message):
     swapping: _builtins.bool
     """Its weights are on their way, to the device or off it."""
     here: _builtins.float
-    """The share of its weights that is on the device where it is out, and where they are on their way
-    that which will be.
-    """
+    """The share of its weights that is on the device, where it is out."""
     swaps_to: _builtins.float
+    """The share of its weights that will be on the device, where they are on their way."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property

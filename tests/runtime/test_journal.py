@@ -251,21 +251,22 @@ def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "core"),
+    ("start", "core", "read"),
     [
-        (replace(START, format=CONTROLLER_FORMAT + 1), "controller"),
-        (NodeStart(format=3, version="test", limits=NodeLimits()), "node"),
+        (replace(START, format=CONTROLLER_FORMAT + 1), "controller", "6 and 7"),
+        (NodeStart(format=3, version="test", limits=NodeLimits()), "node", "8"),
+        (NodeStart(format=7, version="test", limits=NodeLimits()), "node", "8"),
     ],
 )
 def test_a_journal_of_another_format_is_refused(
-    start: JournalHeader, core: str, tmp_path: Path
+    start: JournalHeader, core: str, read: str, tmp_path: Path
 ) -> None:
     """In format 3 of a node's journal, a step has its tokens one by one, and not which attempt they
-    are of.
+    are of; in 7 swaps say whether weights are there, not which share.
     """
     path = tmp_path / "journal"
     open_journal(path, start).close()
-    words = f"{core} journal format {start.format}; this version of mesh reads 6 and 7"
+    words = f"{core} journal format {start.format}; this version of mesh reads {read}"
     with pytest.raises(InvalidInput, match=words) as raised:
         read_journal(path)
     assert raised.value.hint == "replay it with mesh test, which wrote it"

@@ -54,7 +54,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     # On a CPU a swap takes as long as a load, and nobody has measured what comes of it.
     swaps = hello.swaps and hello.device is DeviceKind.GPU
     swaps = swaps and isinstance(ctx.policy.rule, SwapRule)
-    turns = ctx.policy.rule if hello.swaps_parts else by_whole(ctx.policy.rule)
+    turns = ctx.policy.rule if swaps and hello.swaps_parts else by_whole(ctx.policy.rule)
     swap_bytes = capacity_bytes if swaps else 0
     node = NodeEntry(
         hello=hello,

@@ -18,7 +18,7 @@ from mesh.core.node.state import LocalNode
 from mesh.domain.actions import SwapWeights
 from mesh.domain.node_events import StepBroke, SwapFinished
 from mesh.policy.rules.rounds import WorkingWeights
-from mesh.policy.rules.swapping import BEHIND_S, SwapRule
+from mesh.policy.rules.swapping import BEHIND_S, SwapRule, wanted
 
 FAILURES_MAX = 3
 """Swaps of an instance that fail in a row: then it is unloaded, and its requests go elsewhere."""
@@ -45,7 +45,7 @@ def _begin_next(ctx: NodeEventContext, node: LocalNode, margin_s: float) -> bool
     if free_bytes >= 0 and not any(i.out and i.requests for i in ready) and node.survey is None:
         return False
     may = [_weights(ctx, node, each, margin_s) for each in ready if not each.resizing]
-    found = rule.swap(may, free_bytes)
+    found = wanted(rule, may, free_bytes)
     if found is None:
         return False
     node.begin_swap(found, ctx.now_s)

@@ -61,7 +61,7 @@ class Rounds:
         )
 
     def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
-        """As `Swapping` does, by the order of turns in place of deadlines."""
+        """As `Swapping` does by whole weights, by the order of turns in place of deadlines."""
         queues = [each.queue for each in weights if isinstance(each, WorkingWeights) and each.queue]
         places = {q.instance_id: float(n) for n, q in enumerate(self._ordered(queues))}
         placed = [replace(each, due_s=places.get(each.instance_id, inf)) for each in weights]

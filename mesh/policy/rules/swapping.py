@@ -58,8 +58,8 @@ class SwapRule(TurnRule, Protocol):
     """A turn rule that also says which weights are on the device."""
 
     def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
-        """Whose weights go to the other side now, off the device or onto it. `free_bytes` is what
-        the pool has beside those on the device; below 0 some have to go, as soon as they may.
+        """Whose weights move now, and which share of them is on the device then. `free_bytes` is
+        what the pool has beside those on the device; below 0 some go, as soon as they may.
         Asked when no weights are on their way. Ties go to the lesser id.
         """
         ...
@@ -69,9 +69,9 @@ class SwapRule(TurnRule, Protocol):
 class Swapping(Headroom):
     """Turns go as by `Headroom`, among those on the device."""
 
-    parts: int = 8
-    """In so many swaps the weights of an instance come. A node whose engine moves whole weights
-    alone has 1.
+    parts: int = 1
+    """In so many swaps the weights of an instance come. A node whose engine can only move all of
+    them at once has 1, and so has one of an earlier version.
     """
     name: ClassVar[str] = "swap"
 
@@ -104,7 +104,18 @@ class Swapping(Headroom):
     def _without(self, each: Weights, lacking_bytes: int) -> Swap:
         """As many of its parts go as make so much room."""
         left = max(each.here_bytes - lacking_bytes, 0) / max(each.weights_bytes, 1)
-        return Swap(each.instance_id, floor(left * self.parts) / self.parts)
+        return Swap(each.instance_id, floor(left * self.parts + EQUAL) / self.parts)
+
+
+def wanted(rule: SwapRule, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
+    """What the rule answers; None also where nothing comes of that: it names nobody of these, no
+    share, or the one that is there.
+    """
+    found = rule.swap(weights, free_bytes)
+    if found is None or not 0.0 <= found.share <= 1.0:
+        return None
+    there = {each.instance_id: each.share for each in weights}
+    return found if there.get(found.instance_id, found.share) != found.share else None
 
 
 def _due(each: Weights) -> tuple[float, InstanceId]:
@@ -112,8 +123,8 @@ def _due(each: Weights) -> tuple[float, InstanceId]:
     return each.due_s, each.instance_id
 
 
-SWAPPING = Swapping()
-WHOLE = replace(SWAPPING, parts=1)
+SWAPPING = Swapping(parts=8)
+WHOLE = Swapping()
 """The same by whole weights."""
 
 

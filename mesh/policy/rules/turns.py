@@ -128,13 +128,20 @@ def whole_turn(queue: RunQueue, queues: Sequence[RunQueue], bounds: TurnBounds) 
 
 
 def name_of(rule: TurnRule) -> RuleName:
-    """What nodes are told of it. A rule from a policy file has the file's digest as `digest`, which
-    whoever reads the file sets (`mesh.runtime.policies`).
+    """What nodes are told of it, but for parameters with their defaults: earlier versions may not
+    know these, and to them they mean what they did. A rule from a policy file has the file's digest
+    as `digest`, which whoever reads the file sets (`mesh.runtime.policies`).
     """
     whole: Any = rule
     named = fields(whole) if is_dataclass(whole) else ()
     return RuleName(
         name=rule.name,
-        parameters=tuple([(field.name, getattr(rule, field.name)) for field in named]),
+        parameters=tuple(
+            [
+                (field.name, getattr(rule, field.name))
+                for field in named
+                if getattr(rule, field.name) != field.default
+            ]
+        ),
         digest=getattr(rule, "digest", ""),
     )

@@ -66,7 +66,7 @@ def shares(actions: Sequence[NodeAction]) -> list[tuple[str, float]]:
 
 
 def swapped(node: NodeUnderTest, name: str, resident: bool, error: str = "") -> list[NodeAction]:
-    event = SwapFinished(instance_id=InstanceId(name), share=float(resident), error=error)
+    event = SwapFinished(instance_id=InstanceId(name), error=error)
     return node.tell(event)
 
 

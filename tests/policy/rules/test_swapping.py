@@ -1,7 +1,8 @@
 """Which weights the swap rule has on the device."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import pytest
 
@@ -9,7 +10,16 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId
 from mesh.policy.rules.headroom import HEADROOM
 from mesh.policy.rules.registry import rule_named
-from mesh.policy.rules.swapping import SWAPPING, WHOLE, SwapRule, Weights, by_whole
+from mesh.policy.rules.swapping import (
+    SWAPPING,
+    WHOLE,
+    Swap,
+    Swapping,
+    SwapRule,
+    Weights,
+    by_whole,
+    wanted,
+)
 from mesh.policy.rules.turns import name_of
 
 
@@ -86,6 +96,18 @@ def test_weights_come_and_go_by_parts(
 def test_every_node_has_it_and_knows_that_it_swaps() -> None:
     assert isinstance(rule_named(name_of(SWAPPING)), SwapRule)
     assert not isinstance(HEADROOM, SwapRule)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "moves"),
+    [("a", 0.5, True), ("a", 1.0, False), ("b", 0.5, False), ("a", 1.5, False), ("a", nan, False)],
+)
+def test_an_answer_of_which_nothing_comes_is_none(name: str, share: float, moves: bool) -> None:
+    class Own(Swapping):
+        def swap(self, weights: Sequence[Weights], free_bytes: int) -> Swap | None:
+            return Swap(InstanceId(name), share)
+
+    assert (wanted(Own(), [here("a")], 0) is not None) == moves
 
 
 def test_weights_come_in_one_part_at_least() -> None:

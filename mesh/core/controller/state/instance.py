@@ -389,14 +389,17 @@ class InstanceEntry:
         self.kv_blocks_used, self.kv_blocks_cached = report.kv_blocks_used, report.kv_blocks_cached
         self.correction.note_factor(report.correction, now_s, planned=report.correction_planned)
         here = report.here if report.out else 1.0
+        # A node that moves whole weights may be of a version that says no more than `out`.
+        by_parts = self.node.hello.swaps_parts
+        swaps_to = report.swaps_to if by_parts or not report.swapping else float(report.out)
         if not report.swapping:
             self.swap_began_s = None
         elif self.swap_began_s is None or (self.resident_share, self.swaps_to) != (
             here,
-            report.swaps_to,
+            swaps_to,
         ):
             self.swap_began_s = now_s
-        self.stalls, self.resident_share, self.swaps_to = report.stalls, here, report.swaps_to
+        self.stalls, self.resident_share, self.swaps_to = report.stalls, here, swaps_to
         self.off_p50, self.off_p95 = report.off_p50, report.off_p95
 
     def cached_tokens(self, request: RequestEntry) -> int:

@@ -46,7 +46,7 @@ class Weights:
         self._filled = False
         self._filling: threading.Thread | None = None
         self._pairs: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
-        """All of them with what is on the host of each, as some left last."""
+        """Each of them with its place on the host, as it was when some left last."""
         self._here = 0
         """How many of these are on the device, from the first on."""
 
@@ -132,8 +132,7 @@ class Weights:
         for storage, _ in self._pairs[left : self._here]:
             storage.resize_(0)
         self._here = min(self._here, left)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._give_back()
 
     def _pairs_in(self, where: Range | None) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
         """All of them, which the host has from now on."""
@@ -166,6 +165,7 @@ class Weights:
         except RuntimeError as error:
             for storage, _ in coming:
                 storage.resize_(0)
+            self._give_back()
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfMemory(f"weights do not fit on the device: {error}") from error
             raise
@@ -223,6 +223,10 @@ class Weights:
             if storage.device.type == self._device.type and storage.nbytes():
                 found.setdefault(storage.data_ptr(), storage)
         return found
+
+    def _give_back(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

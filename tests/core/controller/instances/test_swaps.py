@@ -63,6 +63,14 @@ def test_a_copy_takes_as_long_as_the_node_s_swaps_have() -> None:
     assert entry(cell).copy_s(2 * WEIGHTS_BYTES) == pytest.approx(6.0)
 
 
+@pytest.mark.parametrize(("swaps", "parts"), [(False, False), (True, False), (True, True)])
+def test_nodes_are_told_of_parts_where_their_engine_moves_them(swaps: bool, parts: bool) -> None:
+    """Others may be of a version that knows no parts."""
+    cell = CellUnderTest(on_gpus(), rule="mesh")
+    cell.join(replace(gpu(), instances=(), swaps=swaps, swaps_parts=parts))
+    assert entry(cell).rule.turn.parameters == ((("parts", 8),) if parts else ())
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_load_has_its_node_make_room_for_weights_where_its_engine_needs_it(
     on_device: bool,
@@ -80,7 +88,7 @@ def test_validation_has_the_weights_come_first(swapping: bool, copies_s: float) 
     """A copy takes 1 s, or a quarter of that yet where it should have ended; the prompt 0.04 s."""
     cell = CellUnderTest(on_gpus(Slo(ttft_s=60.0)), rule="mesh")
     link_id, _ = cell.join(gpu())
-    told = replace(gpu().instances[0], swapping=swapping, swaps_to=float(swapping))
+    told = replace(gpu().instances[0], swapping=swapping)
     cell.report(link_id, Heartbeat(rss_bytes=0, instances=(told,)))
     cell.now_s += 1.0
     instance = cell.core.cell.instances[I1]
