@@ -9,12 +9,11 @@ from mesh.domain.ids import CellName
 from mesh.runtime.options import Option
 from mesh.wire.channel import parse_address
 
-CONTROLLERS_OWN = ("--policy", "--turn", "--sources", "--state", "--nodes")
+CONTROLLERS_OWN = ("--policy", "--turn", "--sources", "--state", "--nodes-wanted")
 """What a front has no use for."""
 HELP = {
     "--listen": "Where clients reach it.",
     "--journal": "Write every decision of the front there.",
-    "--home": "Its copy of the keys.",
 }
 OPTIONS = (
     Option(
@@ -24,7 +23,7 @@ OPTIONS = (
         help="A cell, and the addresses of all of its controllers; repeatable.",
     ),
     *(
-        replace(option, help=HELP.get(option.flag, option.help))
+        replace(option, help=HELP[option.flag]) if option.flag in HELP else option
         for option in CONTROLLER_OPTIONS
         if option.flag not in CONTROLLERS_OWN
     ),
