@@ -28,7 +28,7 @@ from mesh.domain.node_events import (
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo, best_effort
-from mesh.policy.rules.swapping import SWAPPING, WHOLE
+from mesh.policy.rules.swapping import WHOLE, Swapping
 from mesh.policy.rules.turns import name_of
 from tests.core.cells import FOOTPRINT, of_kind, only
 from tests.core.nodes import NodeUnderTest, load_command, reports, token
@@ -36,6 +36,7 @@ from tests.support.profiles import profile
 
 KV_BYTES = FOOTPRINT.size(16).kv_bytes
 WEIGHTS_BYTES = FOOTPRINT.weights_bytes
+EIGHTHS = Swapping(parts=8)
 SOON, LATER = Slo(ttft_s=1.0), Slo(ttft_s=60.0)
 
 
@@ -281,8 +282,8 @@ def test_best_effort_has_its_weights_come_and_gives_them_up_to_others() -> None:
 
 
 def test_weights_come_by_parts_and_the_cell_is_told_of_each() -> None:
-    node = NodeUnderTest(turns=SWAPPING)
-    rule = NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=2 * KV_BYTES + WEIGHTS_BYTES)
+    node = NodeUnderTest(turns=EIGHTHS)
+    rule = NodeRule(turn=name_of(EIGHTHS), turn_s_max=0.0, swap_bytes=2 * KV_BYTES + WEIGHTS_BYTES)
     node.tell(LinkOpened(rule=rule))
     for name in ("i1", "i2"):
         node.load(name, command=swapped_command(name))
@@ -308,8 +309,8 @@ def test_weights_come_by_parts_and_the_cell_is_told_of_each() -> None:
 
 
 def test_a_wait_amid_a_copy_is_learned_once() -> None:
-    node = NodeUnderTest(turns=SWAPPING)
-    rule = NodeRule(turn=name_of(SWAPPING), turn_s_max=0.0, swap_bytes=KV_BYTES + WEIGHTS_BYTES)
+    node = NodeUnderTest(turns=EIGHTHS)
+    rule = NodeRule(turn=name_of(EIGHTHS), turn_s_max=0.0, swap_bytes=KV_BYTES + WEIGHTS_BYTES)
     node.tell(LinkOpened(rule=rule))
     node.load("i1", command=swapped_command("i1"))
     node.submit("r1", "i1")

@@ -90,7 +90,7 @@ def test_several_go_only_where_they_make_room_together() -> None:
 def test_weights_come_and_go_by_parts(
     weights: list[Weights], free_bytes: int, swap: tuple[str, float]
 ) -> None:
-    assert SWAPPING.swap(weights, free_bytes) == swap
+    assert Swapping(parts=8).swap(weights, free_bytes) == swap
 
 
 def test_every_node_has_it_and_knows_that_it_swaps() -> None:

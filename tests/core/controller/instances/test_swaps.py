@@ -15,6 +15,7 @@ from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadRate, LoadTier
 from mesh.memory.station import ReservationKind
+from mesh.policy.rules.swapping import SWAPPING
 from tests.core.cells import (
     FOOTPRINT,
     CellUnderTest,
@@ -68,7 +69,7 @@ def test_nodes_are_told_of_parts_where_their_engine_moves_them(swaps: bool, part
     """Others may be of a version that knows no parts."""
     cell = CellUnderTest(on_gpus(), rule="mesh")
     cell.join(replace(gpu(), instances=(), swaps=swaps, swaps_parts=parts))
-    assert entry(cell).rule.turn.parameters == ((("parts", 8),) if parts else ())
+    assert entry(cell).rule.turn.parameters == ((("parts", SWAPPING.parts),) if parts else ())
 
 
 @pytest.mark.parametrize("on_device", [False, True])
