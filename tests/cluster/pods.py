@@ -19,6 +19,7 @@ from typing import Any
 
 TOOLS = ("unshare", "setpriv", "ip", "pivot_root")
 CLONE_NEWNET = 0x40000000
+CLONE = Path(__file__).resolve().parents[2]
 OPEN = tuple(Path(path) for path in (sys.base_prefix, sys.prefix))
 """Whoever runs may come to these, though their folders may be root's alone on this machine."""
 
@@ -129,6 +130,14 @@ class Pods:
                 f"mkdir -p {root}{path}",
                 f"mount -o {how} {shlex.quote(str(source))} {root}{path}",
             ]
+        for path in (CLONE, *OPEN):
+            # What runs may lie in a folder that is empty in a container, as /tmp is.
+            if any(path.is_relative_to(mount) for mount in mounts):
+                quoted = shlex.quote(f"{root}{path}")
+                lines += [
+                    f"mkdir -p {quoted}",
+                    f"mount -o rbind,ro {shlex.quote(str(path))} {quoted}",
+                ]
         lines += [f"touch {root}{hosts}", f"mount -o bind,ro {self._hosts} {root}{hosts}"]
         lines += [f"mkdir {root}/.before", f"mount -o remount,ro {root}", f"cd {root}"]
         lines += ["pivot_root . .before", "cd /", "umount -l /.before"]
