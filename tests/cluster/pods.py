@@ -29,7 +29,15 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "only root makes namespaces here"
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return f"no {', '.join(lacking)} here" if lacking else ""
+    if lacking:
+        return f"no {', '.join(lacking)} here"
+    script = "mount -t tmpfs none /mnt && ip link set lo up"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-ec", script],
+        capture_output=True,
+        check=False,
+    )
+    return "" if tried.returncode == 0 else "no namespaces can be made here"
 
 
 class Network:
