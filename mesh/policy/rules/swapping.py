@@ -3,10 +3,10 @@
 Instances with work may be more than the device has room for. The instance whose next token is due
 last loses its weights and keeps its KV cache; the one whose token is due first gets its weights
 back. While one computes the next is copied, and tokens that were computed before they are due cover
-the time without weights. Weights come in parts, so that who is due before all others waits for one
-part at most, and go as far as others need their room. Among those on the device turns go to the
-least headroom. Before: the node core, after each event unless a swap is under way. After:
-`Engine.swap`.
+the time without weights. Weights come in parts, so that who is due before all others waits for the
+part under way and for others to leave, and go as far as others need their room. Among those on the
+device turns go to the least headroom. Before: the node core, after each event unless a swap is
+under way. After: `Engine.swap`.
 """
 
 from collections.abc import Sequence
