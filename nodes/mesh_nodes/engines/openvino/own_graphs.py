@@ -56,6 +56,8 @@ class OwnGraphs:
         """
         self._recent: dict[InstanceId, None] = {}
         """The instances that have computed; who computed last is last."""
+        self._failed: set[InstanceId] = set()
+        """The instances for which no copy could be made: it is not tried again."""
         self._moving, self._starting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self.making: Mapping[InstanceId, int] = {}
@@ -118,6 +120,7 @@ class OwnGraphs:
         as long as there is any instance of them.
         """
         self._recent.pop(instance.instance_id, None)
+        self._failed.discard(instance.instance_id)
         with self._moving:
             order, place = instance.order, self._compiler.place(instance.order)
             if instance.graph is None or self._compiler.shared(order) is not instance.graph:
@@ -140,6 +143,9 @@ class OwnGraphs:
 
     def _pays(self, instance: Instance) -> bool:
         """Whether it shares its compiled model, and there is memory for another."""
+        graph = instance.graph
+        if graph is None or graph.import_again is None or instance.instance_id in self._failed:
+            return False
         if not any(instance.shares_with(o) for o in self._instances() if o is not instance):
             return False
         spare_bytes = min(self._budget.spare_bytes, self._available_bytes())
@@ -165,6 +171,7 @@ class OwnGraphs:
                     instance.move_to(graph)
                     log.info("%s has a compiled model of its own", instance.instance_id)
         except (MeshError, RuntimeError, OSError) as error:
+            self._failed.add(instance.instance_id)
             log.warning("%s goes on sharing its compiled model: %s", instance.instance_id, error)
         finally:
             self._budget.end_load(key)
