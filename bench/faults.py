@@ -7,6 +7,7 @@ line is one JSON object; exit code 1 when a seed failed.
 """
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -130,4 +131,6 @@ def run(
     for ran in runs(read, range(first, first + count), jobs):
         total.add(ran)
         show_status(f"{total.seeds} of {count} seeds, {len(total.broken)} broken")
+        if ran.broken:
+            print(f"seed {ran.seed}: {ran.broken}", file=sys.stderr, flush=True)
     return report(total, time.perf_counter() - began_s, scenario)

@@ -1,24 +1,44 @@
-"""Times the choices of a front's core alone, before cells that exist on paper only.
+"""Times the choices of a front's core alone, and what a front adds before a cell on this machine.
 
-What is timed is `handle`: a request that comes and is asked of a cell, and its end. Cells have
-`--deployments` each of which two cells serve; half of the requests find a loaded instance with
-room, the others the less busy of two cells. The looks of all cells in between, twice a second at
-the most, count as well.
+First, cells that exist on paper only. What is timed is `handle`: a request that comes and is asked
+of a cell, and its end. Cells have `--deployments` each of which two cells serve; half of the
+requests find a loaded instance with room, the others the less busy of two cells. The looks of all
+cells in between, twice a second at the most, count as well. Then the demo model in a cell is asked
+directly and through a front, in turn, by gRPC; the engine has all cores but one.
 
-The last line is one JSON object: `choices_per_s` of processor time by cells, of the median round.
+The last line is one JSON object: `choices_per_s` of processor time by cells, of the median round;
+`ttft_added_ms` of lone requests and `token_added_ms` of 16 streams (medians over rounds of the
+difference of the round's medians), and `relayed_per_s`, the tokens that a front relays in a second
+of its processor time.
 """
 
+import os
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from bench.harness import Report, Table
+import psutil
+
+from bench.cells import deployed, local_cell, wait_calm, wait_until
+from bench.demo_model import SOURCE, stored_model
+from bench.harness import Report, Table, in_turn
+from bench.http import NAME, Round, by_grpc, measure
+from bench.overhead import CONTEXT_TOKENS, SLO
+from mesh.cli import children
+from mesh.cli.cell_plan import free_address
 from mesh.core.front import FrontCore, ranked
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import MeshError
 from mesh.domain.events import InvokeRequested
 from mesh.domain.front import CellEnded, CellLook, CellSeen, DeploymentLook
 from mesh.domain.ids import CellName, DeploymentName, ModelId, RequestId
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
+from mesh.wire.client import MeshClient
 
 HOMES = 2
 LOOKS_PER_S = 2.0
@@ -81,6 +101,42 @@ def rate(core: FrontCore, looks: list[CellSeen], names: int, requests: int) -> f
     return requests / (time.process_time() - began_s)
 
 
+def fronted(rounds: int) -> tuple[list[Round], list[Round]]:
+    """Rounds of the cell alone and of the front before it; the first round warms up. The processor
+    time is the controller's in the first and the front's in the second.
+    """
+    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    with tempfile.TemporaryDirectory() as folder, local_cell(threads=threads) as cell:
+        deployed(cell.address, [spec])
+        at = free_address("127.0.0.1:0")
+        options = ("--cells", f"cell={cell.address}", "--listen", at, "--http", "off")
+        home = ("--home", folder)
+        front = children.start("front", "mesh.front", (*options, *home), Path(folder) / "front.log")
+        try:
+            wait_until(lambda: _serves(at), "the front does not serve", cell=cell)
+            wait_calm(cell)
+            asks = {
+                cell.address: psutil.Process(cell.children[0].process.pid),
+                at: psutil.Process(front.process.pid),
+            }
+            found: dict[str, list[Round]] = {address: [] for address in asks}
+            for number, address, process in in_turn(asks, rounds, warm_ups=1):
+                one = measure(partial(by_grpc, address, NAME), process)
+                found[address] += [one] if number > 0 else []
+        finally:
+            children.stop([front])
+    return found[cell.address], found[at]
+
+
+def _serves(address: str) -> bool:
+    try:
+        with MeshClient(address) as client:
+            return client.get(NAME).state is DeploymentState.READY
+    except MeshError:
+        return False
+
+
 def run(
     *,
     cells: Annotated[tuple[int, ...], "of the fronts that are measured"] = (3, 100),
@@ -88,14 +144,32 @@ def run(
     requests: int = 20_000,
     rounds: int = 5,
 ) -> Report:
-    found = {
+    stored_model()
+    choices = {
         str(count): round(median(rates(count, deployments, requests, rounds))) for count in cells
     }
-    table = Table(
-        headings=["cells", "choices/s"], rows=[[name, f"{n:,}"] for name, n in found.items()]
-    )
+    alone, front = fronted(rounds)
+    figures: dict[str, object] = {"choices_per_s": choices}
+    rows = []
+    for label, key in (("first token, ms", "ttft"), ("each token of 16 streams, ms", "token")):
+        one, other = ([float(getattr(r, f"{key}_ms")) for r in of] for of in (alone, front))
+        added = median(f - a for a, f in zip(one, other, strict=True))
+        rows.append((label, f"{median(one):.2f}", f"{median(other):.2f}", f"{added:.2f}"))
+        figures[f"{key}_added_ms"] = round(added, 3)
+    figures["relayed_per_s"] = round(1e6 / median(one.cpu_us_per_token for one in front))
     return Report(
-        figures={"choices_per_s": found},
-        shown=(table,),
-        targets={"choices_per_s": f">= {CHOICES_PER_S_MIN}"},
+        figures=figures,
+        shown=(
+            Table(
+                headings=["cells", "choices/s"],
+                rows=[[name, f"{n:,}"] for name, n in choices.items()],
+            ),
+            Table(headings=("", "cell", "through a front", "added"), rows=rows),
+        ),
+        targets={
+            "choices_per_s": f">= {CHOICES_PER_S_MIN}",
+            "ttft_added_ms": "<= 2",
+            "token_added_ms": "<= 0.5",
+            "relayed_per_s": ">= 3000",
+        },
     )
