@@ -1,6 +1,7 @@
 """One fixture decides which engine a test drives; the suite runs once for each of `ENGINES`."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, 
 LoadInstance = Callable[..., Driver]
 WITHOUT_KV = [f"test_{it}" for it in ("iterations", "measuring", "requests", "sampling", "turns")]
 """Modules whose tests do not depend on how a KV cache is resized, beyond the random walks."""
+COMPILE = ("test_loading", "test_swaps")
+"""Modules in which each load compiles; others test what an instance does once it is there."""
 COLLECTED = [engine for engine in ENGINES if engine.available or not engine.optional]
 
 
@@ -39,10 +42,17 @@ def model(under_test: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def engine(under_test: EngineUnderTest) -> Iterator[Engine]:
-    engine = under_test.make()
-    yield engine
-    engine.close()
+def engine(
+    under_test: EngineUnderTest, model: StoredModel, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    with ExitStack() as stack:
+        if under_test.needs == "openvino" and request.path.stem not in COMPILE:
+            from tests.support.compiled_once import compiled_once
+
+            stack.enter_context(compiled_once(model.path))
+        engine = under_test.make()
+        yield engine
+        engine.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from mesh_nodes.engines.openvino import blob_maker
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
 from tests.nodes.engines.serving import load
+from tests.support.compiled_once import compiled_once
 
 
 @pytest.fixture(scope="session")
@@ -38,5 +39,6 @@ def engine() -> Iterator[OpenVinoEngine]:
 @pytest.fixture
 def loaded(engine: OpenVinoEngine, tiny: TinyModel) -> OpenVinoEngine:
     """The same with the tiny model: 64 blocks, 256 tokens of context, batches of 8."""
-    load(engine, tiny.info, tiny.path)
+    with compiled_once(tiny.path):
+        load(engine, tiny.info, tiny.path)
     return engine
