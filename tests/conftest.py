@@ -7,6 +7,7 @@ examples, but in CI; `make faults` draws four times as many.
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,11 @@ settings.register_profile(
 settings.load_profile("mesh")
 
 _ROOT = Path(__file__).resolve().parent.parent
+
+# Else each worker would rewrite the assertions of all tests anew, and each of the hundreds of
+# processes that tests start would compile what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell without job control has what it starts in the background ignore SIGINT, which the
 # processes that tests start and interrupt would inherit.
