@@ -2,7 +2,7 @@
 
 The store that holds the model outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
 A slow example is no failure on a shared machine, so examples have no deadline. Each run draws other
-examples, but in CI; `make faults` draws four times as many.
+examples, but in CI; `make faults` draws six times as many.
 """
 
 import os
@@ -25,7 +25,7 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
     derandomize="CI" in os.environ,
-    max_examples=100 if DEEP else 25,
+    max_examples=100 if DEEP else 16,
 )
 settings.load_profile("mesh")
 

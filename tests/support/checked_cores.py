@@ -12,8 +12,9 @@ import pytest
 from mesh.core.controller.core import ControllerCore
 from mesh.core.node.core import NodeCore
 from mesh.sim.invariants import RuleBroken, check_cell, check_node_core
+from tests.support.depth import DEEP
 
-ALL = 500
+ALL = 500 if DEEP else 100
 """Events of a core after each of which it is checked; of those that follow, after one in EVERY."""
 EVERY = 50
 
