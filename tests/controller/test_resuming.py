@@ -298,8 +298,9 @@ async def test_only_what_an_earlier_controller_may_have_accepted_is_accepted_uns
 
 
 async def test_a_cancel_of_the_stream_before_does_not_end_one_that_comes_again(
-    inner: tuple[LiveCell, Gateway],
+    inner: tuple[LiveCell, Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)  # of the first stream
     cell, gateway = inner
     node, call, order = await begun(cell, 3)
     node.held = False

@@ -19,6 +19,12 @@ POLICY = Path(__file__).parents[2] / "examples" / "policies" / "lru_swap.py"
 AT_ONCE = CellLimits(history_store_s=0.0, kv_tokens_least=32, node_lease_s=600.0)
 
 
+@pytest.fixture(autouse=True)
+def broken_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients whose stream breaks ask again for a moment only."""
+    monkeypatch.setattr("mesh.wire.resuming.REASK_S_MAX", 0.1)
+
+
 async def test_nothing_is_left_running(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with live_cell(tmp_path) as cell:

@@ -579,6 +579,7 @@ async def test_an_endless_chat_template_ends_its_own_calls_and_delays_nobody(
 ) -> None:
     """Healthy when it is tried. Two of its calls are killed, the others are refused at once."""
     monkeypatch.setattr("mesh.text.pool.WAIT_S_MAX", WAIT_S_MAX)
+    monkeypatch.setattr("mesh.text.pool.CALL_CPU_S", 0.2)
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     async with edge(tmp_path) as http:
         node = await http.cell.node()
