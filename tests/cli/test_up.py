@@ -1,13 +1,11 @@
 """`mesh up` and `mesh demo` as processes: what they start, and that none of it stays."""
 
 import os
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,26 +22,6 @@ from tests.support.waiting import until
 
 READY_S_MAX = 150.0
 GONE_S_MAX = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Up:
-    """A running `mesh up`, of which every process has its home on its command line."""
-
-    process: "subprocess.Popen[str]"
-    address: str
-    lines: list[str]
-    home: Path
-    err: Path
-
-    def children(self) -> list[psutil.Process]:
-        return [child for child in mentioning(self.home) if child.pid != self.process.pid]
-
-    def child(self, module: str) -> psutil.Process:
-        """The one that `up` started itself; they may have started others."""
-        own = psutil.Process(self.process.pid).children()
-        (found,) = [child for child in own if module in child.cmdline()]
-        return found
 
 
 def mentioning(path: Path) -> list[psutil.Process]:
@@ -64,23 +42,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file://{write_tiny_llama(tmp_path_factory.mktemp('model') / 'tiny')}"
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    home, err = tmp_path / "a home", tmp_path / "err"
-    arguments = (
-        *("up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home)),
-        *("--memory", "256MiB"),
-        *SETTLED,
-    )
-    with mesh_process(*arguments, "--threads", "1", environ=os.environ, err=err) as process:
-        lines = list(_lines_until_ready(process, err))
-        found = re.search(r"127\.0\.0\.1:\d+", lines[0])
-        assert found, lines
-        yield Up(process=process, address=found[0], lines=lines, home=home, err=err)
-    for left in mentioning(home):
-        left.kill()
-
-
 def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[str]:
     assert process.stdout is not None
     until_s = time.monotonic() + READY_S_MAX
@@ -92,31 +53,39 @@ def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[
     raise AssertionError(err.read_text())
 
 
-def test_up_serves_a_second_one_touches_nothing_and_ctrl_c_stops_all_of_it(up: Up) -> None:
-    assert [line.split()[0] for line in up.lines] == ["controller", "http", "page", "node", "next"]
-    assert up.lines[3].split() == ["node", "cpu0"]
-    assert up.lines[4].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
-    assert requests.get(up.lines[2].split()[1], timeout=10).json()["name"] == "mesh"
-    assert requests.get(f"{up.lines[1].split()[1]}/models", timeout=10).json()["data"] == []
-    logs = {path: path.stat().st_ino for path in (up.home / "logs").iterdir()}
-    assert {path.name for path in logs} >= {"controller.log", "node-cpu0.log"}
+def test_up_serves_a_second_one_touches_nothing_and_ctrl_c_stops_all_of_it(tmp_path: Path) -> None:
+    home, err = tmp_path / "a home", tmp_path / "err"
+    where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home))
+    small = ("--memory", "256MiB", "--threads", "1", *SETTLED)
+    with mesh_process("up", *where, *small, environ=os.environ, err=err) as process:
+        lines = list(_lines_until_ready(process, err))
+        words = [line.split() for line in lines]
+        assert [first for first, *_ in words] == ["controller", "http", "page", "node", "next"]
+        assert words[3] == ["node", "cpu0"]
+        address = words[0][1]
+        assert lines[4].endswith(f"mesh deploy MODEL.yaml --controller {address}")
+        assert requests.get(words[2][1], timeout=10).json()["name"] == "mesh"
+        assert requests.get(f"{words[1][1]}/models", timeout=10).json()["data"] == []
+        logs = {path: path.stat().st_ino for path in (home / "logs").iterdir()}
+        assert {path.name for path in logs} >= {"controller.log", "node-cpu0.log"}
 
-    begun_s = time.monotonic()
-    ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(up.home))
-    assert time.monotonic() - begun_s < 30.0
-    assert ran.code == 1
-    error, hint = ran.error_lines
-    assert f"{up.home}: process {up.process.pid}" in error
-    assert "stop it first" in hint
-    assert {path: path.stat().st_ino for path in (up.home / "logs").iterdir()} == logs
+        begun_s = time.monotonic()
+        ran = mesh("up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(home))
+        assert time.monotonic() - begun_s < 30.0
+        assert ran.code == 1
+        error, hint = ran.error_lines
+        assert f"{home}: process {process.pid}" in error
+        assert "stop it first" in hint
+        assert {path: path.stat().st_ino for path in (home / "logs").iterdir()} == logs
 
-    assert mesh("status", "--controller", up.address).code == 0
-    assert up.child("mesh.controller").is_running()
-    assert up.child("mesh_nodes").is_running()
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(timeout=GONE_S_MAX) == 0
-    assert up.children() == []
-    assert up.err.read_text() == "stopping\n"
+        assert mesh("status", "--controller", address).code == 0
+        own = [child.cmdline() for child in psutil.Process(process.pid).children()]
+        for module in ("mesh.controller", "mesh_nodes"):
+            assert sum(module in words for words in own) == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=GONE_S_MAX) == 0
+    assert mentioning(home) == []
+    assert err.read_text() == "stopping\n"
 
 
 @pytest.mark.parametrize("name", ["registry", "usage", "keys"])
@@ -168,7 +137,7 @@ def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path
         assert process.wait(timeout=GONE_S_MAX) == 0
 
 
-def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
+def test_certificates_and_keys_are_for_all_parts_which_end_with_a_killed_up(tmp_path: Path) -> None:
     """Both protocols are encrypted, and closed to whoever shows nothing."""
     home, err, tls = tmp_path / "home", tmp_path / "err", tmp_path / "tls"
     assert mesh("tls", "init", str(tls)).code == 0
@@ -179,6 +148,7 @@ def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
     with mesh_process(*arguments, environ={**os.environ, "MESH_KEY": key}, err=err) as process:
         try:
             lines = list(_lines_until_ready(process, err))
+            assert len(mentioning(home)) >= 3
             address, url = lines[0].split()[1], lines[1].split()[1]
             assert lines[-1].split()[1:4] == ["mesh", "--tls", str(tls)]
             assert url.startswith("https://")
@@ -193,8 +163,9 @@ def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
             )
             assert "cpu0" in told.out, told.err
         finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=GONE_S_MAX) == 0
+            process.kill()
+            process.wait()
+            until(lambda: not mentioning(home), GONE_S_MAX)
 
 
 def test_a_key_that_may_not_look_after_the_cell_is_said_at_once(tmp_path: Path) -> None:
@@ -248,13 +219,6 @@ def test_ctrl_c_in_the_pause_before_a_restart_stops_everything(tmp_path: Path) -
         "stopping",
     ]
     assert mentioning(home) == []
-
-
-def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:
-    assert len(up.children()) >= 2
-    up.process.kill()
-    up.process.wait()
-    until(lambda: not up.children(), GONE_S_MAX)
 
 
 def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -49,6 +47,7 @@ from mesh.wire.client import MeshClient
 from mesh.wire.credentials import Credentials, show
 from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
 from tests.controller.test_access import A, B, Keys, made_keys, showing
+from tests.e2e.forked import Forked
 from tests.e2e.live_cell import Answer, free_port, invoked
 from tests.http.edge import HELLO, Edge
 from tests.support.tiny_model import write_tiny_llama
@@ -467,7 +466,7 @@ class Machines:
         self.cells = {name: f"127.0.0.1:{free_port()}" for name in CELLS}
         self.fronts = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.https = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.processes: dict[str, list[Forked]] = {}
         for name, at in self.cells.items():
             home = ("--home", str(folder / name))
             self._start(name, "mesh", "controller", "--listen", at, "--http", "off", *home)
@@ -478,13 +477,14 @@ class Machines:
         for at, http in zip(self.fronts, self.https, strict=True):
             home = ("--home", str(folder / "front"))
             self._start(at, "mesh", "front", *named, "--listen", at, "--http", http, *home)
+
+    def wait_ready(self) -> None:
         self._until(lambda: all(len(self._nodes(at)) == len(CELLS) for at in self.fronts))
 
-    def _start(self, what: str, *module: str) -> None:
-        log = self._stack.enter_context((self._folder / "log").open("ab"))
-        process = subprocess.Popen([sys.executable, "-m", *module], stdout=log, stderr=log)
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
+    def _start(self, what: str, module: str, *arguments: str) -> None:
+        process = Forked(module, arguments, self._folder / "log")
+        self._stack.callback(process.wait, WAIT_S_MAX)
+        self._stack.callback(process.send_signal, signal.SIGKILL)
         self.processes.setdefault(what, []).append(process)
 
     def _nodes(self, at: str) -> tuple[Any, ...]:
@@ -508,11 +508,12 @@ class Machines:
         self._stack.close()
 
 
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(tmp_path)
-    yield made
-    made.close()
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """What one test kills, the other does without."""
+    with closing(Machines(tmp_path_factory.mktemp("machines"))) as made:
+        made.wait_ready()
+        yield made
 
 
 class Callers:
@@ -558,6 +559,31 @@ def names_of(home: CellName, homes: int, count: int) -> list[str]:
     return found[:count]
 
 
+def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny", seed=1)
+    name = DeploymentName("chat")
+    with MeshClient(",".join(machines.fronts)) as both:
+        both.deploy(DeploymentSpec(name=name, source=f"file://{model}", cells=2))
+
+        def ask(tokens: int = 120) -> Answer:
+            return invoked(both, name, "go on", max_tokens=tokens, temperature=1.0, seed=7)
+
+        unbroken = ask()
+        unbroken.finished()
+        answers = [ask() for _ in range(4)]
+        until_s = time.monotonic() + WAIT_S_MAX
+        while min(len(answer.token_ids) for answer in answers) < 3:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        machines.kill(machines.fronts[0])
+        later = [ask(3) for _ in range(20)]
+        for answer in answers:
+            answer.finished()
+            assert (answer.token_ids, answer.text) == (unbroken.token_ids, unbroken.text)
+        for answer in later:
+            answer.finished()
+
+
 def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny", seed=1)
     lost = CELLS[0]
@@ -566,7 +592,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
     others = [f"d-{n}" for n in range(99) if ranked(DeploymentName(f"d-{n}"), CELLS)[0] != lost]
     others = [name for name in others if name not in twice][:2]
     scaling = Scaling(keep_alive_s=60.0)
-    with MeshClient(machines.fronts[0]) as client:
+    with MeshClient(machines.fronts[1]) as client:
         for name, cells in [*((n, 2) for n in twice), *((n, 1) for n in (*once, *others))]:
             client.deploy(
                 DeploymentSpec(
@@ -576,7 +602,7 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
                     scaling=scaling,
                 )
             )
-        callers = Callers(machines.https[0], [*twice, *twice, *once, *others])
+        callers = Callers(machines.https[1], [*twice, *twice, *once, *others])
         answers = [
             invoked(client, twice[0], "go on", max_tokens=200, temperature=1.0, seed=7)
             for _ in range(2)
@@ -606,28 +632,3 @@ def test_a_whole_cell_killed_under_load(machines: Machines, tmp_path: Path) -> N
                 assert json.loads(body)["error"]["code"] in ("cell_away", "unavailable")
         away = [node for node in client.nodes() if node.state is NodeState.LOST]
         assert [node.node_id for node in away] == [f"{lost}/{lost}-1"]
-
-
-def test_a_front_killed(machines: Machines, tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "tiny", seed=1)
-    name = DeploymentName("chat")
-    with MeshClient(",".join(machines.fronts)) as both:
-        both.deploy(DeploymentSpec(name=name, source=f"file://{model}", cells=2))
-
-        def ask(tokens: int = 120) -> Answer:
-            return invoked(both, name, "go on", max_tokens=tokens, temperature=1.0, seed=7)
-
-        unbroken = ask()
-        unbroken.finished()
-        answers = [ask() for _ in range(4)]
-        until_s = time.monotonic() + WAIT_S_MAX
-        while min(len(answer.token_ids) for answer in answers) < 3:
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
-        machines.kill(machines.fronts[0])
-        later = [ask(3) for _ in range(20)]
-        for answer in answers:
-            answer.finished()
-            assert (answer.token_ids, answer.text) == (unbroken.token_ids, unbroken.text)
-        for answer in later:
-            answer.finished()
