@@ -113,8 +113,8 @@ demo: $(VENV)/.installed-demo ## two deployments of a real model answer several 
 load: $(VENV)/.installed-load ## two minutes of calls by locust: 16 deployments, memory for 6
 	@$(HOME_HERE) $(BIN)/python -m mesh_load
 
-test: $(VENV)/.installed-dev ## the tests
-	$(call TESTED,$(PYTEST),-n 0)
+test: $(VENV)/.installed-dev ## the tests, but those of test-cluster
+	$(call TESTED,$(PYTEST) --ignore tests/cluster,-n 0)
 
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
