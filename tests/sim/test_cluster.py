@@ -110,7 +110,7 @@ def test_more_than_the_cell_can_do_is_refused_and_the_rest_is_in_time(made: Cell
     """Caches grow in no time: validation does not count the half second that 11 GB take."""
     quick = GivenCosts({"resize": Resizing.MAPS, "resize_bytes_per_s": math.inf})
     nodes = tuple(replace(node, costs=quick.onto(node.costs)) for node in made.nodes)
-    flood = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(200)]
+    flood = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(150)]
     outcomes = VirtualCell(replace(made, nodes=nodes)).run(flood)
     served = [o for o in outcomes if o.finished]
     assert 100 < len(served) < len(flood)

@@ -12,7 +12,7 @@ from mesh.sim.refusals import RefusalChecks, RefusalCounts
 from mesh.sim.scenario import plan
 from tests.sim.scenarios import SMALL, scenario
 
-FLOOD = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(120)]
+FLOOD = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(90)]
 
 
 @pytest.fixture
