@@ -279,6 +279,10 @@ def validated(kind: type[T], data: dict[str, Any]) -> T:
         raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
 
 
+def message(role: str, content: str | None, **further: Any) -> Message:
+    return Message.model_construct(role=role, content=content, **further)
+
+
 def assistant_message(
     texts: Sequence[str], thoughts: Sequence[str], calls: list[ToolCall]
 ) -> Message:
@@ -289,6 +293,14 @@ def assistant_message(
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )
+
+
+def json_format(schema: dict[str, Any] | None, *, strict: bool | None = None) -> ResponseFormat:
+    """JSON by a schema, or any object."""
+    if schema is None:
+        return ResponseFormat(type="json_object")
+    kept_to = JsonSchema.model_construct(schema_=schema, strict=strict)
+    return ResponseFormat.model_construct(type="json_schema", json_schema=kept_to)
 
 
 def _containers_beyond(data: Any, most: int) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from starlette.responses import Response
+
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.wire.errors import status_for
@@ -156,6 +158,10 @@ def error_event(failure: Failure, body: bytes) -> bytes:
 def encoded(value: Any) -> bytes:
     """As UTF-8, whatever was given back of what a client sent."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(encoded(value), status, media_type="application/json")
 
 
 def retry_headers(error: MeshError) -> Iterator[Header]:

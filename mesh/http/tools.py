@@ -100,6 +100,25 @@ class ToolCall(Strict):
 Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX)]
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> Tool:
+    function = Function.model_construct(
+        name=name, description=description, parameters=parameters, strict=strict
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def named_tool(name: str) -> NamedTool:
+    function = FunctionName.model_construct(name=name)
+    return NamedTool.model_construct(type="function", function=function)
+
+
+def tool_call(id_: str, name: str, arguments: str) -> ToolCall:
+    called = CalledFunction.model_construct(name=name, arguments=arguments)
+    return ToolCall.model_construct(id=id_, function=called)
+
+
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
     """Raises InvalidInput for names that come twice, or that nobody has."""
     names = [tool.function.name for tool in tools or ()]
