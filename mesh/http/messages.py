@@ -19,6 +19,7 @@ from mesh.http.bodies import (
     Message,
     TextPart,
     assistant_message,
+    chat_body,
     json_format,
     message,
     read,
@@ -189,18 +190,20 @@ def chat_of(body: Conversation) -> ChatBody:
     if wanted is not None and wanted.format is not None:
         format_ = json_format(wanted.format.schema_, strict=True)
     thinks = body.thinking is not None and body.thinking.type != "disabled"
-    return ChatBody.model_construct(
-        model=body.model,
-        messages=[*system, *_turns(body.messages)],
-        chat_template_kwargs={"enable_thinking": thinks},
-        tools=[
-            function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
-            for tool in body.tools or ()
-        ]
-        or None,
-        tool_choice=None if choice is None else _choice(choice),
-        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
-        response_format=format_,
+    tools = [
+        function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        for tool in body.tools or ()
+    ]
+    return chat_body(
+        {
+            "model": body.model,
+            "messages": [*system, *_turns(body.messages)],
+            "chat_template_kwargs": {"enable_thinking": thinks},
+            "tools": tools or None,
+            "tool_choice": None if choice is None else _choice(choice),
+            "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
+            "response_format": format_,
+        }
     )
 
 

@@ -25,7 +25,7 @@ from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.answers import AnswerTo
 from mesh.http.blocks import Block, BlockWriter
-from mesh.http.bodies import Body, ChatBody, CompletionBody, Message, json_format, message, read
+from mesh.http.bodies import Body, Message, chat_body, completion_body, json_format, message, read
 from mesh.http.exchange import Apart, Exchange
 from mesh.http.generation import NewWriter, OfAnyTask
 from mesh.http.logprobs import TokenLogprob
@@ -139,7 +139,7 @@ def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter | Apart]:
         return _without_prompt(body, {"message": {"role": "assistant", "content": ""}})
     asked = {**_common(body), "tools": body.tools}
     asked["messages"] = [_message(n, said) for n, said in enumerate(body.messages)]
-    return ChatBody.model_construct(**asked), OllamaWriter
+    return chat_body(asked), OllamaWriter
 
 
 def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
@@ -151,10 +151,10 @@ def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     if body.raw or body.suffix:
         asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         asked |= {"prompt": body.prompt or "", "suffix": body.suffix}
-        return CompletionBody.model_construct(**asked), GenerateWriter
+        return completion_body(asked), GenerateWriter
     said = (("system", body.system), ("user", body.prompt))
     asked["messages"] = [message(*one) for one in said if one[1]]
-    return ChatBody.model_construct(**asked), GenerateWriter
+    return chat_body(asked), GenerateWriter
 
 
 def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWriter | Apart]:
@@ -163,7 +163,7 @@ def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWr
     """
     model = body.model.removesuffix(TAG)
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    asked = CompletionBody.model_construct(model=model, prompt=[0], max_tokens=1)
+    asked = completion_body({"model": model, "prompt": [0], "max_tokens": 1})
     told = {"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason}
     if reason == "unload":
         return asked, Unload(encoded(told))

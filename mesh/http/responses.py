@@ -30,6 +30,7 @@ from mesh.http.bodies import (
     ResponseFormat,
     StreamOptions,
     assistant_message,
+    chat_body,
     check_containers,
     json_format,
     message,
@@ -358,14 +359,16 @@ class Responses:
         instructions = [] if body.instructions is None else [message("system", body.instructions)]
         tools, choice = _tools(body)
         effort = body.reasoning and body.reasoning.effort
-        return ChatBody.model_construct(
-            model=body.model,
-            messages=[*instructions, *said],
-            chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
-            tools=tools or None,
-            tool_choice=choice,
-            parallel_tool_calls=body.parallel_tool_calls,
-            response_format=_format(body.text),
+        return chat_body(
+            {
+                "model": body.model,
+                "messages": [*instructions, *said],
+                "chat_template_kwargs": {"enable_thinking": effort != "none"} if effort else None,
+                "tools": tools or None,
+                "tool_choice": choice,
+                "parallel_tool_calls": body.parallel_tool_calls,
+                "response_format": _format(body.text),
+            }
         )
 
     def _earlier(self, body: InputBody) -> Sequence[AnyItem]:

@@ -37,7 +37,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or None not in given.values():
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
         return {name: one for name, one in given.items() if one is not None or name in known}
