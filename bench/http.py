@@ -4,7 +4,9 @@ The engine has all cores but one, which is left to the controller, the client an
 last line is one JSON object: `ttft_added_ms` of lone requests and `token_added_ms` of 16 streams
 (medians over rounds of the difference of the round's medians), `cpu_us_per_token`, what the
 controller computes for a token of these streams, beside gRPC's, `protocols_added_ms`, what each
-protocol adds to the first token of the same prompt by Chat Completions, `n_ttft_ratio`, the time to
+protocol adds to the first token of the same prompt by Chat Completions where the engine computes
+nothing, with the interval in which it is by 95 % (`protocols_added_within_ms`), and what that token
+takes by Chat Completions itself (`chat_ttft_ms`), `n_ttft_ratio`, the time to
 the first token of a call for 8 answers over that of a call for one (`n_all_ratio`: until each of
 them has its first token), and `keys_added_ms`, what a key adds to an answer by HTTP.
 """
@@ -14,6 +16,7 @@ import http.client
 import json
 import os
 import random
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +27,11 @@ from statistics import median
 
 import psutil
 
-from bench.cells import deployed, keys_shown, local_cell, wait_calm
+from bench.cells import deployed, keys_shown, local_cell, wait_calm, wait_until
 from bench.demo_model import SOURCE, stored_model
 from bench.harness import Report, Table, in_turn
 from bench.overhead import CALL_S_MAX, CONTEXT_TOKENS, PROMPT_TOKENS, SLO, answered
+from mesh.cli import children
 from mesh.controller.keys import KeyBook
 from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.deployment import DeploymentSpec
@@ -35,6 +39,7 @@ from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.evaluation.load_client import Call
 from mesh.wire.channel import parse_address
+from mesh.wire.client import MeshClient
 
 LONE_EVERY_S = 0.5
 """Several times what a request of one token takes."""
@@ -79,7 +84,15 @@ async def _all(
     async def one(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, at_s: float, tokens: int
     ) -> Heard:
-        request = _request(name, tokens)
+        asked = {
+            "model": name,
+            "prompt": PROMPT_TOKENS,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        request = _request("/v1/completions", asked)
         await asyncio.sleep(start_s + at_s - time.monotonic())
         sent_s = time.monotonic()
         writer.write(request)
@@ -107,18 +120,10 @@ async def _all(
     return [found for found in heard if isinstance(found, Heard)]
 
 
-def _request(name: DeploymentName, tokens: int) -> bytes:
-    asked = {
-        "model": name,
-        "prompt": PROMPT_TOKENS,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+def _request(path: str, asked: object) -> bytes:
     body = json.dumps(asked).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 CALLS = 500
@@ -164,48 +169,102 @@ def _took_ms(line: http.client.HTTPConnection, secret: str) -> float:
 
 
 NAME = DeploymentName("http")
+SPEC = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
 WORDS = [{"role": "user", "content": "What is the capital of France?"}]
+SAID = {"messages": WORDS, "max_tokens": 1, "temperature": 0}
 PROTOCOLS: Mapping[str, tuple[str, Mapping[str, object], bytes]] = {
-    "chat": ("/v1/chat/completions", {"messages": WORDS, "max_tokens": 1}, b'"delta":{"content"'),
-    "completions": ("/v1/completions", {"max_tokens": 1}, b'"text":'),
+    "chat": ("/v1/chat/completions", SAID, b'"delta":{"content"'),
+    "completions": ("/v1/completions", {"max_tokens": 1, "temperature": 0}, b'"text":'),
     "responses": (
         "/v1/responses",
-        {"input": WORDS, "max_output_tokens": 1},
+        {"input": WORDS, "max_output_tokens": 1, "temperature": 0},
         b"response.output_text.delta",
     ),
-    "messages": ("/v1/messages", {"messages": WORDS, "max_tokens": 1}, b"text_delta"),
-    "ollama": ("/api/chat", {"messages": WORDS, "options": {"num_predict": 1}}, b'"content":'),
+    "messages": ("/v1/messages", SAID, b"text_delta"),
+    "ollama": (
+        "/api/chat",
+        {"messages": WORDS, "options": {"num_predict": 1, "temperature": 0}},
+        b'"content":',
+    ),
 }
 """The path of each protocol, what is asked of it, and what the line of a first token holds."""
-FIRST_CALLS = 60
-WARM_CALLS = 5
+FIRST_CALLS = 600
+WARM_CALLS = 30
 ANSWERS = 8
 ANSWERS_PROMPT_TOKENS = 512
 ANSWERS_CALLS = 10
 
 
-def protocols_added_ms(address: str) -> dict[str, float]:
-    """What each adds to Chat Completions: medians over the differences of calls in turn."""
-    lines = {name: http.client.HTTPConnection(address) for name in PROTOCOLS}
-    took: dict[str, list[float]] = {name: [] for name in PROTOCOLS}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A median of differences, and the interval that holds it in 95 of 100 such runs."""
+
+    median_ms: float
+    least_ms: float
+    most_ms: float
+
+
+def protocols_added() -> tuple[float, dict[str, Added]]:
+    """The time to a first token by Chat Completions in ms, and what each other protocol adds to it:
+    calls one after the other, in turn, of an engine whose iterations take no time.
+    """
     with ExitStack() as opened:
-        for line in lines.values():
-            opened.callback(line.close)
-        rendered = {"model": NAME, "messages": WORDS}
-        tokens = json.loads(asked(lines["chat"], "/tokenize", rendered).read())["tokens"]
-        for _, name, line in in_turn(lines, FIRST_CALLS, warm_ups=WARM_CALLS):
-            path, said, marker = PROTOCOLS[name]
+        home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        cell = opened.enter_context(local_cell(nodes=(), http="127.0.0.1:0", home=home))
+        arguments = ("--", "--join", cell.address, "--name", "scripted", "--home", str(home))
+        log = home / "logs" / "node-scripted.log"
+        node = children.start("the node", "tests.support.scripted_node", arguments, log)
+        opened.callback(children.stop, [node])
+        client = opened.enter_context(MeshClient(cell.address))
+        wait_until(lambda: bool(client.nodes()), "the node has not joined", cell=cell)
+        deployed(cell.address, [SPEC])
+        assert cell.http_address is not None
+        with closing(http.client.HTTPConnection(cell.http_address)) as line:
+            rendered = {"model": NAME, "messages": WORDS}
+            tokens = json.loads(asked(line, "/tokenize", rendered).read())["tokens"]
+        lines: dict[str, tuple[socket.socket, bytes, bytes]] = {}
+        for name, (path, said, marker) in PROTOCOLS.items():
             said = {**said, "prompt": tokens} if name == "completions" else said
-            begun_s = time.perf_counter()
-            answer = asked(line, path, {"model": NAME, "stream": True, **said})
-            next(told for told in answer if marker in told)
-            took[name].append(1e3 * (time.perf_counter() - begun_s))
-            answer.read()
+            request = _request(path, {"model": NAME, "stream": True, **said})
+            connection = socket.create_connection(parse_address(cell.http_address), CALL_S_MAX)
+            lines[name] = opened.enter_context(connection), request, marker
+        took: dict[str, list[float]] = {name: [] for name in PROTOCOLS}
+        for _, name, line_and_said in in_turn(lines, FIRST_CALLS, warm_ups=WARM_CALLS):
+            took[name].append(_first_ms(*line_and_said))
     chat = took.pop("chat")[WARM_CALLS:]
-    return {
-        name: round(median(one - c for one, c in zip(of[WARM_CALLS:], chat, strict=True)), 3)
+    return median(chat), {
+        name: _added([one - c for one, c in zip(of[WARM_CALLS:], chat, strict=True)])
         for name, of in took.items()
     }
+
+
+def _first_ms(line: socket.socket, request: bytes, marker: bytes) -> float:
+    """Reads the answer to its end. Raises Unavailable for a torn one, or another than was asked
+    for.
+    """
+    begun_s, took_s, came = time.perf_counter(), 0.0, b""
+    line.sendall(request)
+    while not came.endswith(b"\r\n0\r\n\r\n"):
+        more = line.recv(1 << 16)
+        came += more
+        if not took_s and marker in came:
+            took_s = time.perf_counter() - begun_s
+        if not more or not came.startswith(b"HTTP/1.1 200"):
+            raise Unavailable(f"an answer was torn: {came.decode()}")
+    if not took_s:
+        raise Unavailable(f"an answer without {marker.decode()}: {came.decode()}")
+    return 1e3 * took_s
+
+
+def _added(differences_ms: Sequence[float]) -> Added:
+    """The interval is of the ranks between which a median is by 95 %, whatever the distribution."""
+    ranked, count = sorted(differences_ms), len(differences_ms)
+    reach = 1.96 * count**0.5 / 2
+    return Added(
+        median_ms=round(median(ranked), 3),
+        least_ms=round(ranked[max(0, int(count / 2 - reach))], 3),
+        most_ms=round(ranked[min(count - 1, int(count / 2 + reach))], 3),
+    )
 
 
 def answers_ratios(address: str) -> tuple[float, float]:
@@ -278,16 +337,13 @@ def measure(ask: Ask, controller: psutil.Process) -> Round:
     )
 
 
-def compared(
-    rounds: int, join_ms: float
-) -> tuple[list[Round], list[Round], dict[str, float], tuple[float, float]]:
-    """gRPC's rounds and HTTP's, in turn; the first round warms up. Then what protocols add, and the
-    ratios of several answers.
+def compared(rounds: int, join_ms: float) -> tuple[list[Round], list[Round], tuple[float, float]]:
+    """gRPC's rounds and HTTP's, in turn; the first round warms up. Then the ratios of several
+    answers.
     """
-    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     with local_cell(threads=threads, http="127.0.0.1:0", join_ms=join_ms) as cell:
-        deployed(cell.address, [spec])
+        deployed(cell.address, [SPEC])
         wait_calm(cell)
         controller = psutil.Process(cell.children[0].process.pid)
         http_address = cell.http_address
@@ -299,13 +355,14 @@ def compared(
         found: dict[str, list[Round]] = {name: [] for name in asks}
         for _, name, asked in in_turn(asks, rounds, warm_ups=1):
             found[name].append(measure(asked, controller))
-        added, ratios = protocols_added_ms(http_address), answers_ratios(http_address)
-    return found["gRPC"][1:], found["HTTP"][1:], added, ratios
+        ratios = answers_ratios(http_address)
+    return found["gRPC"][1:], found["HTTP"][1:], ratios
 
 
 def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
     stored_model()
-    grpc, by, protocols, ratios = compared(rounds, join_ms)
+    chat_ms, protocols = protocols_added()
+    grpc, by, ratios = compared(rounds, join_ms)
     rows = []
     figures: dict[str, float] = {}
     for label, key in (
@@ -323,12 +380,23 @@ def run(*, rounds: int = 10, join_ms: float = 0.0) -> Report:
     figures["keys_added_ms"] = round(keys_added_ms(), 3)
     title = f"medians over {rounds} rounds"
     return Report(
-        figures={**figures, "protocols_added_ms": protocols},
+        figures={
+            **figures,
+            "chat_ttft_ms": round(chat_ms, 3),
+            "protocols_added_ms": {name: added.median_ms for name, added in protocols.items()},
+            "protocols_added_within_ms": {
+                name: (added.least_ms, added.most_ms) for name, added in protocols.items()
+            },
+        },
         shown=[
             Table(headings=("", "gRPC", "HTTP", "added"), rows=rows, title=title),
             Table(
-                headings=("over Chat Completions", "added, ms"),
-                rows=[(name, f"{ms:.3f}") for name, ms in protocols.items()],
+                headings=("over Chat Completions", "added, ms", "least", "most"),
+                rows=[
+                    (name, f"{a.median_ms:.3f}", f"{a.least_ms:.3f}", f"{a.most_ms:.3f}")
+                    for name, a in protocols.items()
+                ],
+                title=f"a first token takes {chat_ms:.3f} ms; medians of {FIRST_CALLS} differences",
             ),
         ],
         targets={

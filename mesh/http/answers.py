@@ -249,9 +249,9 @@ class Writer(ABC):
         """Before all that is told of the answer."""
         self._prompt_tokens[index] = accepted.prompt_tokens
 
-    @abstractmethod
     def opening(self, index: int) -> bytes:
         """What comes before an answer's text."""
+        return b""
 
     @abstractmethod
     def piece(self, index: int, tokens: Tokens) -> bytes:
@@ -295,9 +295,6 @@ class ChunkWriter(Writer):
         self._before = b"data: " + opened + b',"choices":[{"index":'
         self._after = b"}\n\n" if to.usage is UsageTold.NEVER else b',"usage":null}\n\n'
         self._last = b"data: " + opened + b',"choices":[],"usage":'
-
-    def opening(self, index: int) -> bytes:
-        return b""
 
     def piece(self, index: int, tokens: Tokens) -> bytes:
         self._output_tokens[index] = tokens.first_index + len(tokens.token_ids)

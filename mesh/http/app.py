@@ -36,7 +36,7 @@ from mesh.http.openapi import document
 from mesh.http.operating import Operate, operating_together
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
-from mesh.http.refusals import Failure, dialect_of, encoded, status_and_code
+from mesh.http.refusals import Failure, dialect_of, encoded, json_response, status_and_code
 from mesh.http.responses import CountInput, Responses
 from mesh.http.sessions import SIGN_IN_BYTES_MAX, SIGN_INS_MAX, Session, Sessions, shown_in
 from mesh.http.together import Gateway
@@ -89,7 +89,7 @@ def application(
     pages = Page(encoded(ABOUT), shown=page)
 
     async def what(request: Request) -> Response:
-        return Response(encoded(ABOUT), media_type="application/json")
+        return json_response(ABOUT)
 
     async def openapi(request: Request) -> Response:
         return Response(schema, media_type="application/json")
@@ -98,10 +98,10 @@ def application(
         return Response()
 
     async def release(request: Request) -> Response:
-        return Response(encoded({"version": __version__}), media_type="application/json")
+        return json_response({"version": __version__})
 
     async def live(request: Request) -> Response:
-        return Response(b'{"status":"ok"}', media_type="application/json")
+        return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
         if gateway.stopping:
@@ -166,7 +166,7 @@ def application(
         Route("/api/ps", listed.ps),
         Route("/api/embed", OllamaEmbed(gateway, bodies), methods=["POST"]),
         Route("/api/show", Show(gateway, bodies), methods=["POST"]),
-        Route("/api/version", listed.version),
+        Route("/api/version", release),
         Route("/api/{unbuilt}", refuse, methods=["POST", "DELETE"]),
         *operating_together(operator, bodies),
         *reading(lambda: reads),
@@ -224,7 +224,7 @@ def standing_by(why: Callable[[bool], MeshError], gate: Gate) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if request.url.path == "/healthz":
-            response = Response(b'{"status":"standing by"}', media_type="application/json")
+            response = json_response({"status": "standing by"})
         else:
             response = _keyless(request, why(gate.knows(shown_in(request))))
             response.headers["retry-after"] = "1"
@@ -281,4 +281,4 @@ async def _failed(request: Request, error: Exception) -> Response:
 def _error_response(request: Request, error: MeshError, status: int, code: str) -> Response:
     failure = Failure(error=error, status=status, code=code)
     status, body = dialect_of(request.url.path).refusal(failure)
-    return Response(encoded(body), status, media_type="application/json")
+    return json_response(body, status)

@@ -198,8 +198,9 @@ def _grammar(body: Body) -> Grammar | None:
 
 def check_built(body: Strict) -> None:
     """Raises InvalidInput for a member that would change the answer, and is not built."""
+    members = vars(body)
     for field, nothing in NOT_BUILT.items():
-        value = getattr(body, field, None)
+        value = members.get(field)
         if value is not None and value not in nothing:
             raise InvalidInput(f"{field} is not supported here", hint="leave it out", field=field)
 

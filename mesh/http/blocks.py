@@ -43,9 +43,9 @@ class BlockWriter(Writer):
         self._untold: list[TokenLogprob] = []
         """The log-probabilities of tokens since the last words."""
 
-    @abstractmethod
     def _begun(self, block: Block) -> bytes:
         """How a block is told that has just begun."""
+        return b""
 
     @abstractmethod
     def _grown(self, block: Block, more: str, logprobs: list[TokenLogprob]) -> bytes:

@@ -279,16 +279,42 @@ def validated(kind: type[T], data: dict[str, Any]) -> T:
         raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
 
 
+_EMPTY_CHAT, _EMPTY_COMPLETION = ChatBody.model_construct(), CompletionBody.model_construct()
+_EMPTY_MESSAGE = Message.model_construct()
+"""To copy: what fills in the defaults of a body takes 0.1 ms."""
+
+
+def chat_body(members: dict[str, Any]) -> ChatBody:
+    """One that was checked in another protocol's words."""
+    return _EMPTY_CHAT.model_copy(update=members)
+
+
+def completion_body(members: dict[str, Any]) -> CompletionBody:
+    return _EMPTY_COMPLETION.model_copy(update=members)
+
+
+def message(role: str, content: str | None, **further: Any) -> Message:
+    return _EMPTY_MESSAGE.model_copy(update={"role": role, "content": content, **further})
+
+
 def assistant_message(
     texts: Sequence[str], thoughts: Sequence[str], calls: list[ToolCall]
 ) -> Message:
     """What an assistant has said in parts, as one message."""
-    return Message.model_construct(
-        role="assistant",
-        content="\n".join(texts),
+    return message(
+        "assistant",
+        "\n".join(texts),
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )
+
+
+def json_format(schema: dict[str, Any] | None, *, strict: bool | None = None) -> ResponseFormat:
+    """JSON by a schema, or any object."""
+    if schema is None:
+        return ResponseFormat(type="json_object")
+    kept_to = JsonSchema.model_construct(schema_=schema, strict=strict)
+    return ResponseFormat.model_construct(type="json_schema", json_schema=kept_to)
 
 
 def _containers_beyond(data: Any, most: int) -> bool:

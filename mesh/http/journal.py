@@ -25,7 +25,7 @@ from mesh.http.exchange import Bodies, Exchange
 from mesh.http.feed import Feed
 from mesh.http.page import Page
 from mesh.http.reading import Reads, reading
-from mesh.http.refusals import encoded
+from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import Sessions, check_origin
 from mesh.http.tools import Strict
 from mesh.http.viewing import CellEvents, CellState
@@ -124,7 +124,7 @@ def view_only(feed: Feed, reads: Callable[[], Reads], *, journal: bool) -> list[
     whose = {"wants_keys": False, "role": "admin", "tenant": "", "csrf": "", "journal": journal}
 
     async def session(request: Request) -> Response:
-        return Response(encoded(whose), media_type="application/json")
+        return json_response(whose)
 
     return [
         Route("/", pages.root),

@@ -5,8 +5,8 @@ it, and a test holds it to the schemas: each member with a type of its own has a
 that were read. After: a call in the words of Chat Completions.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 Protocol = Literal["chat", "completions", "responses", "messages", "ollama"]
@@ -146,16 +146,20 @@ ROWS = (
 
 def copied(body: Any, protocol: Protocol) -> dict[str, Any]:
     """What a body of a protocol says in words of its own, by the members of Chat Completions."""
-    return {row.field: _at(body, name) for row, name in _copied_names(protocol)}
+    return {field: _at(body, path) for field, path in _copied(protocol)}
 
 
-def _copied_names(protocol: Protocol) -> Iterator[tuple[Row, str]]:
-    for row in ROWS:
-        if row.field and (names := row.of(protocol)):
-            yield row, names[0]
+@cache
+def _copied(protocol: Protocol) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The members of Chat Completions, and where each is in a body of the protocol."""
+    return tuple(
+        (row.field, tuple(names[0].split(".")))
+        for row in ROWS
+        if row.field and (names := row.of(protocol))
+    )
 
 
-def _at(body: Any, path: str) -> Any:
-    for name in path.split("."):
+def _at(body: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
         body = None if body is None else getattr(body, name)
     return body

@@ -16,11 +16,12 @@ from mesh.domain.errors import InvalidInput
 from mesh.http.asking import check_built
 from mesh.http.bodies import (
     ChatBody,
-    JsonSchema,
     Message,
-    ResponseFormat,
     TextPart,
     assistant_message,
+    chat_body,
+    json_format,
+    message,
     read,
 )
 from mesh.http.members import copied
@@ -28,14 +29,12 @@ from mesh.http.tools import (
     NAME,
     TOOLS_MAX,
     CacheControl,
-    CalledFunction,
-    Function,
-    FunctionName,
-    NamedTool,
     Strict,
-    Tool,
     ToolCall,
     ToolChoice,
+    function_tool,
+    named_tool,
+    tool_call,
 )
 
 
@@ -185,21 +184,26 @@ def chat_of(body: Conversation) -> ChatBody:
             "messages: an assistant's message cannot be continued; the last one must be a user's",
             field="messages",
         )
-    system = [_message("system", _text(body.system))] if body.system is not None else []
+    system = [message("system", _text(body.system))] if body.system is not None else []
     choice, wanted = body.tool_choice, body.output_config
     format_ = None
     if wanted is not None and wanted.format is not None:
-        schema = JsonSchema.model_construct(schema_=wanted.format.schema_, strict=True)
-        format_ = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+        format_ = json_format(wanted.format.schema_, strict=True)
     thinks = body.thinking is not None and body.thinking.type != "disabled"
-    return ChatBody.model_construct(
-        model=body.model,
-        messages=[*system, *_turns(body.messages)],
-        chat_template_kwargs={"enable_thinking": thinks},
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
-        tool_choice=None if choice is None else _choice(choice),
-        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
-        response_format=format_,
+    tools = [
+        function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        for tool in body.tools or ()
+    ]
+    return chat_body(
+        {
+            "model": body.model,
+            "messages": [*system, *_turns(body.messages)],
+            "chat_template_kwargs": {"enable_thinking": thinks},
+            "tools": tools or None,
+            "tool_choice": None if choice is None else _choice(choice),
+            "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
+            "response_format": format_,
+        }
     )
 
 
@@ -226,8 +230,7 @@ def _assistant(blocks: Sequence[Block]) -> Message:
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock(id=id_, name=name, input=given):
-                called = CalledFunction.model_construct(name=name, arguments=json.dumps(given))
-                calls.append(ToolCall.model_construct(id=id_, function=called))
+                calls.append(tool_call(id_, name, json.dumps(given)))
             case ToolResultBlock():
                 raise _misplaced(block, "assistant")
     return assistant_message(texts, thoughts, calls)
@@ -244,18 +247,14 @@ def _others(role: str, blocks: Sequence[Block]) -> Iterator[Message]:
                 texts.append(text)
             case ToolResultBlock() if role == "user":
                 if texts:
-                    yield _message(role, "\n".join(texts))
+                    yield message(role, "\n".join(texts))
                     texts.clear()
                 content = _text(block.content or "")
-                yield _message("tool", content, tool_call_id=block.tool_use_id)
+                yield message("tool", content, tool_call_id=block.tool_use_id)
             case _:
                 raise _misplaced(block, role)
     if texts:
-        yield _message(role, "\n".join(texts))
-
-
-def _message(role: str, content: str, **further: str) -> Message:
-    return Message.model_construct(role=role, content=content, **further)  # type: ignore[arg-type]
+        yield message(role, "\n".join(texts))
 
 
 def _misplaced(block: Block, role: str) -> InvalidInput:
@@ -269,16 +268,6 @@ def _text(texts: str | list[TextBlock]) -> str:
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 
-def _tool(tool: OfferedTool) -> Tool:
-    function = Function.model_construct(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
-    return Tool.model_construct(type="function", function=function)
-
-
 def _choice(choice: Choice) -> ToolChoice:
     """Raises InvalidInput."""
     match choice.type:
@@ -289,5 +278,4 @@ def _choice(choice: Choice) -> ToolChoice:
         case "tool":
             if choice.name is None:
                 raise InvalidInput("the body lacks tool_choice.name", field="tool_choice.name")
-            named = FunctionName.model_construct(name=choice.name)
-            return NamedTool.model_construct(type="function", function=named)
+            return named_tool(choice.name)

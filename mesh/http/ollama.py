@@ -6,17 +6,16 @@ does.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
-from mesh import __version__
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Finished, Tokens
@@ -26,27 +25,18 @@ from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.answers import AnswerTo
 from mesh.http.blocks import Block, BlockWriter
-from mesh.http.bodies import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    JsonSchema,
-    Message,
-    ResponseFormat,
-    read,
-)
+from mesh.http.bodies import Body, Message, chat_body, completion_body, json_format, message, read
 from mesh.http.exchange import Apart, Exchange
 from mesh.http.generation import NewWriter, OfAnyTask
 from mesh.http.logprobs import TokenLogprob
 from mesh.http.members import copied
-from mesh.http.refusals import Failure, encoded
+from mesh.http.refusals import Failure, encoded, json_response
 from mesh.http.tokens import Answered
-from mesh.http.tools import CalledFunction, Strict, ToolCall, Tools
+from mesh.http.tools import Strict, Tools, tool_call
 from mesh.text.tool_calls import begun_object
 
 TAG = ":latest"
 """Clients write it after names that have none."""
-
 _NS = 1_000_000_000
 _HELD = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
@@ -85,21 +75,13 @@ class Options(Strict):
     mirostat_eta: Any = None
 
 
-def _format_shape(value: Any) -> str:
-    return "schema" if isinstance(value, dict) else "word"
-
-
 class OllamaBody(Strict):
     model: str = Field(min_length=1, description="A deployment's name.")
     stream: bool | None = Field(default=None, description="A line a piece, unless false.")
     options: Options | None = None
-    format: (
-        Annotated[
-            Annotated[Literal["", "json"], Tag("word")] | Annotated[dict[str, Any], Tag("schema")],
-            Discriminator(_format_shape),
-        ]
-        | None
-    ) = Field(default=None, description="json, or a schema.")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        default=None, description="json, or a schema."
+    )
     think: bool | Literal["low", "medium", "high"] | None = Field(
         default=None, description="Whether a model thinks aloud that can be told so."
     )
@@ -139,9 +121,7 @@ class OllamaChatBody(OllamaBody):
 
 
 class GenerateBody(OllamaBody):
-    """Answers one prompt of Ollama's protocol; with `raw` it is continued as it is. Without one the
-    model is loaded.
-    """
+    """Answers, or continues as it is, one prompt of Ollama's protocol; loads the model without."""
 
     prompt: str | None = None
     system: str | None = None
@@ -157,8 +137,9 @@ def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     body = read(OllamaChatBody, raw)
     if not body.messages:
         return _without_prompt(body, {"message": {"role": "assistant", "content": ""}})
-    messages = [_message(n, message) for n, message in enumerate(body.messages)]
-    return _chat(body, messages).model_copy(update={"tools": body.tools}), OllamaWriter
+    asked = {**_common(body), "tools": body.tools}
+    asked["messages"] = [_message(n, said) for n, said in enumerate(body.messages)]
+    return chat_body(asked), OllamaWriter
 
 
 def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
@@ -166,16 +147,14 @@ def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     body = read(GenerateBody, raw)
     if not (body.prompt or body.suffix):
         return _without_prompt(body, {"response": ""})
+    asked = _common(body)
     if body.raw or body.suffix:
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        asked = CompletionBody.model_construct(
-            prompt=body.prompt or "", logprobs=logprobs, suffix=body.suffix
-        )
-        return asked.model_copy(update=_common(body)), GenerateWriter
-    said = [("system", body.system)] if body.system else []
-    said.append(("user", body.prompt or ""))
-    messages = [Message.model_construct(role=role, content=text) for role, text in said]
-    return _chat(body, messages), GenerateWriter
+        asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+        asked |= {"prompt": body.prompt or "", "suffix": body.suffix}
+        return completion_body(asked), GenerateWriter
+    said = (("system", body.system), ("user", body.prompt))
+    asked["messages"] = [message(*one) for one in said if one[1]]
+    return chat_body(asked), GenerateWriter
 
 
 def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWriter | Apart]:
@@ -184,54 +163,42 @@ def _without_prompt(body: OllamaBody, said: dict[str, Any]) -> tuple[Body, NewWr
     """
     model = body.model.removesuffix(TAG)
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    asked = CompletionBody.model_construct(model=model, prompt=[0], max_tokens=1)
+    asked = completion_body({"model": model, "prompt": [0], "max_tokens": 1})
     told = {"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason}
     if reason == "unload":
         return asked, Unload(encoded(told))
     return asked, OfAnyTask(LoadWriter, told=encoded(told))
 
 
-def _chat(body: OllamaBody, messages: list[Message]) -> ChatBody:
-    kwargs = None if body.think is None else {"enable_thinking": body.think is not False}
-    chat = ChatBody.model_construct(messages=messages, chat_template_kwargs=kwargs)
-    return chat.model_copy(update={"logprobs": body.logprobs, **_common(body)})
-
-
 def _common(body: OllamaBody) -> dict[str, Any]:
-    """What both calls have, in OpenAI's words."""
-    asked, form = copied(body, "ollama"), None
-    wanted = asked["max_tokens"]
-    if isinstance(body.format, dict):
-        schema = JsonSchema.model_construct(schema_=body.format)
-        form = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
-    elif body.format:
-        form = ResponseFormat.model_construct(type="json_object")
+    """What both calls have, in the words of OpenAI's chats."""
+    thinks = None if body.think is None else {"enable_thinking": body.think is not False}
+    asked, form = copied(body, "ollama"), body.format
+    schema = form if isinstance(form, dict) else None
     return {
         **asked,
         "model": body.model.removesuffix(TAG),
         "stream": body.stream is not False,
-        "max_tokens": None if wanted is None or wanted < 1 else wanted,
-        "response_format": form,
+        "max_tokens": asked["max_tokens"] if (asked["max_tokens"] or 0) > 0 else None,
+        "response_format": None if form in (None, "") else json_format(schema),
+        "chat_template_kwargs": thinks,
+        "logprobs": body.logprobs,
     }
 
 
-def _message(number: int, message: OllamaMessage) -> Message:
+def _message(number: int, said: OllamaMessage) -> Message:
     calls = [
-        ToolCall.model_construct(
-            id=call.id or f"call_{number}_{n}",
-            function=CalledFunction.model_construct(
-                name=call.function.name, arguments=json.dumps(call.function.arguments)
-            ),
-        )
-        for n, call in enumerate(message.tool_calls or ())
+        tool_call(call.id or f"call_{number}_{n}", of.name, json.dumps(of.arguments))
+        for n, call in enumerate(said.tool_calls or ())
+        for of in [call.function]
     ]
-    return Message.model_construct(
-        role=message.role,
-        content=message.content,
-        reasoning_content=message.thinking,
+    return message(
+        said.role,
+        said.content,
+        reasoning_content=said.thinking,
         tool_calls=calls or None,
-        tool_call_id=message.tool_call_id,
-        name=message.tool_name or message.name,
+        tool_call_id=said.tool_call_id,
+        name=said.tool_name or said.name,
     )
 
 
@@ -252,59 +219,59 @@ class OllamaWriter(BlockWriter):
 
     stream_type = "application/x-ndjson"
 
-    def opening(self, index: int) -> bytes:
-        return b""
-
     def failing(self, failure: Failure, body: bytes) -> bytes:
         return body + b"\n"
 
-    def _begun(self, block: Block) -> bytes:
-        return b""
-
     def _grown(self, block: Block, more: str, logprobs: list[TokenLogprob]) -> bytes:
-        if block.kind == "call":
-            return b""
         part = Block(kind=block.kind, number=0, text=more, logprobs=logprobs)
-        return self._line([part])
+        return b"" if block.kind == "call" else self._line(part)
 
     def _closed(self, block: Block, end: Finished | None) -> bytes:
-        return self._line([block]) if block.kind == "call" else b""
+        return self._line(block) if block.kind == "call" else b""
 
     def _ended(self, end: Finished) -> bytes:
-        return self._line([], end)
+        return self._line(end=end)
 
     def _answer(self, end: Finished) -> dict[str, Any]:
         return self._told(self._blocks, end)
 
-    def _line(self, blocks: list[Block], end: Finished | None = None) -> bytes:
+    def _line(self, *blocks: Block, end: Finished | None = None) -> bytes:
         return encoded(self._told(blocks, end)) + b"\n"
 
-    def _told(self, blocks: list[Block], end: Finished | None) -> dict[str, Any]:
+    def _told(self, blocks: Sequence[Block], end: Finished | None) -> dict[str, Any]:
         told = {"model": self._to.asked.deployment, "created_at": _now(), **self._said(blocks)}
-        told |= {"done": end is not None}
-        return told if end is None else told | _numbers(end)
+        logprobs = [one.model_dump() for block in blocks for one in block.logprobs]
+        told |= {"logprobs": logprobs} if logprobs else {}
+        if end is None:
+            return told | {"done": False}
+        ttft_ns = int(end.ttft_s * _NS)
+        answer_ns = int((end.output_tokens - 1) * end.tpot_s * _NS)
+        return told | {
+            "done": True,
+            "done_reason": end.reason.value,
+            "total_duration": ttft_ns + answer_ns,
+            "load_duration": int(end.grace_s * _NS),
+            "prompt_eval_count": end.prompt_tokens,
+            "prompt_eval_duration": ttft_ns,
+            "eval_count": end.output_tokens,
+            "eval_duration": answer_ns,
+        }
 
-    def _said(self, blocks: list[Block]) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": _text_of(blocks, "text")}
-        if thought := _text_of(blocks, "thought"):
-            message["thinking"] = thought
+    def _said(self, blocks: Sequence[Block]) -> dict[str, Any]:
         calls = [
             {"function": {"name": block.name, "arguments": begun_object(block.text)}}
             for block in blocks
             if block.kind == "call"
         ]
-        if calls:
-            message["tool_calls"] = calls
-        return {"message": message, **_logprobs_of(blocks)}
+        told = {"role": "assistant", **_texts("content", blocks)}
+        return {"message": {**told, "tool_calls": calls} if calls else told}
 
 
 class GenerateWriter(OllamaWriter):
     """Answers to one prompt."""
 
-    def _said(self, blocks: list[Block]) -> dict[str, Any]:
-        told = {"response": _text_of(blocks, "text"), **_logprobs_of(blocks)}
-        thought = _text_of(blocks, "thought")
-        return {**told, "thinking": thought} if thought else told
+    def _said(self, blocks: Sequence[Block]) -> dict[str, Any]:
+        return _texts("response", blocks)
 
 
 class LoadWriter(OllamaWriter):
@@ -323,7 +290,6 @@ class Unload(Apart):
     """The answer of a call that nothing is computed for."""
 
     of_any_task: ClassVar[bool] = True
-
     told: bytes
 
     async def answer(
@@ -332,27 +298,10 @@ class Unload(Apart):
         await exchange.json(self.told)
 
 
-def _numbers(end: Finished) -> dict[str, Any]:
-    ttft_ns = int(end.ttft_s * _NS)
-    answer_ns = int((end.output_tokens - 1) * end.tpot_s * _NS)
-    return {
-        "done_reason": end.reason.value,
-        "total_duration": ttft_ns + answer_ns,
-        "load_duration": int(end.grace_s * _NS),
-        "prompt_eval_count": end.prompt_tokens,
-        "prompt_eval_duration": ttft_ns,
-        "eval_count": end.output_tokens,
-        "eval_duration": answer_ns,
-    }
-
-
-def _text_of(blocks: list[Block], kind: str) -> str:
-    return "".join(block.text for block in blocks if block.kind == kind)
-
-
-def _logprobs_of(blocks: list[Block]) -> dict[str, Any]:
-    told = [one.model_dump() for block in blocks for one in block.logprobs]
-    return {"logprobs": told} if told else {}
+def _texts(member: str, blocks: Sequence[Block]) -> dict[str, Any]:
+    """The words, as this member, and the thoughts, if there are any."""
+    said = {kind: "".join(b.text for b in blocks if b.kind == kind) for kind in ("text", "thought")}
+    return {member: said["text"], **({"thinking": said["thought"]} if said["thought"] else {})}
 
 
 def _now() -> str:
@@ -414,36 +363,32 @@ class Listed:
 
     async def tags(self, request: Request) -> Response:
         """The deployments."""
-        return _json({"models": [self._card(*one) for one in self._known()]})
+        return json_response({"models": [card for _, card in self._cards()]})
 
     async def ps(self, request: Request) -> Response:
         """Those that are loaded."""
-        loaded = [
-            {
-                **self._card(deployment, model),
-                "size_vram": sum(one.weights_bytes for one in held),
-                "context_length": deployment.context_tokens_max,
-            }
-            for deployment, model in self._known()
-            if (held := [one for one in deployment.instances if one.state in _HELD])
-        ]
-        return _json({"models": loaded})
+        loaded = []
+        for deployment, card in self._cards():
+            if held := [one for one in deployment.instances if one.state in _HELD]:
+                card["size_vram"] = sum(one.weights_bytes for one in held)
+                card["context_length"] = deployment.context_tokens_max
+                loaded.append(card)
+        return json_response({"models": loaded})
 
-    async def version(self, request: Request) -> Response:
-        return _json({"version": __version__})
-
-    def _known(self) -> list[tuple[DeploymentSnapshot, ModelInfo]]:
-        return [(one, one.model) for one in self._snapshot().deployments if one.model is not None]
-
-    def _card(self, deployment: DeploymentSnapshot, model: ModelInfo) -> dict[str, Any]:
-        return {
-            "name": deployment.spec.name,
-            "model": deployment.spec.name,
-            "modified_at": self._started,
-            "size": model.disk_bytes,
-            "digest": model.model_id.removeprefix("sha256-"),
-            "details": _details(model),
-        }
+    def _cards(self) -> Iterator[tuple[DeploymentSnapshot, dict[str, Any]]]:
+        for one in self._snapshot().deployments:
+            if one.model is not None:
+                yield (
+                    one,
+                    {
+                        "name": one.spec.name,
+                        "model": one.spec.name,
+                        "modified_at": self._started,
+                        "size": one.model.disk_bytes,
+                        "digest": one.model.model_id.removeprefix("sha256-"),
+                        "details": _details(one.model),
+                    },
+                )
 
 
 async def refuse(request: Request) -> Response:
@@ -452,7 +397,3 @@ async def refuse(request: Request) -> Response:
         f"{request.url.path} is not supported here",
         hint="`mesh deploy`, `mesh get` and `mesh delete` work models; /api/embed embeds",
     )
-
-
-def _json(told: dict[str, Any]) -> Response:
-    return Response(encoded(told), media_type="application/json")

@@ -20,7 +20,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.usage import HOUR_S, UsageBy
 from mesh.domain.views import ProfileView
 from mesh.http.page import HEADERS
-from mesh.http.refusals import encoded
+from mesh.http.refusals import encoded, json_response
 from mesh.http.sessions import check_origin
 from mesh.manifest.specs import written
 from mesh.report.cell_page import page
@@ -60,16 +60,16 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
 
     async def requests(request: Request) -> Response:
         after = _number(request, "after", 0, AFTER_MAX)
-        return _json(told().requests(caller(), int(after)))
+        return json_response(told().requests(caller(), int(after)))
 
     async def one(request: Request) -> Response:
-        return _json(told().request(caller(), request.path_params["request_id"]))
+        return json_response(told().request(caller(), request.path_params["request_id"]))
 
     async def cancel(request: Request) -> Response:
         check_origin(request)
         request_id = request.path_params["request_id"]
         told().end(caller(), request_id)
-        return _json({"message": f"{request_id} was cancelled"})
+        return json_response({"message": f"{request_id} was cancelled"})
 
     async def manifest(request: Request) -> Response:
         name = request.query_params.get("name")
@@ -80,10 +80,10 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
 
     async def profiles(request: Request) -> Response:
         name = DeploymentName(request.path_params["model"])
-        return _json(plain(told().profiles(caller(), name)))
+        return json_response(plain(told().profiles(caller(), name)))
 
     async def wanted(request: Request) -> Response:
-        return _json(told().wanted())
+        return json_response(told().wanted())
 
     async def trace(request: Request) -> Response:
         body = await asyncio.to_thread(_trace, told().trace(caller()))
@@ -98,11 +98,11 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
                 f"by={given[:_SHOWN_CHARS]!r} is nothing that usage is summed by",
                 hint=f"there are {', '.join(UsageBy)}",
             )
-        return _json(await told().usage(caller(), time.time() - since_s, UsageBy(given)))
+        return json_response(await told().usage(caller(), time.time() - since_s, UsageBy(given)))
 
     async def report(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
-        return _json(plain(await told().report(caller(), since_s)))
+        return json_response(plain(await told().report(caller(), since_s)))
 
     async def report_page(request: Request) -> Response:
         since_s = _number(request, "since_s", HOUR_S, USAGE_S_MAX)
@@ -122,10 +122,6 @@ def reading(told: Callable[[], Reads]) -> list[Route]:
         Route("/api/v1/trace", trace, methods=["GET"]),
         Route("/api/v1/usage", usage, methods=["GET"]),
     ]
-
-
-def _json(value: Plain) -> Response:
-    return Response(encoded(value), media_type="application/json")
 
 
 def _number(request: Request, name: str, otherwise: float, most: float) -> float:

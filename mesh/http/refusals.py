@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from starlette.responses import Response
+
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.reasons import RefusalReason
 from mesh.wire.errors import status_for
@@ -17,6 +19,7 @@ from mesh.wire.errors import status_for
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _TYPES = {429: "rate_limit_error"}
 """By status; of the others, those below 500 are the caller's, the rest are ours."""
 
@@ -155,7 +158,11 @@ def error_event(failure: Failure, body: bytes) -> bytes:
 
 def encoded(value: Any) -> bytes:
     """As UTF-8, whatever was given back of what a client sent."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(encoded(value), status, media_type="application/json")
 
 
 def retry_headers(error: MeshError) -> Iterator[Header]:

@@ -169,9 +169,13 @@ class ResponseWriter(BlockWriter):
         """The items of the blocks, as they were told last."""
 
     def opening(self, index: int) -> bytes:
-        begun = self._response("in_progress")
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
+        begun = encoded(self._response("in_progress"))
+        kinds = (b"response.created", b"response.in_progress")
+        self._events += len(kinds)
+        return b"".join(
+            b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n'
+            % (kind, kind, number, begun)
+            for number, kind in enumerate(kinds)
         )
 
     def failing(self, failure: Failure, body: bytes) -> bytes:

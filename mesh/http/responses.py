@@ -25,13 +25,15 @@ from mesh.http.asking import check_built
 from mesh.http.background import Background, Run, Runs, cancel
 from mesh.http.bodies import (
     ChatBody,
-    JsonSchema,
     Message,
     RefusalPart,
     ResponseFormat,
     StreamOptions,
     assistant_message,
+    chat_body,
     check_containers,
+    json_format,
+    message,
     read,
     validated,
 )
@@ -46,14 +48,13 @@ from mesh.http.tokens import Answered
 from mesh.http.tools import (
     NAME,
     TOOLS_MAX,
-    CalledFunction,
-    Function,
-    FunctionName,
-    NamedTool,
     Strict,
     Tool,
     ToolCall,
     ToolChoice,
+    function_tool,
+    named_tool,
+    tool_call,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -355,17 +356,19 @@ class Responses:
                 field="input",
             )
         said = _messages([self._referred(item) for item in items])
-        instructions = [] if body.instructions is None else [_message("system", body.instructions)]
+        instructions = [] if body.instructions is None else [message("system", body.instructions)]
         tools, choice = _tools(body)
         effort = body.reasoning and body.reasoning.effort
-        return ChatBody.model_construct(
-            model=body.model,
-            messages=[*instructions, *said],
-            chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
-            tools=tools or None,
-            tool_choice=choice,
-            parallel_tool_calls=body.parallel_tool_calls,
-            response_format=_format(body.text),
+        return chat_body(
+            {
+                "model": body.model,
+                "messages": [*instructions, *said],
+                "chat_template_kwargs": {"enable_thinking": effort != "none"} if effort else None,
+                "tools": tools or None,
+                "tool_choice": choice,
+                "parallel_tool_calls": body.parallel_tool_calls,
+                "response_format": _format(body.text),
+            }
         )
 
     def _earlier(self, body: InputBody) -> Sequence[AnyItem]:
@@ -461,9 +464,9 @@ def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
         for item in together:
             match item:
                 case CallOutputItem():
-                    yield _message("tool", _text(item.output), tool_call_id=item.call_id)
+                    yield message("tool", _text(item.output), tool_call_id=item.call_id)
                 case MessageItem():
-                    yield _message(item.role, _text(item.content))
+                    yield message(item.role, _text(item.content))
 
 
 def _is_assistant(item: AnyItem) -> bool:
@@ -481,13 +484,8 @@ def _assistant(items: Sequence[AnyItem]) -> Message:
             case ReasoningItem():
                 thoughts += [part.text for part in item.content or item.summary or ()]
             case CallItem():
-                called = CalledFunction.model_construct(name=item.name, arguments=item.arguments)
-                calls.append(ToolCall.model_construct(id=item.call_id, function=called))
+                calls.append(tool_call(item.call_id, item.name, item.arguments))
     return assistant_message(texts, thoughts, calls)
-
-
-def _message(role: str, content: str, **further: str) -> Message:
-    return Message.model_construct(role=role, content=content, **further)  # type: ignore[arg-type]
 
 
 def _text(content: Content) -> str:
@@ -512,21 +510,13 @@ def _tools(body: InputBody) -> tuple[list[Tool], ToolChoice | None]:
                 )
             tools, given = [tool for tool in tools if tool.name in allowed], choice.mode
         case NamedFunction():
-            named = FunctionName.model_construct(name=choice.name)
-            given = NamedTool.model_construct(type="function", function=named)
+            given = named_tool(choice.name)
         case _:
             given = choice
-    return [_tool(tool) for tool in tools], given
-
-
-def _tool(tool: OfferedFunction) -> Tool:
-    function = Function.model_construct(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-    return Tool.model_construct(type="function", function=function)
+    offered = [
+        function_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in tools
+    ]
+    return offered, given
 
 
 def _format(text: TextConfig | None) -> ResponseFormat | None:
@@ -534,12 +524,11 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
     if text is None or text.format is None:
         return None
     form = text.format
-    schema = None
-    if form.type == "json_schema":
-        if form.schema_ is None:
-            raise InvalidInput("text.format lacks schema", field="text.format.schema")
-        schema = JsonSchema.model_construct(schema_=form.schema_, strict=form.strict)
-    return ResponseFormat.model_construct(type=form.type, json_schema=schema)
+    if form.type != "json_schema":
+        return ResponseFormat(type=form.type)
+    if form.schema_ is None:
+        raise InvalidInput("text.format lacks schema", field="text.format.schema")
+    return json_format(form.schema_, strict=form.strict)
 
 
 def _repeated(body: ResponsesBody) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or None not in given.values():
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
         return {name: one for name, one in given.items() if one is not None or name in known}
@@ -98,6 +98,25 @@ class ToolCall(Strict):
 
 
 Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX)]
+
+
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> Tool:
+    function = Function.model_construct(
+        name=name, description=description, parameters=parameters, strict=strict
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def named_tool(name: str) -> NamedTool:
+    function = FunctionName.model_construct(name=name)
+    return NamedTool.model_construct(type="function", function=function)
+
+
+def tool_call(id_: str, name: str, arguments: str) -> ToolCall:
+    called = CalledFunction.model_construct(name=name, arguments=arguments)
+    return ToolCall.model_construct(id=id_, function=called)
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:

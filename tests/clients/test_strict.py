@@ -4,6 +4,7 @@ A hundred calls each; 2,000 where `MESH_DEEP` is set. Each client has an environ
 which the others' cases are skipped.
 """
 
+import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ from tests.http.test_tools import CALL, TOOL
 
 DEEP = bool(os.environ.get("MESH_DEEP"))
 CALLS = 2000 if DEEP else 100
+AT_ONCE = 5
+MESSAGE_TOKENS = (1, 4, 16, 64)
+"""So many tokens of an answer its node tells at a time."""
 SAYS = (
     "Yes.",
     "<think>Well.</think>Yes.",
@@ -247,6 +251,15 @@ def strict(answer: Any) -> None:
     type(answer).model_validate(answer.model_dump(by_alias=True), strict=True)
 
 
+def drawn(of: Protocol, draw: random.Random) -> dict[str, Any]:
+    """What a call asks for."""
+    members = {key: draw.choice(c) for key, c in of.choices.items() if draw.random() < 0.4}
+    asked = {"model": of.model, **of.base, **members}
+    if not asked.get("stream") or "extra_body" in asked:
+        asked.pop("stream_options", None)
+    return asked
+
+
 @pytest.mark.timeout(3600 if DEEP else 600)
 @pytest.mark.parametrize("name", PROTOCOLS)
 async def test_its_models_take_every_answer(tmp_path: Path, name: str) -> None:
@@ -265,26 +278,27 @@ async def test_its_models_take_every_answer(tmp_path: Path, name: str) -> None:
         for part in of.method.split("."):
             create = getattr(create, part)
         refusal = package.ResponseError if of.package == "ollama" else package.BadRequestError
+
+        async def ask(asked: dict[str, Any]) -> bool:
+            """Whether it was answered, and not refused."""
+            try:
+                answer = await create(**asked)
+                if hasattr(answer, "model_dump"):
+                    strict(answer)
+                else:
+                    async for event in answer:
+                        strict(event)
+            except refusal as refused:
+                if not of.refuses(refused):
+                    pytest.fail(f"{asked} was refused by {refused!r}")
+                return False
+            except ValueError as error:
+                raise AssertionError(f"{asked} of {node.says!r}: {error}") from error
+            return True
+
         async with client:
-            for _ in range(CALLS):
-                node.says = draw.choice(SAYS)
-                drawn = {
-                    key: draw.choice(c) for key, c in of.choices.items() if draw.random() < 0.4
-                }
-                asked = {"model": of.model, **of.base, **drawn}
-                if not asked.get("stream") or "extra_body" in asked:
-                    asked.pop("stream_options", None)
-                try:
-                    answer = await create(**asked)
-                    answered += 1
-                    if hasattr(answer, "model_dump"):
-                        strict(answer)
-                    else:
-                        async for event in answer:
-                            strict(event)
-                except refusal as refused:
-                    if not of.refuses(refused):
-                        pytest.fail(f"{asked} was refused by {refused!r}")
-                except ValueError as error:
-                    raise AssertionError(f"{asked} of {node.says!r}: {error}") from error
+            for _ in range(CALLS // AT_ONCE):
+                node.says, node.message_tokens = draw.choice(SAYS), draw.choice(MESSAGE_TOKENS)
+                asked = (ask(drawn(of, draw)) for _ in range(AT_ONCE))
+                answered += sum(await asyncio.gather(*asked))
     assert answered > CALLS / 2

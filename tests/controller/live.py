@@ -129,6 +129,8 @@ class FakeNode:
         self.commands: list[NodeCommand] = []
         self.held = False
         self.says = ""
+        self.message_tokens = 1
+        """So many tokens of an answer come in a message, but for the last of them."""
         self.text = ASSETS
         self.loading = True
         self.importing = True
@@ -180,11 +182,12 @@ class FakeNode:
         last: bool,
         instance_id: InstanceId | None = None,
     ) -> None:
-        """Tokens for a request, one message each; from the instance that it was told to load unless
-        another one is given.
+        """Tokens for a request; from the instance that it was told to load unless another one is
+        given.
         """
-        for index in range(first, first + count):
-            ends = last and index == first + count - 1
+        for index in range(first, first + count, self.message_tokens):
+            tokens = min(self.message_tokens, first + count - index)
+            ends = last and index + tokens == first + count
             end = FinishReason.STOP if self.says else FinishReason.LENGTH
             asked = order.request.sampling.logprobs
             told = TokenLogprobs(logprob=-0.5, top=TOP[: asked or 0])
@@ -194,9 +197,9 @@ class FakeNode:
                 request_id=order.request.request_id,
                 attempt=order.attempt,
                 first_index=index,
-                token_ids=(97,),
-                text=self.says[index] if self.says else "a",
-                logprobs=() if asked is None else (told,),
+                token_ids=(97,) * tokens,
+                text=self.says[index : index + tokens] if self.says else "a" * tokens,
+                logprobs=() if asked is None else (told,) * tokens,
                 finish=end if ends else None,
                 prompt_logprobs=() if top is None or index else (prompt,) * (before - 1),
                 embedding=VECTOR if order.request.deployment == EMBEDS else (),
