@@ -59,7 +59,7 @@ def decoded(graph: CompiledGraph, vocabulary: int, *, neighbours: int) -> npt.ND
         for work in works:
             work.sequence.computed += work.tokens
         row: npt.NDArray[np.float64] = np.array(
-            request.get_output_tensor(0).data.reshape(len(works), -1)[0], np.float64
+            request.get_output_tensor(0).data.reshape(-1, vocabulary)[0], np.float64
         )
         return row
 
