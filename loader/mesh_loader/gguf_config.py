@@ -84,8 +84,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": file.integer(f"{architecture}.attention.head_count_kv", heads),
         "head_dim": head_size,
-        "rms_norm_eps": _shortest(file.number(f"{architecture}.attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(file.number(f"{architecture}.rope.freq_base", 10000.0)),
+        "rms_norm_eps": shortest(file.number(f"{architecture}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": shortest(file.number(f"{architecture}.rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file, architecture, head_size),
         "max_position_embeddings": file.integer(f"{architecture}.context_length"),
         "vocab_size": _vocabulary_rows(file),
@@ -261,6 +261,6 @@ def llama3_frequency_factors(
     return factors
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The shortest decimal that is the same f32: 9.999999747378752e-06 was meant as 1e-05."""
     return float(str(np.float32(value)))

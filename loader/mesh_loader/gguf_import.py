@@ -16,7 +16,7 @@ from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import Shape, expected_tensors, shape_of
 from mesh_loader.disk import require_free
-from mesh_loader.gguf_config import config_of
+from mesh_loader.gguf_config import config_of, shortest
 from mesh_loader.gguf_file import GgufFile, read_header
 from mesh_loader.gguf_names import BLOCKS_FILE
 from mesh_loader.gguf_tensors import (
@@ -78,6 +78,14 @@ def write_blocks(
         os.fsync(target.fileno())
 
 
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""What generation_config.json recommends, and llama.cpp's name of it after `general.sampling.`."""
 WEIGHT_BYTES = 2
 TOKENIZER_BYTES_MAX = 64 << 20
 """Room for tokenizer.json and the small files; the largest in use are about 35 MB."""
@@ -109,7 +117,8 @@ class GgufPlan:
         if template:
             write_synced(folder / "chat_template.jinja", template.encode())
         write_json(folder / "config.json", self.config)
-        write_json(folder / "generation_config.json", {"eos_token_id": _stop_ids(self.file)})
+        recommended = {"eos_token_id": _stop_ids(self.file), **_sampling(self.file)}
+        write_json(folder / "generation_config.json", recommended)
         progress("build tokenizer", 1.0)
         write_weights(self.file, self.shape, self.matches, folder / "model.safetensors", progress)
         write_blocks(self.file, self.shape, self.matches, folder, progress)
@@ -133,3 +142,10 @@ def _stop_ids(file: GgufFile) -> list[int]:
     """End of sequence, of turn and of message, where the metadata names them."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     return sorted({file.integer(key) for key in keys if key in file.metadata})
+
+
+def _sampling(file: GgufFile) -> dict[str, float]:
+    """How the model's makers recommend to sample, where the metadata says so."""
+    keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
+    found = {n: shortest(file.number(key)) for n, key in keys.items() if key in file.metadata}
+    return {name: int(value) if name == "top_k" else value for name, value in found.items()}

@@ -294,16 +294,21 @@ def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
                     hint="fetch the missing file",
                 )
         return tuple((path / shard, shard) for shard in shards)
-    found = [path / WEIGHTS] if (path / WEIGHTS).is_file() else sorted(path.glob("*.safetensors"))
+    found = [path / WEIGHTS] if (path / WEIGHTS).is_file() else _beside_adapters(path)
     if len(found) > 1:
         raise TornModel(f"{path.name} has {len(found)} safetensors files but no {INDEX}")
     return tuple((file, WEIGHTS) for file in found)
 
 
+def _beside_adapters(path: Path) -> list[Path]:
+    """The safetensors files that are no adapter's."""
+    files = sorted(path.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith("adapter_")]
+
+
 def has_whole_weights(path: Path) -> bool:
     """Whether the folder has weights of its own, beside those of an adapter."""
-    files = [file for file in path.glob("*.safetensors") if not file.name.startswith("adapter_")]
-    return bool(files) or any(path.glob("pytorch_model*.bin"))
+    return bool(_beside_adapters(path)) or any(path.glob("pytorch_model*.bin"))
 
 
 def _check(found: StoredTensor | None, name: str, shape: tuple[int, ...], folder: str) -> None:

@@ -8,6 +8,11 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import PACE, Slo
 from mesh.domain.values import dataclass
 
+ATTEMPTS_EACH = 1 << 10
+"""The first attempt of a request with a key has a number above this times the epoch: what nodes say
+of attempts of earlier controllers is of no request of this one.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBias:
@@ -173,6 +178,11 @@ class RequestOrder:
     """How many of its tokens the node is believed to have computed already, or to fetch."""
     kv: KvSource | None = None
     """From where it is to fetch KV blocks; only one that is `paused` does."""
+
+    @property
+    def tries(self) -> int:
+        """How often its controller has submitted it, this time included."""
+        return self.attempt % ATTEMPTS_EACH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "container": (),
+    "context": ([],),
+    "images": ([],),
     "mcp_servers": ([],),
     "conversation": (),
     "moderation": (),

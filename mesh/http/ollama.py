@@ -24,6 +24,7 @@ from mesh.domain.model import ModelInfo
 from mesh.domain.text import ToolFormat
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.answers import AnswerTo
+from mesh.http.asking import check_built
 from mesh.http.blocks import Block, BlockWriter
 from mesh.http.bodies import Body, Message, chat_body, completion_body, json_format, message, read
 from mesh.http.exchange import Apart, Exchange
@@ -88,6 +89,8 @@ class OllamaBody(Strict):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     keep_alive: Any = Field(default=None, description="Ignored: deployments say it.")
+    truncate: Any = Field(default=None, description="Ignored: no prompt is ever cut.")
+    shift: Any = Field(default=None, description="Ignored: an answer ends with its context.")
 
 
 class OllamaFunction(Strict):
@@ -128,8 +131,8 @@ class GenerateBody(OllamaBody):
     raw: bool | None = None
     suffix: str | None = Field(default=None, description="The prompt is then continued as it is.")
     template: Literal[""] | None = None
-    context: None = None
-    images: None = None
+    context: Any = None
+    images: Any = None
 
 
 def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter | Apart]:
@@ -145,6 +148,7 @@ def read_ollama_chat(raw: bytes) -> tuple[Body, NewWriter | Apart]:
 def read_generate(raw: bytes) -> tuple[Body, NewWriter | Apart]:
     """Raises InvalidInput."""
     body = read(GenerateBody, raw)
+    check_built(body)
     if not (body.prompt or body.suffix):
         return _without_prompt(body, {"response": ""})
     asked = _common(body)

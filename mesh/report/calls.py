@@ -353,7 +353,7 @@ class CallBook:
                     call.step(now_s, f"{where}, ahead of its move")
                     call.begin(now_s, "move", node_id, instance_id, order.attempt)
                     return
-                more = f", attempt {order.attempt}" if order.attempt > 1 else ""
+                more = f", attempt {order.tries}" if order.tries > 1 else ""
                 call.step(now_s, f"{where}{more}")
                 call.begin(now_s, "prefill", node_id, instance_id)
             case ContinueRequest(paused=False, token_ids=token_ids) if token_ids:

@@ -191,9 +191,9 @@ def _decided(action: object) -> Iterator[CellLine]:
                     text = f"new profile: {command.profile.scaled_from or 'measured'}"
                     yield _line("instance", command.instance_id, text)
                 case SubmitRequest():
-                    request, attempt = command.order.request, command.order.attempt
+                    request, tries = command.order.request, command.order.tries
                     text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"
-                    more = f", attempt {attempt}" if attempt > 1 else ""
+                    more = f", attempt {tries}" if tries > 1 else ""
                     more += ", ahead of its move" if command.order.paused else ""
                     yield _line("request", request.request_id, text + more)
                 case ContinueRequest() if command.token_ids and not command.paused:

@@ -242,13 +242,14 @@ class TextCodec:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, if need be a part of a character; of a special one its name,
-        and nothing of one that the vocabulary does not have.
+        and nothing of one that the vocabulary does not have. A token of a byte-level vocabulary
+        that is not spelled in its alphabet stands for itself, as for the library's decoder.
         """
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         if token_id not in self._added_ids:
-            if self._byte_level:
+            if self._byte_level and all(char in _BYTES for char in token):
                 return bytes(_BYTES[char] for char in token)
             if byte := _BYTE.fullmatch(token):
                 return bytes([int(byte[1], 16)])

@@ -15,6 +15,7 @@ from mesh.http.asking import NOT_BUILT, invocations, with_tools
 from mesh.http.bodies import CONTAINERS_MAX, Body, ChatBody, CompletionBody, read
 from mesh.http.members import ROWS
 from mesh.http.messages import MessagesBody
+from mesh.http.ollama import GenerateBody
 from mesh.http.responses import ResponsesBody
 from scripts.gen_members import BODIES, TARGET, members, page, untold
 
@@ -52,10 +53,11 @@ def test_any_bytes_are_read_or_refused(kind: type[Body], data: st.DataObject) ->
 @pytest.mark.parametrize("field", sorted(NOT_BUILT))
 def test_what_is_not_built_is_a_member_and_may_ask_for_nothing(field: str) -> None:
     """And what asks for something is refused by its name, wherever it is one. For members of
-    other bodies alone see `test_messages` and `test_responses`.
+    other bodies alone see `test_messages`, `test_responses` and `test_ollama`.
     """
     kinds = [kind for kind in GOOD if field in kind.model_fields]
-    assert kinds or field in MessagesBody.model_fields | ResponsesBody.model_fields
+    others = (MessagesBody, ResponsesBody, GenerateBody)
+    assert kinds or any(field in other.model_fields for other in others)
     for kind in kinds:
         for nothing in (None, *NOT_BUILT[field]):
             with suppress(InvalidInput):  # the other protocol's type

@@ -21,10 +21,10 @@ def lines(response: requests.Response) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", ["chat", "generate"])
 async def test_an_answer_is_told_by_lines_or_whole(http: Edge, path: str) -> None:
     await http.cell.deployed()
-    said = {"messages": HELLO} if path == "chat" else {"prompt": "hi"}
+    said = {"messages": HELLO} if path == "chat" else {"prompt": "hi", "images": [], "context": []}
     nothing = {"mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1, "main_gpu": 0}
     options = {"num_predict": 3, "num_ctx": 9, **nothing}
-    asked = {"model": "chat:latest", "options": options, **said}
+    asked = {"model": "chat:latest", "options": options, "truncate": True, "shift": True, **said}
 
     def text_of(told: dict[str, Any]) -> str:
         text: str = told["message"]["content"] if path == "chat" else told["response"]
@@ -131,6 +131,7 @@ async def test_deployments_are_listed_and_shown(http: Edge) -> None:
         ("chat", {"messages": HELLO, "options": {"tfs_z": 0.5}}, 400, "tfs_z"),
         ("chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, 400, "options.repeat_"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ("generate", {"prompt": "a", "images": ["x"]}, 400, "images is not supported"),
         ("generate", {"prompt": "x" * 600, "stream": False}, 400, "512"),
         ("embed", {"input": "x"}, 400, "has task text"),
         ("pull", {}, 400, "mesh deploy"),

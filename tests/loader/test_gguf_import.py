@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from mesh.domain.model import ModelFormat
+from mesh.domain.text import SamplingDefaults
+from mesh.text.assets import read_assets
 from mesh_loader.gguf_config import llama3_frequency_factors
 from mesh_loader.store import ModelStore, StoredModel
 from tests.loader.tiny_gguf import (
@@ -171,6 +173,16 @@ def test_what_ends_a_turn_of_gemma_and_phi_stops_them(tmp_path: Path, name: str)
     tokenizer.tokens[-1] = name
     write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
     assert imported(tmp_path).info.stop_token_ids == (258, 259)
+
+
+def test_how_its_makers_recommend_to_sample_is_kept(tmp_path: Path) -> None:
+    """As in a generation_config.json, from which llama.cpp's converter has it."""
+    said = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "penalty_repeat": 1.1}
+    metadata = {f"general.sampling.{name}": value for name, value in said.items()}
+    write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata)
+    assert read_assets(imported(tmp_path).path).sampling == SamplingDefaults(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1
+    )
 
 
 def test_the_chat_template_becomes_a_file(tmp_path: Path) -> None:

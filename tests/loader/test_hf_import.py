@@ -348,7 +348,12 @@ def test_a_lora_adapter_is_named(store: ModelStore, folder: Path, beside_a_confi
     assert "merge" in error.hint
 
 
-def test_a_whole_model_beside_an_adapter_is_imported(store: ModelStore, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors"])
+def test_a_whole_model_beside_an_adapter_is_imported(
+    store: ModelStore, folder: Path, name: str
+) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
     (folder / "adapter_config.json").write_text("{}")
     assert store.import_model(f"file://{folder}").info.layers == 2
 

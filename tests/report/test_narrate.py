@@ -18,10 +18,13 @@ from mesh.domain.messages import (
     ProfileInstance,
     ProfileProgress,
     ProfileRefined,
+    SubmitRequest,
     UseProfile,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.request import ATTEMPTS_EACH, RequestOrder
 from mesh.domain.revision import Revision, RevisionState
+from mesh.domain.slo import Slo
 from mesh.domain.views import CellLine
 from mesh.report.narrate import Narrator
 from tests.core.cells import CellUnderTest, commands, deployment, hello, one_node, request
@@ -50,6 +53,16 @@ def test_a_request_that_scales_from_zero_tells_its_story() -> None:
     ]
     link_loaded = cell.loaded(1, load.instance_id)
     assert "to chat-1-1, 3 prompt tokens" in [line.text for line in narrate(None, link_loaded)]
+
+
+@pytest.mark.parametrize(("tries", "told"), [(1, ""), (2, ", attempt 2")])
+def test_attempts_of_a_request_with_a_key_are_counted_from_one(tries: int, told: str) -> None:
+    order = RequestOrder(
+        request=request(), attempt=2 * ATTEMPTS_EACH + tries, slo=Slo(), age_s=0.0, due_in_s=1.0
+    )
+    sent = SendCommand(link_id=1, command=SubmitRequest(instance_id=INSTANCE, order=order))
+    (line,) = narrate(None, [sent])
+    assert line.text == f"to chat-1-1, 3 prompt tokens{told}"
 
 
 def test_a_refusal_names_its_reason() -> None:

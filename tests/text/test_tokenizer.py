@@ -58,6 +58,16 @@ def test_bytes_of_tokens_in_vocabularies_of_sentencepiece() -> None:
     assert told == [b"\xc3", b" cat", "é".encode()]
 
 
+def test_a_byte_level_token_of_other_characters_stands_for_itself() -> None:
+    """One of them took the log-probabilities and grammars of the whole model."""
+    tokens = ["\u0120cat", "a b", "\u732b"]
+    tokenizer = Tokenizer(models.BPE(vocab={one: n for n, one in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    codec = TextCodec(TextAssets(tokenizer_json=tokenizer.to_str().encode()))
+    for token_id, text in enumerate([" cat", "a b", "\u732b"]):
+        assert codec.token_bytes(token_id) == text.encode() == codec.decode([token_id]).encode()
+
+
 def test_a_part_of_a_prompt_has_no_beginning(assets: TextAssets) -> None:
     codec = TextCodec(replace(assets, add_bos=True))
     assert codec.encode_part("one two") == codec.encode("one two")[1:]

@@ -22,12 +22,9 @@ from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, Req
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.request import ATTEMPTS_EACH
 from mesh.domain.revision import Revision, Revisions, public_name
 
-ATTEMPTS_EACH = 1 << 10
-"""The first attempt of a request with a key has a number above this times the epoch: what nodes say
-of attempts of earlier controllers is of no request of this one.
-"""
 EPOCHS_MAX = 1 << 21
 """Epochs are counted modulo this, so that attempts are numbers of 32 bits."""
 ENDED_MAX = 1 << 13

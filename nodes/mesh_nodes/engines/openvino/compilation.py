@@ -115,6 +115,13 @@ class CompiledGraph:
         for file in readers:
             file.settle()
 
+    def release_read(self) -> None:
+        """Give back what an iteration has read of the files: on a CPU without VNNI OpenVINO repacks
+        all matrices once more in the first one of eight rows or so, and never reads them again.
+        """
+        for file in self.maps:
+            file.release_pages()
+
     def release_activations(self) -> None:
         """Give back what iterations have left; the next one takes what it needs. Nothing goes back
         while another instance of the model has its first run, beside this one's iterations.

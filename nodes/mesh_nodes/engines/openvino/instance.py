@@ -544,6 +544,8 @@ class Instance:
 
     def _note(self, bound: _Bound, done: list[Work], tokens: int, rows: int) -> None:
         """An iteration of so many tokens, of which so many rows came out, is over."""
+        if tokens not in self.reached.sizes:
+            bound.graph.release_read()
         self.reached.note(tokens, rows)
         if tokens > LASTING_TOKENS:
             bound.graph.release_activations()

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.state.cell import ATTEMPTS_EACH
 from mesh.domain.actions import (
     AcceptLink,
     ControllerAction,
@@ -32,7 +31,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.request import Request, RequestOrder, RequestTokens, Resumed
+from mesh.domain.request import ATTEMPTS_EACH, Request, RequestOrder, RequestTokens, Resumed
 from mesh.domain.slo import Slo
 from tests.core.cells import (
     CellUnderTest,
