@@ -120,8 +120,8 @@ class Viewed:
         return self._recent.samples if asks.role is Role.ADMIN else ()
 
     def sees(self, asks: Caller, line: CellLine) -> bool:
-        """Lines name requests, nodes and deployments of others: they are an operator's."""
-        return asks.role is Role.ADMIN
+        """A tenant sees what is about its own deployments."""
+        return asks.role is Role.ADMIN or line.tenant == asks.tenant != ""
 
     def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         return self._log.watch(backlog=backlog, follow=follow)
