@@ -185,8 +185,8 @@ class JournalView:
 
     # What the feed watches.
 
-    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
-        return self._viewed.pictures(callers)
+    async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        return await self._viewed.pictures(callers)
 
     def samples(self, asks: Caller) -> Sequence[CellSample]:
         return self._viewed.samples(asks)
