@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mesh.core.controller.state.cell import ATTEMPTS_EACH
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SendCommand, TellAccepted, TellWaiting
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.events import CancelRequested, InvokeRequested, NodeConnected, NodeDisconnected
@@ -82,8 +83,8 @@ class CallEnd:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Span:
-    """A part of a request's time: `wait`, `prefill`, `decode`, or `move`, while it is computed
-    ahead elsewhere. `ended_s` is `None` while it lasts.
+    """A part of a request's time: `wait`, `prefill`, `decode`, `evicted`, while it waits again, or
+    `move`, while it is computed ahead elsewhere. `ended_s` is `None` while it lasts.
     """
 
     kind: str
@@ -238,6 +239,12 @@ class Call:
         )
 
 
+def attempt_words(attempt: int) -> str:
+    """Empty for the first attempt of this controller: keyed requests count on from earlier ones."""
+    number = attempt % ATTEMPTS_EACH
+    return f", attempt {number}" if number > 1 else ""
+
+
 _REASONS = frozenset(reason.value for reason in RefusalReason)
 
 
@@ -353,7 +360,7 @@ class CallBook:
                     call.step(now_s, f"{where}, ahead of its move")
                     call.begin(now_s, "move", node_id, instance_id, order.attempt)
                     return
-                more = f", attempt {order.attempt}" if order.attempt > 1 else ""
+                more = attempt_words(order.attempt)
                 call.step(now_s, f"{where}{more}")
                 call.begin(now_s, "prefill", node_id, instance_id)
             case ContinueRequest(paused=False, token_ids=token_ids) if token_ids:
@@ -364,7 +371,7 @@ class CallBook:
                 if call := self.open.get(command.request_id):
                     from_ = report.instance_id
                     call.step(now_s, f"evicted from {from_}, which had no KV blocks left")
-                    call.begin(now_s, "wait")
+                    call.begin(now_s, "evicted")
             case AbortRequest(request_id=request_id, attempt=attempt):
                 if call := self.open.get(request_id):
                     call.give_up_move(now_s, attempt=attempt)

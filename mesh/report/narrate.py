@@ -52,7 +52,7 @@ from mesh.domain.messages import (
 from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
-from mesh.report.calls import Look
+from mesh.report.calls import Look, attempt_words
 from mesh.report.narrate_memory import MemoryStory
 from mesh.report.owners import NOBODY, Owner, Owners
 
@@ -205,7 +205,7 @@ def _decided(action: object) -> Iterator[CellLine]:
                 case SubmitRequest():
                     request, attempt = command.order.request, command.order.attempt
                     text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"
-                    more = f", attempt {attempt}" if attempt > 1 else ""
+                    more = attempt_words(attempt)
                     more += ", ahead of its move" if command.order.paused else ""
                     yield _line("request", request.request_id, text + more)
                 case ContinueRequest() if command.token_ids and not command.paused:
