@@ -25,7 +25,7 @@ export function Logs({ live, asked }) {
     ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
   return html`<h1>Logs</h1>
     <div class="chosen">
-      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${choice("node", Object.keys(live.state.nodes).sort())}
+      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${Object.keys(live.state.nodes).length > 0 && choice("node", Object.keys(live.state.nodes).sort())}
       <label>search <input type="search" value=${wanted.search} onInput=${(event) => ask({ search: event.target.value })} /></label>
       <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live.lines)}>${held ? "go on" : "pause"}</button>
       <button onClick=${copy}>${copied ? "copied" : "copy"}</button>
