@@ -77,7 +77,7 @@ input_tokens = [64, 64]
 output_tokens = [1, 1]
 """
 LOAD_EACH_S, LOADED_S_MAX, ASK_EACH_S = 0.05, 120.0, 0.002
-"""Of virtual time. Requests come once all is loaded, for the cell computes while it waits."""
+"""Virtual times. Requests come once all is loaded, for the cell computes while it waits."""
 OUTPUT_TOKENS = 3_000
 TURN_S, WORK_S = 0.02, 0.004
 """The virtual cell works for so long in each turn, and its clock is as fast as that allows."""
