@@ -939,6 +939,7 @@ def test_tenants_do_not_see_each_other_and_an_operator_sees_a_killed_node(
             looked_at(page, "lost-node", pictures)
 
 
+@pytest.mark.timeout(600)  # axe-core looks at three thousand cells four times
 def test_a_report_of_an_hour_is_small_whole_and_printed_without_a_cut_table(
     browser: Any, tmp_path: Path, pictures: Path
 ) -> None:
