@@ -13,6 +13,7 @@ import asyncio
 import gc
 import multiprocessing
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +32,7 @@ from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE
 from bench.harness import Report, Table, in_turn, show_status
 from bench.overhead import CONTEXT_TOKENS, NAME, SLO, Answer, ask
+from mesh.controller.main import SWITCH_S
 from mesh.controller.metrics import Meter
 from mesh.controller.reading import Reading
 from mesh.controller.viewed import Viewed
@@ -51,7 +53,8 @@ from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.scenario import plan, read_scenario
 from mesh.wire.access import Gate
 
-NODES, DEPLOYMENTS, LOADED, REQUESTS = 100, 500, 400, 1_000
+NODES, DEPLOYMENTS, REQUESTS = 100, 500, 1_000
+INSTANCES_EACH = 4
 SCENARIO = """
 [[nodes]]
 name = "gpu"
@@ -64,6 +67,8 @@ name = "chat"
 count = {deployments}
 model = "llama-3.2-3b"
 context_tokens_max = 4096
+slo = {{ ttft_s = 30.0, tpot_s = 0.25 }}
+scaling = {{ replicas_max = 1, keep_alive_s = 3600.0 }}
 
 [workload]
 duration_s = 1
@@ -71,6 +76,9 @@ requests_per_s = 1.0
 input_tokens = [64, 64]
 output_tokens = [1, 1]
 """
+LOAD_EACH_S, LOADED_S_MAX, ASK_EACH_S = 0.05, 120.0, 0.002
+"""Virtual times. Requests come once all is loaded, for the cell computes while it waits."""
+OUTPUT_TOKENS = 3_000
 TURN_S, WORK_S = 0.02, 0.004
 """The virtual cell works for so long in each turn, and its clock is as fast as that allows."""
 PROBE_S = 0.001
@@ -115,15 +123,14 @@ class PacedCell:
             path = Path(folder) / "page.toml"
             path.write_text(SCENARIO.format(nodes=nodes, deployments=deployments))
             made = plan(read_scenario(path))
-        self._names = [str(one.spec.name) for one in made.deployments][: 4 * nodes]
+        self._names = [str(one.spec.name) for one in made.deployments][: INSTANCES_EACH * nodes]
         look = {one.spec.name: one.spec for one in made.deployments}.get
         meter, book = Meter(known=lambda name: True), CallBook(look)
-        log = CellLog(narrate=Narrator(), now_s=lambda: self.cell.clock.now_s())
+        log = CellLog(narrate=Narrator(look), now_s=lambda: self.cell.clock.now_s())
         recorders = (log, meter, book)
+        self._filled = False
         self.cell = VirtualCell(made, recorders=recorders, ended=self._ended)
-        for _ in range(requests_open):
-            self._ask()
-            self.cell.clock.advance(0.05)
+        self._fill(requests_open)
         self.viewed = Viewed(
             cell=self.cell.core,
             starting=tuple,
@@ -143,14 +150,35 @@ class PacedCell:
             clock=self.cell.clock,
         )
 
-    def _ask(self) -> None:
+    def _fill(self, requests_open: int) -> None:
+        """Raises Unavailable where the cell has not come to hold what is to be shown."""
+        clock, core = self.cell.clock, self.cell.core
+        for _ in self._names:
+            self._ask(output_tokens=1)
+            clock.advance(LOAD_EACH_S)
+        clock.advance(LOADED_S_MAX)
+        self._filled = True
+        for _ in range(requests_open):
+            self._ask(OUTPUT_TOKENS)
+            clock.advance(ASK_EACH_S)
+        nodes, (running, queued) = core.snapshot(clock.now_s()).nodes, core.load()
+        loaded = sum(len(node.instances) for node in nodes)
+        if (loaded, running) != (len(self._names), requests_open):
+            raise Unavailable(
+                f"{loaded} instances are loaded, {running} requests run and {queued} are queued; "
+                f"the cell was to have {len(self._names)} and {requests_open}"
+            )
+
+    def _ask(self, output_tokens: int) -> None:
         name = self._names[self._asked % len(self._names)]
         self._asked += 1
-        self.cell.invoke(Arrival(at_s=0.0, deployment=name, input_tokens=64, output_tokens=3_000))
+        arrival = Arrival(at_s=0.0, deployment=name, input_tokens=64, output_tokens=output_tokens)
+        self.cell.invoke(arrival)
 
     def _ended(self, outcome: Outcome) -> None:
         """As many run all along."""
-        self.cell.clock.call_at(self.cell.clock.now_s() + 1.0, self._ask)
+        if self._filled:
+            self.cell.clock.call_at(self.cell.clock.now_s() + 1.0, lambda: self._ask(OUTPUT_TOKENS))
 
     async def go_on(self) -> None:
         while True:
@@ -176,7 +204,8 @@ def _serve(told: Connection, nodes: int, deployments: int, requests_open: int) -
 
 async def _served(told: Connection, paced: PacedCell) -> None:
     gc.collect()
-    gc.freeze()  # as a controller does
+    gc.freeze()  # as a controller does, which
+    sys.setswitchinterval(SWITCH_S)  # lets its loop go on beside threads
     feed = Feed(paced.viewed, run="b", unix_s=time.time)
     server = HttpServer("127.0.0.1:0")
     routes = view_only(feed, lambda: paced.reading, journal=False)

@@ -126,7 +126,7 @@ class JournalView:
         self._index = 0
         self._now_s = self._sampled_s = self._first_s
         meter = Meter(known=lambda name: self._core.deployment(name) is not None)
-        self._log = CellLog(narrate=Narrator(), now_s=self.now_s)
+        self._log = CellLog(narrate=Narrator(self._spec), now_s=self.now_s)
         book = CallBook(self._spec)
         self._recorders = (self._log, meter, book)
         self._recent = meter.recent
@@ -185,8 +185,8 @@ class JournalView:
 
     # What the feed watches.
 
-    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
-        return self._viewed.pictures(callers)
+    async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        return await self._viewed.pictures(callers)
 
     def samples(self, asks: Caller) -> Sequence[CellSample]:
         return self._viewed.samples(asks)

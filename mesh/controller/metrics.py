@@ -9,7 +9,6 @@ not know gets none.
 
 import asyncio
 import gc
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,8 +43,6 @@ from mesh.domain.revision import public_name
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot, NodeSnapshot
 
-SWITCH_S = 0.0005
-"""How long the thread that renders may keep the event loop's from going on."""
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 _REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -366,7 +363,6 @@ class CellMetrics:
     async def _render(self) -> bytes:
         gauges = CollectorRegistry()
         gauges.register(_Gauges(self._snapshot()))
-        sys.setswitchinterval(SWITCH_S)
         return await asyncio.to_thread(_text, self._meter.registry, gauges)
 
 

@@ -123,7 +123,7 @@ class Reading:
         if ends and len(ends) == self._book.ends.maxlen:
             from_s = max(from_s, ends[0].at_s)
         loads = list(self._book.loads) if operator else []
-        lines = self._log.lines() if operator else []
+        lines = [(at_s, line) for at_s, line in self._log.lines() if sees(line.tenant)]
         looks = list(self._recent.looks) if operator else []
         began_unix_s = self._unix_s() - (now_s - from_s)
         return await asyncio.to_thread(

@@ -402,7 +402,7 @@ class Controller:
         self._start, self._core, tables = start, core, database.tables
         self._writes = RegistryWrites(database)
         clock = self._clock = LoopClock(asyncio.get_running_loop())
-        self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
+        self._log = CellLog(narrate=Narrator(self._spec), now_s=clock.now_s)
         meter = Meter(known=self._knows)
         self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
         usage = UsageMeter(

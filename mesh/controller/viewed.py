@@ -15,6 +15,7 @@ from mesh.controller.lookup import seen_by
 from mesh.controller.recent import ALL, Recent
 from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_starting
 from mesh.controller.watch import CellLog
+from mesh.core.controller.snapshot import Looking
 from mesh.domain.access import Caller, Role
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
@@ -30,6 +31,8 @@ LOST_S, LOST_MAX = 300.0, 64
 """So long a node that was seen and is lost is shown as lost, and at most so many: those that were
 lost last.
 """
+LOOK_S = 0.001
+"""For so long the cell is looked at in one go; then it decides what has come meanwhile."""
 GAUGE_SAMPLES = 15
 """While nobody views, a picture of the whole cell is taken once in so many samples."""
 
@@ -37,7 +40,7 @@ GAUGE_SAMPLES = 15
 class ViewedCell(Protocol):
     """What a picture asks of the core."""
 
-    def snapshot(self, now_s: float) -> CellSnapshot: ...
+    def look(self) -> Looking: ...
 
     def load(self) -> tuple[int, int]:
         """The requests that run and those that are queued."""
@@ -73,11 +76,29 @@ class Viewed:
         self._gauges: CellGauges | None = None
         """The gauges of the picture that was taken since the last sample, if any."""
 
-    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
-        snapshot = with_failed(self._cell.snapshot(self._clock.now_s()), self._failure)
+    async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+        snapshot = with_failed(await self._looked(), self._failure)
         self._gauges = gauges(snapshot.nodes)
         self._see(snapshot.nodes)
-        return [self._picture(asks, snapshot) for asks in callers]
+        pictures = []
+        for asks in callers:
+            await asyncio.sleep(0)
+            pictures.append(self._picture(asks, snapshot))
+        return pictures
+
+    async def _looked(self) -> CellSnapshot:
+        looking = self._cell.look()
+        next(looking)
+        begun_s = time.perf_counter()
+        while True:
+            try:
+                looking.send(self._clock.now_s())
+            except StopIteration as end:
+                snapshot: CellSnapshot = end.value
+                return snapshot
+            if time.perf_counter() - begun_s > LOOK_S:
+                await asyncio.sleep(0)
+                begun_s = time.perf_counter()
 
     def _see(self, nodes: Sequence[NodeSnapshot]) -> None:
         now_s = self._clock.now_s()
@@ -120,8 +141,8 @@ class Viewed:
         return self._recent.samples if asks.role is Role.ADMIN else ()
 
     def sees(self, asks: Caller, line: CellLine) -> bool:
-        """Lines name requests, nodes and deployments of others: they are an operator's."""
-        return asks.role is Role.ADMIN
+        """A tenant sees what is about its own deployments."""
+        return asks.role is Role.ADMIN or line.tenant == asks.tenant != ""
 
     def lines(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
         return self._log.watch(backlog=backlog, follow=follow)
@@ -133,7 +154,7 @@ class Viewed:
             now_s, unix_s = self._clock.now_s(), round(time.time(), 3)
             seen, self._gauges = self._gauges, None
             if seen is None and number % GAUGE_SAMPLES == 0:
-                seen = gauges(self._cell.snapshot(now_s).nodes)
+                seen = gauges((await self._looked()).nodes)
             self._recent.sample(
                 now_s, unix_s, running=running, queued=queued, gauges=seen or CellGauges()
             )

@@ -383,6 +383,10 @@ class CellLine:
     text: str
     fault: bool = False
     """Whether something went wrong: reports list such lines."""
+    deployment: str = ""
+    """Which deployment it is about; empty where it is about none, or names another tenant's."""
+    tenant: str = ""
+    """Whose that deployment is: this tenant may read the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

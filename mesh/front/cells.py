@@ -17,6 +17,7 @@ from typing import Any, cast
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.core.controller.snapshot import Looking
 from mesh.core.front import TAKEOVER_S_MAX, FrontCore, look_of, ranked
 from mesh.domain.actions import ReplyDone, ReplyProgress
 from mesh.domain.deployment import Deployment, DeploymentSpec
@@ -390,6 +391,10 @@ class FrontCells:
         if self._snapshot[0] != version:
             self._snapshot = version, _merged(self.links)
         return self._snapshot[1]
+
+    def look(self) -> Looking:
+        """The same, which is at hand, in one part."""
+        return self.snapshot((yield))
 
     async def usage(self, since_unix_s: float) -> Sequence[Usage]:
         """That of all cells. Raises Unavailable where one is away."""

@@ -147,7 +147,7 @@ class Front:
         clock = LoopClock(asyncio.get_running_loop())
         core = FrontCore(tuple(config.cells))
         self._cells = cells = FrontCells(config.cells, core=core, clock=clock, post=self._post)
-        self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
+        self._log = CellLog(narrate=Narrator(cells.spec), now_s=clock.now_s)
         meter, book = Meter(known=cells.has), CallBook(cells.spec)
         self._metrics = CellMetrics(meter, lambda: cells.snapshot(clock.now_s()))
         self._tokenizers = Tokenizers(find=cells.text, pool=TextPool())

@@ -44,7 +44,7 @@ ENDED = "the controller is stopping"
 class Watched(Protocol):
     """What viewers see, as the controller gives it."""
 
-    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+    async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         """The cell as each of these callers may see it, all from one snapshot."""
         ...
 
@@ -120,7 +120,8 @@ class Feed:
         audience = self._audiences.get(_audience_of(asks))
         if audience is not None:
             return await asyncio.to_thread(_whole, audience.state, self._samples(asks), "")
-        (picture,), samples = self._watched.pictures([asks]), self._samples(asks)
+        (picture,) = await self._watched.pictures([asks])
+        samples = self._samples(asks)
         return await asyncio.to_thread(lambda: _whole(cell_state(picture), samples, ""))
 
     async def events(self, asks: Caller, last_id: str) -> AsyncGenerator[bytes, None]:
@@ -163,7 +164,7 @@ class Feed:
                 self._keep(event)
         async with self._refreshing:
             audiences = dict(self._audiences)
-            pictures = self._watched.pictures(list(audiences))
+            pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 audience.state = cell_state(picture)
                 self._tell(audience, await self._whole_of(asks, audience, ""))
@@ -225,7 +226,7 @@ class Feed:
     async def _refresh(self, audiences: Mapping[Caller, _Audience]) -> None:
         """Tell each audience what has changed. Not twice at a time: states follow each other."""
         async with self._refreshing:
-            pictures = self._watched.pictures(list(audiences))
+            pictures = await self._watched.pictures(list(audiences))
             for (asks, audience), picture in zip(audiences.items(), pictures, strict=True):
                 before, latest = audience.state, self._samples(asks)[-1:]
                 audience.state, block = await asyncio.to_thread(_next, before, picture, latest)

@@ -69,7 +69,7 @@ function Memory({ node }) {
       <li><b class="part-${classOf(part)}">${part.letter}</b> ${sized(part)}</li>`)}<li>MiB</li></ul>
     <p class="dim">limit ${mib(node.memory_bytes)}, promised ${mib(node.promised_bytes)}, tracked ${mib(node.tracked_bytes)},
       to promise ${mib(node.free_bytes)} MiB; ${node.rss_bytes
-        ? `RSS ${mib(node.rss_bytes)} MiB, unaccounted ${mib(node.unaccounted_bytes)} MiB` : "RSS not told yet"}</p>`;
+        ? `RSS ${mib(node.rss_bytes)} MiB, unaccounted ${mib(node.unaccounted_bytes)} MiB` : "RSS not known"}</p>`;
 }
 
 const sized = (part) => `${part.name} ${mib(part.size_bytes)}`;

@@ -15,7 +15,7 @@ export function Deployment({ live, name }) {
     <a href=${address("deployments")}>All deployments</a><//>`;
   const { recent, spec } = one;
   const instances = Object.values(live.state.instances).filter((i) => i.deployment === name);
-  const lines = live.lines.filter((line) => line.subject === name || instances.some((i) => i.instance_id === line.subject));
+  const lines = live.lines.filter((line) => line.deployment === name);
   return html`
     <h1><${Text}>${name}<//> <${Badge} state=${one.state} /> <${Text}>${phase(one)}<//></h1>
     <dl class="totals">

@@ -8,7 +8,7 @@ const RETRY_MS = 2000;
 export const live = {
   state: null, // as of /api/v1/cell; null before the first answer
   samples: {}, // columns by name, the oldest first
-  lines: [], // { number, time_unix_s, kind, subject, text }, the oldest first
+  lines: [], // { number, time_unix_s, kind, subject, text, deployment }, the oldest first
   heardMs: performance.now(), // when the controller was heard last
   note: "", // why what is shown began anew, or nothing more was told, in the controller's words
   error: null, // { status, message, hint }: why the controller refuses to show anything

@@ -25,14 +25,14 @@ export function Logs({ live, asked }) {
     ${["", ...all].map((one) => html`<option value=${one} selected=${one === wanted[name]}>${one || "all"}</option>`)}</select></label>`;
   return html`<h1>Logs</h1>
     <div class="chosen">
-      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${choice("node", Object.keys(live.state.nodes).sort())}
+      ${choice("kind", KINDS)} ${choice("deployment", Object.keys(live.state.deployments).sort())} ${Object.keys(live.state.nodes).length > 0 && choice("node", Object.keys(live.state.nodes).sort())}
       <label>search <input type="search" value=${wanted.search} onInput=${(event) => ask({ search: event.target.value })} /></label>
       <button aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live.lines)}>${held ? "go on" : "pause"}</button>
       <button onClick=${copy}>${copied ? "copied" : "copy"}</button>
       <span class="dim" role="status">${shown.length} of ${(held ?? live.lines).length} lines${held ? `, paused; ${newer(held, live.lines)} newer` : ""}</span>
     </div>
     ${shown.length ? html`<ol class="lines log">${shown.map((line) => html`<${Line} key=${line.number} line=${line} />`).reverse()}</ol>`
-      : html`<p class="dim">${live.lines.length ? "No line fits." : session.role === "tenant" ? "Lines name what others run: they are an operator's." : "Nothing has happened since this page was opened."}</p>`}`;
+      : html`<p class="dim">${live.lines.length ? "No line fits." : `Nothing has happened${session.role === "tenant" ? " to your deployments" : ""} of late.`}</p>`}`;
 }
 
 const newer = (held, lines) => (lines.at(-1)?.number ?? 0) - (held.at(-1)?.number ?? 0);
@@ -45,13 +45,11 @@ export function Line({ line }) {
     ${long && html`<details><summary>all of its ${line.text.length} characters</summary><${Text}>${line.text}<//></details>`}</li>`;
 }
 
-// A line is of a deployment or node that it is about, by its instance, or that it names.
+// A line is of the deployment that it is about, and of the node that it is about, by its instance, or names.
 function fits(line, { kind, deployment, node, search }, { instances }) {
   if (kind && line.kind !== kind) return false;
-  const instance = instances[line.subject];
-  const about = (name, of) => line.subject === name || of === name || named(line.text, name);
-  if (deployment && !about(deployment, instance?.deployment)) return false;
-  if (node && !about(node, instance?.node_id)) return false;
+  if (deployment && line.deployment !== deployment) return false;
+  if (node && ![line.subject, instances[line.subject]?.node_id].includes(node) && !named(line.text, node)) return false;
   return !search || written(line).toLowerCase().includes(search.toLowerCase());
 }
 

@@ -112,7 +112,7 @@ const ENDED = [
 ];
 
 // The words' letters stand in the bars, so that no meaning is in a colour alone.
-const KINDS = { wait: "w", load: "L", prefill: "p", decode: "d", move: "m" };
+const KINDS = { wait: "w", load: "L", prefill: "p", decode: "d", evicted: "e", move: "m" };
 const ROW_PX = 18;
 const LANES_MAX = 12;
 

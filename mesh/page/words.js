@@ -5,7 +5,7 @@ const MIB = 2 ** 20;
 
 const known = (say) => (value, ...more) => (value === null || value === undefined ? NONE : say(value, ...more));
 
-export const mib = known((bytes) => (Math.abs(bytes / MIB) < 100 ? (bytes / MIB).toFixed(1) : (bytes / MIB).toFixed(0)));
+export const mib = known((bytes) => (bytes / MIB).toFixed(Math.abs(bytes / MIB) < 100 ? 1 : 0).replace(/^-(0\.0)$/, "$1"));
 export const seconds = known((s) => `${s.toFixed(2)} s`);
 export const limit = known((s) => `${Number(s.toPrecision(6))} s`);
 export const millis = known((s) => `${Number((1000 * s).toFixed(1))} ms`);
@@ -26,6 +26,6 @@ export function span(s) {
   return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} days`;
 }
 
-// "queue_full 2, memory_full 1"; "0" where nothing was refused.
+// "queue_full 2, memory_full 1"; "0" where nothing was refused. A reason stays beside its number.
 export const refusals = (byReason) =>
-  Object.entries(byReason ?? {}).map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || "0";
+  Object.entries(byReason ?? {}).map(([reason, n]) => `${reason}\u00a0${count(n)}`).join(", ") || "0";

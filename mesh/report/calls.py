@@ -82,8 +82,8 @@ class CallEnd:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Span:
-    """A part of a request's time: `wait`, `prefill`, `decode`, or `move`, while it is computed
-    ahead elsewhere. `ended_s` is `None` while it lasts.
+    """A part of a request's time: `wait`, `prefill`, `decode`, `evicted`, while it waits again, or
+    `move`, while it is computed ahead elsewhere. `ended_s` is `None` while it lasts.
     """
 
     kind: str
@@ -364,7 +364,7 @@ class CallBook:
                 if call := self.open.get(command.request_id):
                     from_ = report.instance_id
                     call.step(now_s, f"evicted from {from_}, which had no KV blocks left")
-                    call.begin(now_s, "wait")
+                    call.begin(now_s, "evicted")
             case AbortRequest(request_id=request_id, attempt=attempt):
                 if call := self.open.get(request_id):
                     call.give_up_move(now_s, attempt=attempt)

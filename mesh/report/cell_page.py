@@ -69,18 +69,24 @@ def sections(report: CellReport, beside: CellReport | None = None) -> Iterator[S
 
 def _served(sides: Sequence[CellReport]) -> Table:
     rows = [
-        (name, *_row(one), *((side.name,) if len(sides) > 1 else ()))
+        (name, *((side.name,) if len(sides) > 1 else ()), *_row(one))
         for name in _names(sides)
         for side in sides
         if (one := _of(side, name))
     ]
     headers = (
-        *("DEPLOYMENT", "CALLS", "FINISHED", "REFUSED", "SLO_MET_%", "MET_IN_THE_MEAN_%"),
+        *("DEPLOYMENT", *(("RUN",) if len(sides) > 1 else ())),
+        *("CALLS", "FINISHED", "REFUSED", "SLO_MET_%", "MET_IN_THE_MEAN_%"),
         *("TTFT_S_P50", "TTFT_S_P95", "TPOT_MS_P50", "TPOT_MS_P95"),
-        *(("RUN",) if len(sides) > 1 else ()),
     )
     note = "SLO met: every token in time, or late by no more than was told; TTFT and mean TPOT."
-    return Table(title="Deployments", note=note, headers=headers, rows=tuple(rows), words=1)
+    return Table(
+        title="Deployments",
+        note=note,
+        headers=headers,
+        rows=tuple(rows),
+        words=1 if len(sides) == 1 else 2,
+    )
 
 
 def _row(one: CallsReport) -> tuple[str, ...]:
@@ -207,6 +213,8 @@ def _over_time(sides: Sequence[CellReport]) -> tuple[Drawn, ...]:
             for part in _PARTS
         ]
         for name, unit, lines in (("Nodes", "nodes", nodes), ("Memory", "MiB", memory)):
+            if not any(line.points for line in lines):
+                continue
             charts.append(
                 LineChart(
                     name=name.lower(),

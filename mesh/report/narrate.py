@@ -3,7 +3,8 @@
 The core's action list is its log; this is where it becomes readable. Token traffic is left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from mesh.domain.actions import (
     CloseLink,
@@ -51,23 +52,34 @@ from mesh.domain.messages import (
 from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
+from mesh.report.calls import Look
 from mesh.report.narrate_memory import MemoryStory
+from mesh.report.owners import NOBODY, Owner, Owners
 
 
 class Narrator:
     """Puts a cell's decisions into words. It is called with each decision in turn: what happened,
-    then what was decided on it.
+    then what was decided on it. `look` gives what is deployed under a name, or `None`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look = lambda _: None) -> None:
         self._memory = MemoryStory()
+        self._owners = Owners(look)
 
     def __call__(self, event: object, actions: Sequence[object]) -> list[CellLine]:
-        lines = [*_happened(event), *self._memory.happened(event)]
+        owner = self._owners.of_event(event, actions)
+        lines = _owned([*_happened(event), *self._memory.happened(event)], owner)
         for action in actions:
-            lines.extend(_decided(action))
-            lines.extend(self._memory.decided(event, action))
+            said = [*_decided(action), *self._memory.decided(event, action)]
+            if said:
+                lines += _owned(said, self._owners.of_action(event, action))
         return lines
+
+
+def _owned(lines: Iterable[CellLine], owner: Owner) -> list[CellLine]:
+    if owner == NOBODY:
+        return list(lines)
+    return [replace(line, deployment=owner.deployment, tenant=owner.tenant) for line in lines]
 
 
 def _line(kind: str, subject: str, text: str) -> CellLine:

@@ -1288,6 +1288,8 @@ class CellEvent(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     age_s: _builtins.float
     """Seconds ago, when it was sent."""
     kind: _builtins.str
@@ -1296,6 +1298,9 @@ class CellEvent(_message.Message):
     text: _builtins.str
     fault: _builtins.bool
     """Something went wrong."""
+    deployment: _builtins.str
+    """The deployment that it is about, and the tenant whose that is; empty where there is none."""
+    tenant: _builtins.str
     def __init__(
         self,
         *,
@@ -1304,10 +1309,12 @@ class CellEvent(_message.Message):
         subject: _builtins.str = ...,
         text: _builtins.str = ...,
         fault: _builtins.bool = ...,
+        deployment: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "fault", b"fault", "kind", b"kind", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deployment", b"deployment", "fault", b"fault", "kind", b"kind", "subject", b"subject", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,7 @@ async def test_a_journal_ends_where_its_cell_did(written: tuple[Path, CellSnapsh
     view = JournalView(path)
     await view.seek(10**9)
     assert view.position.index == view.position.events > 100
-    (picture,) = view.pictures([ANYONE])
+    (picture,) = await view.pictures([ANYONE])
     assert (picture.nodes, picture.deployments) == (ended.nodes, ended.deployments)
     assert picture.status.served == ended.served > 0
     told = view.reading.requests(ANYONE, 0)
@@ -59,12 +59,12 @@ async def test_a_step_back_is_as_it_was(written: tuple[Path, CellSnapshot]) -> N
     path, _ = written
     view = JournalView(path)
     await view.seek(20)
-    before = cell_state(view.pictures([ANYONE])[0])
+    before = cell_state((await view.pictures([ANYONE]))[0])
     await view.seek(21)
     assert view.position.event
     assert json.loads(view.position.decision.removesuffix(" …"))["event"]
     await view.seek(20)
-    assert cell_state(view.pictures([ANYONE])[0]) == before
+    assert cell_state((await view.pictures([ANYONE]))[0]) == before
     at_s = view.position.at_s
     await view.advance(2.0)
     assert view.position.at_s == pytest.approx(at_s + 2.0)

@@ -21,8 +21,13 @@ from mesh.domain.access import Caller, Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import AlreadyExists, InvalidInput, Unavailable
-from mesh.domain.events import ControllerEvent
-from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.events import (
+    ControllerEvent,
+    DeleteRequested,
+    DeploymentStored,
+    NodeDisconnected,
+)
+from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting, SubmitRequest
 from mesh.domain.model import Task
@@ -36,6 +41,7 @@ from mesh.sim.clock import HeapClock
 from mesh.wire import access
 from tests.cli.views import CHAT_SMALL, NODE
 from tests.controller.live import CLASSES, EMBEDS, SPEC, FakeNode, LiveCell, asking, live_cell
+from tests.core.cells import CellUnderTest, deployment, hello
 
 A = TenantName("a")
 STARTING = NodeStarting(
@@ -206,6 +212,35 @@ def test_the_nodes_that_are_shown_as_lost_are_those_lost_last(
         clock.advance(1.0)
         seen._see(nodes)
     assert [node.node_id for node in seen._with_lost(())] == ["late"]
+
+
+async def test_a_large_cell_is_looked_at_while_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is lost and a deployment goes amid the look."""
+    monkeypatch.setattr(viewed, "LOOK_S", 0.0)
+    cell = CellUnderTest(*(deployment(f"chat-{n}") for n in range(10)))
+    link, _ = cell.join(hello("n1"))
+    cell.join(hello("n2"))
+    seen = Viewed(
+        cell=cell.core,
+        starting=tuple,
+        failure=lambda _: "",
+        recent=Recent(),
+        log=cast(Any, None),
+        clock=HeapClock(),
+        state_path="",
+    )
+    (before,) = await seen.pictures([Caller()])
+    looking = asyncio.create_task(seen.pictures([Caller()]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not looking.done()
+    deleted = DeleteRequested(operation_id=OperationId("o1"), name=DeploymentName("chat-9"))
+    cell.tell(deleted)
+    cell.tell(DeploymentStored(operation_id=deleted.operation_id))
+    cell.tell(NodeDisconnected(link_id=link, reason="gone"))
+    (after,) = await looking
+    assert [len(one.deployments) for one in (before, after)] == [10, 9]
+    assert [one.state for one in after.nodes] == [NodeState.LOST, NodeState.READY]
 
 
 async def submitted(within: Within, node: FakeNode, count: int) -> list[RequestOrder]:

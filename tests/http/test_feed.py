@@ -53,7 +53,7 @@ class Watched:
         self.taken = 0
         self.said: asyncio.Queue[str] = asyncio.Queue()
 
-    def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
+    async def pictures(self, callers: Sequence[Caller]) -> list[CellPicture]:
         self.taken += 1
         status = replace(STATUS, uptime_s=float(self.taken))
         return [replace(PICTURE, status=status) for _ in callers]

@@ -1,6 +1,7 @@
 """Sessions of the page: a key is shown once, and neither another page nor another tenant gains."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -123,6 +124,30 @@ async def test_a_tenant_sees_its_own_and_an_operator_all(closed: tuple[LiveCell,
     assert (await tab.ask("GET", "/api/v1/usage")).json() == []
     report = (await tab.ask("GET", "/api/v1/report")).json()
     assert (report["calls"][0]["calls"], report["looks"], report["faults"]) == (0, [], [])
+
+
+async def test_a_tenant_is_told_what_happens_to_its_own(closed: tuple[LiveCell, Keys]) -> None:
+    cell, keys = closed
+    hers, his = (
+        (client_of(cell, key), replace(SPEC, name=DeploymentName(name)))
+        for key, name in ((keys.a, "hers"), (keys.b, "his"))
+    )
+    for client, spec in (hers, his):
+        await cell.ask(client.deploy, spec)
+    tab = Tab(cell)
+    await tab.sign_in(keys.a)
+    with await tab.ask("GET", "/api/v1/events", stream=True) as events:
+        for client, spec in (his, hers):
+            await cell.ask(client.load, spec.name)
+        lines = events.iter_lines()
+        told: list[dict[str, Any]] = []
+        while not told or told[-1]["text"] != "load, asked by an operator":
+            data = (await asyncio.to_thread(next, lines)).partition(b"data: ")[2]
+            told += [line for line in [json.loads(data or b"{}")] if "text" in line]
+    assert {(line["deployment"], line["tenant"]) for line in told} == {("hers", "a")}
+    texts = [line["text"] for line in told]
+    assert texts[0] == f"deploy {SPEC.source}"
+    assert any(text.startswith("imported ") for text in texts)
 
 
 async def test_a_key_that_waits_for_the_disk_holds_nobody_up(

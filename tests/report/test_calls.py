@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.actions import SendCommand
-from mesh.domain.events import InvokeRequested, NodeConnected, NodeDisconnected
+from mesh.domain.events import InvokeRequested, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import InstanceId
-from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.messages import AbortRequest, SubmitRequest, TokensReport
 from mesh.domain.outcome import Outcome
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
@@ -117,6 +117,17 @@ def test_what_a_lost_node_computed_and_loaded_there_ends_there() -> None:
     assert all(load.ended_s is not None for load in lost)
     again = [c for c in book.stories if [s.kind for s in c.spans].count("decode") > 1]
     assert again, "one that is computed elsewhere decodes there, too"
+
+
+def test_who_is_evicted_is_told_from_who_waits_for_its_first_place() -> None:
+    book, asked, name = CallBook(lambda name: None), request(), InstanceId("chat-1-2")
+    book.record(1.0, InvokeRequested(request=asked), [])
+    abort = AbortRequest(request_id=asked.request_id, attempt=1)
+    starved = TokensReport(instance_id=name, outputs=(), starved=(asked.request_id,))
+    reported = NodeReported(link_id=1, report=starved)
+    book.record(2.0, reported, [SendCommand(link_id=1, command=abort)])
+    (call,) = book.open.values()
+    assert [(span.kind, span.ended_s) for span in call.spans] == [("wait", 2.0), ("evicted", None)]
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -165,8 +165,9 @@ def test_what_became_of_a_revision_is_told(serves: int, newest: RevisionState, t
     made = deployment("chat@2" if serves == 2 else "chat")
     other = Revision(deployment=replace(made, revision=3 - serves), state=newest, message="torn")
     action = StoreRevisions(deployment=replace(made, revision=serves), revisions=(other,))
-    told = CellLine(kind="deployment", subject="chat", text=text, fault="failed" in text)
-    assert narrate(None, [action]) == [told]
+    (told,) = narrate(None, [action])
+    assert (told.subject, told.text, told.fault) == ("chat", text, "failed" in text)
+    assert told.deployment == "chat"
 
 
 def test_a_refusal_in_whatever_words_and_an_end_that_was_asked_for_are_no_faults() -> None:

@@ -44,7 +44,8 @@ def logs(name: str | None, follow: bool, lines: int, form: Format, address: str)
 
 
 def _about(event: CellEvent, name: str) -> bool:
-    return event.line.subject == name or name in event.line.text.replace(",", " ").split()
+    line = event.line
+    return name in (line.subject, line.deployment, *line.text.replace(",", " ").split())
 
 
 def _print(events: Iterable[CellEvent] | Iterator[CellEvent], form: Format) -> None:

@@ -24,7 +24,7 @@ from mesh.core.controller.requests import migration, queueing, replicas, resumin
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.prospect import prospect
 from mesh.core.controller.requests.upkeep import go_on, keep_up, release
-from mesh.core.controller.snapshot import cell_snapshot, nodes_wanted, profile_views
+from mesh.core.controller.snapshot import Looking, cell_snapshot, look, nodes_wanted, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -134,6 +134,10 @@ class ControllerCore:
     def snapshot(self, now_s: float) -> CellSnapshot:
         """The cell as people and APIs see it."""
         return cell_snapshot(self.cell, now_s)
+
+    def look(self) -> Looking:
+        """The same in parts."""
+        return look(self.cell)
 
     def wanted(self, now_s: float) -> tuple[NodesWanted, ...]:
         """How many nodes of each kind are wanted, as far as that is known."""

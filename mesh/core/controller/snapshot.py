@@ -1,7 +1,7 @@
 """Turns the cell's live state into snapshots for people and APIs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from statistics import median
 
 from mesh.compute.times import Times
@@ -29,16 +29,40 @@ from mesh.domain.views import (
 from mesh.memory.shared_weights import counted_once
 from mesh.memory.station import Reservation, ReservationStation
 
+Looking = Generator[None, float, CellSnapshot]
+
 
 def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
     """Everything, ordered by name."""
+    looking = look(cell)
+    next(looking)
+    try:
+        while True:
+            looking.send(now_s)
+    except StopIteration as end:
+        snapshot: CellSnapshot = end.value
+        return snapshot
+
+
+def look(cell: Cell) -> Looking:
+    """The same, a deployment or a node at a time, each as of the time that is sent for it. The cell
+    may change in between: of a large one all at once would keep its decisions waiting.
+    """
+    deployments, nodes = [], []
+    now_s = yield
+    for name in sorted({public_name(n) for n in cell.deployments}):
+        entry = cell.current(name)
+        if entry is not None:
+            deployments.append(_deployment(cell, entry, now_s))
+            now_s = yield
+    for node_id in sorted(cell.nodes):
+        node = cell.nodes.get(node_id)
+        if node is not None:
+            nodes.append(_node(cell, node, now_s))
+            now_s = yield
     return CellSnapshot(
-        deployments=tuple(
-            _deployment(cell, entry, now_s)
-            for name in sorted({public_name(n) for n in cell.deployments})
-            if (entry := cell.current(name)) is not None
-        ),
-        nodes=tuple(_node(cell, cell.nodes[n], now_s) for n in sorted(cell.nodes)),
+        deployments=tuple(deployments),
+        nodes=tuple(nodes),
         queued=cell.queued(),
         running=cell.running(),
         served=cell.served,

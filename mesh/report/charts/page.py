@@ -11,8 +11,8 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mesh.report.charts.chart import Chart
-from mesh.report.charts.svg import SERIES_MAX, names, svg
+from mesh.report.charts.chart import Chart, LineChart
+from mesh.report.charts.svg import DASHES, SERIES_MAX, names, svg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class Drawn:
     title: str
     names: list[str]
     svg: Markup
+    dashed: bool
+    """Whether its legend shows lines, which differ without colours, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,13 @@ def of_table(table: Table) -> Section:
 
 def drawn(charts: Iterable[Chart]) -> tuple[Drawn, ...]:
     return tuple(
-        Drawn(title=chart.title, names=names(chart), svg=Markup(svg(chart))) for chart in charts
+        Drawn(
+            title=chart.title,
+            names=names(chart),
+            svg=Markup(svg(chart)),
+            dashed=isinstance(chart, LineChart),
+        )
+        for chart in charts
     )
 
 
@@ -65,7 +73,7 @@ def render(title: str, about: Sequence[str], sections: Sequence[Section]) -> str
     )
     source = resources.files("mesh.report.charts").joinpath("page.html").read_text("utf-8")
     return environment.from_string(source).render(
-        title=title, about=about, sections=sections, series=SERIES_MAX
+        title=title, about=about, sections=sections, series=SERIES_MAX, dashes=DASHES
     )
 
 

@@ -15,9 +15,13 @@ BAR_WIDTH = 1140
 """The width of a whole chart of bars, in the page's pixels before it is scaled."""
 BAR_MOST = 56
 """The most width of one bar and the gap beside it."""
+CHAR_WIDTH = 6.5
+"""That of a letter of the page's labels."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 36
 SERIES_MAX = 8
 """Colours of a page; a later series begins with the first again."""
+DASHES = ("none", "6 4", "2 3", "10 3 2 3", "1 4", "12 4", "4 2 1 2", "8 2 2 2 2 2")
+"""By which lines of these colours differ, too."""
 
 Scale = Callable[[float], float]
 
@@ -90,7 +94,8 @@ def _bars(chart: BarChart, y: Scale) -> Iterable[str]:
     wide = min(group_width * 0.82 / max(len(chart.bars), 1), BAR_MOST)
     for place, group in enumerate(chart.groups):
         begin = LEFT + group_width * (place + 0.5) - wide * len(chart.bars) / 2
-        yield _text(LEFT + group_width * (place + 0.5), base + 16, group, "middle")
+        words = _fitted(group, group_width)
+        yield _text(LEFT + group_width * (place + 0.5), base + 16, words, "middle")
         for number, bars in enumerate(chart.bars):
             left, value, mark = begin + wide * number, bars.values[place], bars.marks[place]
             if value is not None:
@@ -102,6 +107,17 @@ def _bars(chart: BarChart, y: Scale) -> Iterable[str]:
                 )
             if mark is not None:
                 yield f'<path class="mark" d="M{left - 1:.1f} {y(mark):.1f}h{wide * 0.9 + 2:.1f}"/>'
+
+
+def _fitted(words: str, width: float) -> str:
+    """The beginning and the end where there is no room for all: names like each other often differ
+    at the end.
+    """
+    most = max(int(width / CHAR_WIDTH), 3)
+    if len(words) <= most:
+        return words
+    end = most // 2
+    return f"{words[: most - 1 - end]}…{words[-end:]}"
 
 
 def _text(x: float, y: float, words: str, anchor: str) -> str:
