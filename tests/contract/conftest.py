@@ -10,7 +10,8 @@ from tests.contract.driving import Driver
 from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, StoredModel
 
 LoadInstance = Callable[..., Driver]
-WITHOUT_KV = [f"test_{it}" for it in ("iterations", "measuring", "requests", "sampling", "turns")]
+_ALIKE = ("iterations", "measuring", "requests", "sampling", "turns", "vectors")
+WITHOUT_KV = [f"test_{it}" for it in _ALIKE]
 """Modules whose tests do not depend on how a KV cache is resized, beyond the random walks."""
 COLLECTED = [engine for engine in ENGINES if engine.available or not engine.optional]
 
