@@ -1,5 +1,5 @@
-"""Embeddings and scores of tiny models as transformers computes them, for the OpenVINO engine's
-test of embeddings.
+"""Embeddings and scores of tiny models as transformers computes them, for the contract
+suite's test of vectors.
 
 Run by hand from the repository's root, in an environment of its own (`pip install torch
 transformers safetensors`); the result is kept in the tree, so that tests need neither library.
@@ -28,13 +28,13 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "max_position_embeddings": 256,
     "pad_token_id": 0,
     "bos_token_id": 2,
     "eos_token_id": 3,
 }
-DECODER: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+DECODER: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 32}
 ONE = {"num_labels": 1}
 AutoModel, AutoScorer = transformers.AutoModel, transformers.AutoModelForSequenceClassification
 MODELS: dict[str, tuple[Any, Any, str]] = {

@@ -120,6 +120,11 @@ def plan_hf(
     if not weights or not (native or as_is or method):
         return plan_convert(path, config)
     encoder = config.get("model_type") in ENCODERS
+    if encoder and method:
+        raise UnsupportedModel(
+            f"{path.name} is an encoder that is quantised by {method!r}, which mesh does not serve",
+            hint="use the unquantised model",
+        )
     try:
         if encoder:
             shape = encoder_shape(config, name)
@@ -132,11 +137,11 @@ def plan_hf(
             raise
         _check_as_is(config, as_is, name)
         shape = None
+    config |= embedding_keys(path, config)
     tensors = {one.name: one for file, _ in weights for one in located(file, read_whole(file))}
     if shape is not None and not method:
         prefix = prefix_of(tensors, ENCODER_EMBEDDING if encoder else EMBEDDING)
         shape = replace(shape, prefix=prefix)
-        config |= embedding_keys(path, config)
         if prefix != "model.":
             config[PREFIX] = prefix
         if shape.tied and _has_own_head(tensors, prefix):

@@ -11,7 +11,8 @@ from tests.contract.driving import Driver
 from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, StoredModel
 
 LoadInstance = Callable[..., Driver]
-WITHOUT_KV = [f"test_{it}" for it in ("iterations", "measuring", "requests", "sampling", "turns")]
+_ALIKE = ("iterations", "measuring", "requests", "sampling", "turns", "vectors")
+WITHOUT_KV = [f"test_{it}" for it in _ALIKE]
 """Modules whose tests do not depend on how a KV cache is resized, beyond the random walks."""
 COMPILE = ("test_loading", "test_swaps")
 """Modules in which each load compiles; others test what an instance does once it is there."""

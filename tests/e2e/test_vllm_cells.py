@@ -3,16 +3,23 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import requests
 
+from mesh.domain.errors import UnsupportedModel
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
+from mesh.domain.model import Task
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
-from tests.e2e.live_cell import LiveCell, Process
+from tests.e2e.live_cell import LiveCell, Process, free_port
+from tests.e2e.test_embeddings import deploy, with_separators
+from tests.nodes.engines.openvino.embedders import cosines, embedders, write_embedder
 from tests.support.tiny_model import write_tiny_llama
 
 VLLM = ("--engine", "vllm", "--memory", "4GiB")
@@ -94,6 +101,32 @@ def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
     answer = cell.invoke("chat", "still there?", max_tokens=5)
     assert answer.finished().output_tokens == 5
     (_,) = engine_processes(node)
+
+
+def test_a_cell_of_vllm_nodes_embeds_and_ranks(cell: LiveCell, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    cell.start_controller("--http", address)
+    cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+
+    def asked(path: str, **body: Any) -> Any:
+        answer = requests.post(f"http://{address}{path}", json=body, timeout=JOIN_S_MAX)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    for name in ("bert", "qwen3"):
+        deploy(cell, name, write_embedder(tmp_path / name, name), Task.EMBED)
+        cases = embedders()[name]["cases"]
+        told = asked("/v1/embeddings", model=name, input=[case["prompt"] for case in cases])
+        found = [np.array(one["embedding"]) for one in told["data"]]
+        assert min(cosines(found, name)) >= 0.9999
+    folder = with_separators(write_embedder(tmp_path / "scores", "bert-scores"))
+    with pytest.raises(UnsupportedModel, match="task rerank is what it can do"):
+        deploy(cell, "scores", folder, Task.EMBED)
+    deploy(cell, "scores", folder, Task.RERANK)
+    ranked = asked("/v1/rerank", model="scores", query="why?", documents=["a text", "another"])
+    scores = [one["relevance_score"] for one in ranked["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
 
 
 def test_a_second_turn_computes_only_what_is_new_and_the_cell_counts_on_it(

@@ -12,11 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh_loader.config_keys import NORMALISED, POOLING
+from mesh_loader.hf_import import EMBEDDING, HEAD
 from mesh_loader.importing import ImportRules, import_in_child
 from mesh_loader.quantisation import MODELOPT_CONFIG
 from mesh_loader.safetensors_file import StoredTensor, header_bytes
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import read_architecture
+from tests.nodes.engines.openvino.embedders import write_embedder
 
 WEIGHTS = "model.safetensors"
 GROUP = 32
@@ -133,6 +136,22 @@ def test_a_method_of_no_engine_is_refused(tmp_path: Path, folder: Path, method: 
         UnsupportedModel,
         f"quantised by '{method}', which no engine computes: vLLM has .*awq.* OpenVINO none",
     )
+
+
+def test_what_the_folder_states_of_embeddings_comes_along(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "made", "mistral", normalised=False)
+    change(folder, quantization_config={"quant_method": "fp8"})
+    tensors = {f"model.{name}": array for name, array in load_file(folder / WEIGHTS).items()}
+    save_file(tensors | {HEAD: tensors[f"model.{EMBEDDING}"]}, folder / WEIGHTS, {"format": "pt"})
+    stored = ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+    config = json.loads((stored.path / "config.json").read_text())
+    assert (config[POOLING], config[NORMALISED]) == ("mean", False)
+
+
+def test_a_quantised_encoder_is_refused(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "made", "bert")
+    change(folder, quantization_config={"quant_method": "fp8"})
+    refused(tmp_path, folder, UnsupportedModel, "is an encoder that is quantised by 'fp8'")
 
 
 def test_a_part_without_any_tensor_is_torn(tmp_path: Path, folder: Path) -> None:

@@ -85,7 +85,7 @@ class EventContext:
             message = (
                 f"{spec.name!r} has task {spec.task}; no node that is up computes it ({engines})"
             )
-            return message, "start a CPU node, whose engine does, and leave cpu in spec.devices"
+            return message, "start a node whose engine does: openvino's does, and vllm's"
         spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
         widest = max(spans, default=0)
         if not 0 < widest < spec.tensor_parallel:

@@ -21,8 +21,8 @@ from mesh_loader.architectures import (
     sparse_layers,
     with_defaults,
 )
-from mesh_loader.config_keys import NORMALISED, ONLY_TASK, POOLING, PREFIX, check_config
-from mesh_loader.encoders import Pooling, encoder_shape, positions_before
+from mesh_loader.config_keys import ONLY_TASK, PREFIX, check_config
+from mesh_loader.encoders import encoder_shape, positions_before
 from mesh_loader.model_info import read_json
 from mesh_loader.quantisation import quantisation_of
 
@@ -128,10 +128,6 @@ class Architecture:
     encoder: Encoder | None = None
     prefix: str = "model."
     """What comes before the names of the checkpoint's tensors."""
-    pooling: Pooling = Pooling.LAST
-    """Which hidden states embed a text."""
-    normalised: bool = True
-    """Embeddings have length 1."""
     task: Task | None = None
     """What it is built for: not of the model itself, which can do several."""
 
@@ -221,8 +217,6 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
             logit_cap=float(config.get("final_logit_softcapping") or 0.0),
             experts=_experts(config, kind, layers) if kind in MIXTURES else None,
             prefix=str(config.get(PREFIX, "model.")),
-            pooling=Pooling(config.get(POOLING) or Pooling.LAST),
-            normalised=bool(config.get(NORMALISED, True)),
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
@@ -255,8 +249,6 @@ def _parse_encoder(config: Mapping[str, Any]) -> Architecture:
             scores=config.get(ONLY_TASK) == Task.RERANK,
         ),
         prefix=str(config.get(PREFIX, "")),
-        pooling=Pooling(config.get(POOLING) or Pooling.MEAN),
-        normalised=bool(config.get(NORMALISED, True)),
     )
 
 

@@ -35,8 +35,8 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import ElasticKvCache, KvCache, KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.pooling import pool_of
 from mesh_nodes.engines.openvino.sequence import Sequence, sequences_of
+from mesh_nodes.engines.pooling import pool_of
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.sampling import Floats, choose_telling
 

@@ -19,7 +19,7 @@ from mesh.runtime.engine import EngineRequest
 from mesh.runtime.measurable import made_up_tokens
 from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.pooling import Pool
+from mesh_nodes.engines.pooling import Pool
 from mesh_nodes.engines.sampling import Draw, Floats, logprobs_of, past_of, seed_of
 
 

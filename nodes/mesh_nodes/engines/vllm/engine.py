@@ -147,6 +147,7 @@ class VllmEngine:
             loads_on_device=True,
             caches_prefixes=True,
             as_published=True,
+            embeds=True,
             batch_max=MAX_NUM_SEQS,
         )
 

@@ -14,6 +14,7 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
     Decode,
@@ -25,10 +26,12 @@ from mesh.domain.steps import (
     StepResult,
 )
 from mesh.runtime.measurable import check_measurable, made_up_tokens
+from mesh_nodes.engines.pooling import Pool, pool_of
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_mapped import kv_memory
+from mesh_nodes.engines.vllm.kv_memory import ElasticKv, KvMemory
 from mesh_nodes.engines.vllm.loader import StoreLoader, read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Range
 from mesh_nodes.engines.vllm.pooled import pooled_memory
@@ -64,6 +67,8 @@ class Instance:
         self._order = order
         self._footprint = footprint
         self._keys: Callable[[], str] = map(str, count(1)).__next__
+        self._pool = pool_of(order.model, order.model_path)
+        """How requests end with a vector; `None`: with text."""
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._range_blocks = self._blocks_reserved()
@@ -75,7 +80,12 @@ class Instance:
         """May be kept cached beyond those in force."""
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
-        self._kv = kv_memory(options.elastic, block_bytes, order.kv_blocks, device(), free_bytes)
+        # An encoder keeps nothing: blocks without bytes.
+        self._kv: KvMemory = ElasticKv(0)
+        if self._pool is None or not self._pool.whole:
+            self._kv = kv_memory(
+                options.elastic, block_bytes, order.kv_blocks, device(), free_bytes
+            )
         if options.movable:
             keep_weights_in_tensors()
         self._core = Core(
@@ -89,6 +99,7 @@ class Instance:
             # It asks for a full context to fit.
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
             kv_source=self._kv,
+            pool=self._pool,
         )
         pooled = None if pool is None else pooled_memory(pool, device())
         self.weights = Weights(self._core.model, device(), pooled, StoreLoader.beside)
@@ -123,6 +134,7 @@ class Instance:
             key=self._keys(),
             context_tokens_max=self._order.context_tokens_max,
             told=None if draw is None else draw.told,
+            whole=self._pool is not None and self._pool.whole,
         )
         given = [*request.prompt_tokens, *request.output_tokens]
         self._core.add(
@@ -296,7 +308,10 @@ class Instance:
             work.sequence.computed += work.tokens
             work.sequence.prompt_told = self._core.prompt_told.get(work.sequence.key, ())
             if work.sequence.left == 0:
-                outputs.append(self._advance(work.sequence, drawn[work.sequence.key]))
+                if self._pool is None:
+                    outputs.append(self._advance(work.sequence, drawn[work.sequence.key]))
+                else:
+                    outputs.append(self._pooled(work.sequence, self._pool))
         return tuple(outputs)
 
     def _advance(self, sequence: Sequence, token_id: int) -> RequestTokens:
@@ -314,6 +329,19 @@ class Instance:
             logprobs=tuple(sequence.told),
             cached_tokens=sequence.adopted if first else 0,
             prompt_logprobs=sequence.prompt_told,
+        )
+
+    def _pooled(self, sequence: Sequence, pool: Pool) -> RequestTokens:
+        """Its vector, with which it ends."""
+        request = sequence.request
+        self.abort(request.request_id)
+        return RequestTokens(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=0,
+            token_ids=(0,),
+            finish=FinishReason.LENGTH,
+            embedding=pool.vector(self._core.vectors[sequence.key], sequence.length),
         )
 
     def _trim(self) -> None:
@@ -355,6 +383,8 @@ class Instance:
 
     def _add_made_up(self, number: int, length: int, left: int) -> str:
         key = self._keys()
+        if self._pool is not None and self._pool.whole:
+            length = left
         tokens = made_up_tokens(number, length, left, self._order.model.vocabulary_tokens)
         self._core.add(key, list(tokens), None, computed=length - left)
         return key

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm import SamplingParams, _custom_ops
+from vllm import PoolingParams, SamplingParams, _custom_ops
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
@@ -27,13 +27,18 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
 from mesh.domain.request import TokenLogprobs
+from mesh_nodes.engines.pooling import Pool
+from mesh_nodes.engines.sampling import Floats
 from mesh_nodes.engines.vllm.differences import KvSource, installed_shape
 from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
 from mesh_nodes.engines.vllm.loader import FORMAT
+from mesh_nodes.engines.vllm.pooler import EMBEDS, SCORES, SummingPooler
 from mesh_nodes.engines.vllm.sampler import EXTRA, MeshSampler, SampleOrder
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
+_ENCODERS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+"""How the names of vLLM's classes begin."""
 
 
 _TOUCHED: tuple[tuple[Any, str], ...] = (
@@ -93,7 +98,7 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         for key, tokens in work.items():
             self._allocate(self.requests[key], tokens)
         manager = self.kv_cache_manager
-        return [block for key in work for block in manager.get_block_ids(key)[0]]
+        return [b for key in work for group in manager.get_block_ids(key) for b in group]
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self.kv_cache_manager.new_step_starts()
@@ -102,7 +107,7 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         for key, tokens in self.work.items():
             request = self.requests[key]
             taken = self._allocate(request, tokens)
-            self.taken += taken.get_block_ids()[0]
+            self.taken += [block for group in taken.get_block_ids() for block in group]
             blocks[key] = taken
             if request.status == RequestStatus.WAITING:
                 self.waiting.remove_request(request)
@@ -174,6 +179,24 @@ def rope_within(context_tokens_max: int, config: Any) -> Any:
     return config
 
 
+def pooled_within(context_tokens_max: int, pool: Pool, config: Any) -> Any:
+    """By the class that it names vLLM tells whether a model embeds or scores: it makes an embedder
+    of a decoder's class that generates text.
+    """
+    name = config.architectures[0]
+    if config.model_type in _ENCODERS:
+        # vLLM asks for it, transformers leaves it out, and importers take no other.
+        config.position_embedding_type = "absolute"
+        kind = "ForSequenceClassification" if pool.scores else "Model"
+        name = f"{_ENCODERS[config.model_type]}{kind}"
+    elif name.endswith("Model"):
+        name = f"{name.removesuffix('Model').removesuffix('Text')}ForCausalLM"
+    config.architectures = [name]
+    if pool.scores:
+        config.num_labels = 1
+    return rope_within(context_tokens_max, config)
+
+
 def keep_weights_in_tensors() -> None:
     """On CPUs vLLM would hand matrices to oneDNN, which packs them out of anybody's reach. Only
     what is loaded afterwards is concerned.
@@ -210,9 +233,16 @@ class Core:
         block_tokens: int,
         kv_bytes: int,
         kv_source: KvSource,
+        pool: Pool | None = None,
     ) -> None:
-        """`kv_bytes` is what vLLM is told that it may take, where it asks."""
+        """`kv_bytes` is what vLLM is told that it may take, where it asks. `pool`: each request
+        ends with a vector; the one output that its context has room for is never computed.
+        """
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
+        adapt = partial(rope_within, context_tokens_max)
+        if pool is not None:
+            self._tokens_max = max(context_tokens_max - 1, 1)
+            adapt = partial(pooled_within, context_tokens_max, pool)
         inspect_models_here()
         config = EngineArgs(
             model=model_path,
@@ -221,7 +251,8 @@ class Core:
             dtype=dtype,
             enforce_eager=True,
             max_model_len=self._tokens_max,
-            hf_overrides=partial(rope_within, context_tokens_max),
+            hf_overrides=adapt,
+            runner="generate" if pool is None else "pooling",
             max_num_seqs=batch_max,
             max_num_batched_tokens=iteration_tokens_max,
             block_size=block_tokens,
@@ -229,7 +260,7 @@ class Core:
             kv_cache_memory_bytes=kv_bytes,
             # Refused above what is free; the KV cache's size is given.
             gpu_memory_utilization=0.01,
-            enable_prefix_caching=True,
+            enable_prefix_caching=pool is None or not pool.whole,
             # Layers with a window keep what the others do: blocks are numbered once for all.
             disable_hybrid_kv_cache_manager=True,
             async_scheduling=False,
@@ -239,7 +270,7 @@ class Core:
             # From 1 on kernels are tuned anew at each load.
             optimization_level=0,
             scheduler_cls=TurnScheduler,
-            logits_processors=[MeshSampler],
+            logits_processors=[MeshSampler] if pool is None else None,
         ).create_engine_config()
         with _SHAPE.kv_from(gpu_model_runner, kv_source, _Zeros):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
@@ -247,7 +278,15 @@ class Core:
         self._block_tokens = block_tokens
         self.prompt_told: dict[str, tuple[TokenLogprobs, ...]] = {}
         """What was asked about the prompts that the last iteration has completed, by request."""
+        self.vectors: dict[str, Floats] = {}
+        """Those of the texts that the last iteration has completed, by request: what `Pool.vector`
+        takes.
+        """
         self.pool = KvPool(self._scheduler)
+        self._asked = None if pool is None else SCORES if pool.scores else EMBEDS
+        self._types = int(getattr(config.model_config.hf_config, "type_vocab_size", 1))
+        if pool is not None and not pool.scores:
+            self.model.pooler = SummingPooler(pool)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -267,16 +306,24 @@ class Core:
         found by others with its salt; without one, by nobody. `prompt_logprobs`: `prompt_told` will
         have those of its tokens, with so many likeliest ones.
         """
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=self._tokens_max,
-            ignore_eos=True,
-            detokenize=False,
-            prompt_logprobs=prompt_logprobs,
-            extra_args=None if draw is None else {EXTRA: draw},
-        )
+        params, pooled = None, None
+        if self._asked is not None:
+            pooled = PoolingParams(task=self._asked, use_activation=False)
+            if self._asked == SCORES and self._types > 1:
+                # The last token separates: those after its first occurrence are the document's.
+                second = tokens.index(tokens[-1]) + 1
+                pooled.extra_kwargs = {"compressed_token_type_ids": second}
+        else:
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=self._tokens_max,
+                ignore_eos=True,
+                detokenize=False,
+                prompt_logprobs=prompt_logprobs,
+                extra_args=None if draw is None else {EXTRA: draw},
+            )
         name = hasher(salt, self._block_tokens)
-        request = Request(key, tokens, params, None, cache_salt=salt, block_hasher=name)
+        request = Request(key, tokens, params, pooled, cache_salt=salt, block_hasher=name)
         self._core.add_request(request)
         request.num_computed_tokens = computed
 
@@ -285,7 +332,9 @@ class Core:
         self._core.abort_requests([key])
 
     def iterate(self, work: Mapping[str, int]) -> dict[str, int]:
-        """Compute so many tokens of each; the next token of those that have no more to compute."""
+        """Compute so many tokens of each; the next token of those that have no more to compute, or
+        its vector in `vectors`.
+        """
         self._scheduler.work = work
         answered, _ = self._core.step()
         outputs = [output for answers in answered.values() for output in answers.outputs]
@@ -293,6 +342,11 @@ class Core:
             output.request_id: _told(output.new_prompt_logprobs_tensors)
             for output in outputs
             if output.new_prompt_logprobs_tensors is not None
+        }
+        self.vectors = {
+            output.request_id: output.pooling_output.float().numpy()
+            for output in outputs
+            if output.pooling_output is not None
         }
         return {
             output.request_id: output.new_token_ids[0] for output in outputs if output.new_token_ids

@@ -8,6 +8,7 @@ in `internals`, which comes before. After: vLLM.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
@@ -41,12 +42,17 @@ def hasher(salt: str | None, block_tokens: int) -> Callable[[Request], list[Bloc
 
 
 class KvPool:
-    """The block pool of one scheduler. Blocks go by their numbers."""
+    """The block pool of one scheduler. Blocks go by their numbers. Requests to a model that keeps
+    nothing in a KV cache hold none.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._requests: dict[str, Request] = scheduler.requests
         self._manager = scheduler.kv_cache_manager
-        (self._tables,) = self._manager.coordinator.single_type_managers
+        tables = self._manager.coordinator.single_type_managers
+        self._tables: Any = tables[0] if tables else None
+        self._held = tables[0].req_to_blocks if tables else {}
+        """The blocks of each request, in the order of its tokens."""
         self._pool = self._manager.block_pool
         self._digests = CachedDigests()
         self._pool.cached_block_hash_to_block = _Named(self._digests)
@@ -71,7 +77,7 @@ class KvPool:
 
     def usable(self) -> list[int]:
         """Blocks that are used, cached, or may be taken."""
-        used = {block.block_id for table in self._tables.req_to_blocks.values() for block in table}
+        used = {block.block_id for table in self._held.values() for block in table}
         return [*used, *(block.block_id for block in self._queue.get_all_free_blocks())]
 
     def tell(self) -> PrefixChange | None:
@@ -91,7 +97,7 @@ class KvPool:
         """Before the request computes: have it hold the blocks that are there of its tokens, as far
         as so many more may be used. For how many tokens it holds any then.
         """
-        request, table = self._requests[key], self._tables.req_to_blocks[key]
+        request, table = self._requests[key], self._held[key]
         found = self._manager.get_computed_blocks(request)[0].blocks[0]
         for block in found[len(table) :]:
             blocks_free -= block.ref_cnt == 0
@@ -136,7 +142,7 @@ class KvPool:
         """Requests that hold a block which has moved; they hold it where it is from now on."""
         places = {old: self._pool.blocks[new] for old, new in moves}
         found = set()
-        for key, table in self._tables.req_to_blocks.items() if places else ():
+        for key, table in self._held.items() if places else ():
             for place, block in enumerate(table):
                 if block.block_id in places:
                     table[place] = places[block.block_id]

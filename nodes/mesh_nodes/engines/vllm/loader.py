@@ -10,7 +10,7 @@ folder. After: vLLM's models, which take their tensors by name.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from mesh.domain.errors import TornModel
+from mesh.domain.model import ENCODERS
+from mesh_loader.config_keys import PREFIX
 from mesh_nodes.engines.vllm.modules import changes, held_beside
 
 FORMAT = "mesh"
@@ -68,7 +70,7 @@ class StoreLoader(BaseModelLoader):  # type: ignore[misc]
                 parameter.data.zero_()
             return
         path = Path(model_config.model)
-        loaded = model.load_weights(_tensors(path))
+        loaded = model.load_weights(_named(_tensors(path), model_config.hf_config))
         missing = sorted({name for name, _ in model.named_parameters()} - loaded)
         if model_config.quantization is not None:
             # Scales, zero points and orders that a method does without have values to start with.
@@ -82,6 +84,24 @@ class StoreLoader(BaseModelLoader):  # type: ignore[misc]
 def _files(model_path: Path) -> list[Path]:
     """The store's folders hold one file, or all shards of one model."""
     return sorted(model_path.glob("*.safetensors"))
+
+
+def _named(
+    tensors: Iterable[tuple[str, torch.Tensor]], config: Any
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """By the names that vLLM's classes know. A decoder that was saved without its head lacks the
+    beginning of each; an encoder that embeds has none there, and heads for other tasks go.
+    """
+    prefix = getattr(config, PREFIX, "model.")
+    encoder = config.model_type in ENCODERS
+    scores = encoder and config.architectures[0].endswith("ForSequenceClassification")
+    for name, tensor in tensors:
+        head = name.startswith(("cls.", "lm_head."))
+        if head and encoder:
+            continue
+        if not head and not scores and name.startswith(prefix):
+            name = ("" if encoder else "model.") + name.removeprefix(prefix)
+        yield name, tensor
 
 
 def _tensors(model_path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -34,6 +34,8 @@ class Sequence:
     """Those of the prompt's tokens, once it is computed, where they were asked for."""
     decoding: bool = False
     """Past its prefill: one token an iteration."""
+    whole: bool = False
+    """Its tokens are computed in one iteration."""
 
     @property
     def prompt_top(self) -> int | None:
@@ -61,6 +63,7 @@ def sequence_of(
     key: str,
     context_tokens_max: int,
     told: list[TokenLogprobs] | None = None,
+    whole: bool = False,
 ) -> Sequence:
     prompt_tokens = len(request.prompt_tokens)
     return Sequence(
@@ -69,6 +72,7 @@ def sequence_of(
         length=prompt_tokens + len(request.output_tokens),
         told=[] if told is None else told,
         length_max=min(prompt_tokens + request.sampling.max_tokens, context_tokens_max),
+        whole=whole,
     )
 
 
@@ -112,21 +116,28 @@ def plan(
         request_id = sequence.request.request_id
         most = min(budget.tokens_of(request_id), tokens_left)
         if not sequence.decoding and most > 0:
+            # What is computed whole goes beyond the budget where it is the iteration's only text.
+            beyond = sequence.whole and sequence.left > most
+            if beyond and result.work:
+                continue
             blocks_free -= adopt(sequence, blocks_free)
-            wanted = min(most, sequence.left)
+            wanted = sequence.left if beyond else min(most, sequence.left)
             if sequence.prompt_top is not None:
                 wanted = min(wanted, LOGIT_ROWS_MAX)
             blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
             if result.work and result.work[-1].sequence is sequence:
                 budget.spend(request_id, result.work[-1].tokens)
                 tokens_left -= result.work[-1].tokens
+                if beyond:
+                    break
     return result
 
 
 def _give(
     result: Plan, sequence: Sequence, wanted: int, blocks_free: int, block_tokens: int
 ) -> int:
-    """Let it compute so many tokens, or as many as there are blocks for; the blocks that it takes.
+    """Let it compute so many tokens, or as many as there are blocks for, unless it is whole; the
+    blocks that it takes.
 
     It holds the blocks that its computed tokens fill, and no other.
     """
@@ -134,7 +145,7 @@ def _give(
     missing = -(-(sequence.computed + wanted) // block_tokens) - held
     taken = min(missing, blocks_free)
     tokens = min(wanted, (held + taken) * block_tokens - sequence.computed)
-    if tokens <= 0:
+    if tokens < (wanted if sequence.whole else 1):
         result.starved.append(sequence.request.request_id)
         return 0
     result.work.append(Work(sequence, tokens))

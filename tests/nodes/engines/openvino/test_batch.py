@@ -14,8 +14,8 @@ from mesh_loader.encoders import Pooling
 from mesh_nodes.engines.openvino.batch import padded, plan
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.pooling import Pool
 from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.pooling import Pool
 from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.serving import request
 

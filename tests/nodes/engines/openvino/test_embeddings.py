@@ -1,4 +1,4 @@
-"""Encoders and decoders embed and score as transformers does, imported and loaded."""
+"""What folders say of embeddings is imported or refused; 8 bits stay close to transformers."""
 
 import json
 from pathlib import Path
@@ -10,82 +10,18 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import KvPrecision, Task, WeightPrecision
-from mesh.domain.profile import IterationShape
-from mesh.domain.reasons import FinishReason
-from mesh.domain.request import RequestTokens, SamplingParams
-from mesh.runtime.engine import Engine
 from mesh_loader.encoders import TEXT_TOKENS_MAX
-from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino import footprint
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
-from tests.nodes.engines.openvino.embedders import embedders, write_embedder
-from tests.nodes.engines.serving import INSTANCE, load, request
-
-ONE = SamplingParams(max_tokens=1)
-EMBED = [name for name, model in embedders().items() if model["pooling"] != "score"]
-SCORE = [name for name in embedders() if name not in EMBED]
-
-
-def imported(tmp_path: Path, folder: Path) -> StoredModel:
-    return ModelStore(tmp_path / "store").import_model(f"file://{folder}")
-
-
-def loaded(engine: Engine, tmp_path: Path, name: str, task: Task) -> None:
-    stored = imported(tmp_path, write_embedder(tmp_path / "made", name))
-    assert not stored.info.unfit_for(task)
-    load(engine, stored.info.serving(task), stored.path)
-
-
-def vectors(engine: Engine, *prompts: list[int], budget: int = 64) -> list[np.ndarray]:
-    """The vectors of prompts that are submitted together."""
-    for n, prompt in enumerate(prompts):
-        engine.submit(INSTANCE, request(f"r{n}", prompt, ONE))
-    found: dict[str, RequestTokens] = {}
-    for _ in range(100):
-        found |= {output.request_id: output for output in engine.step(INSTANCE, budget).outputs}
-        if len(found) == len(prompts):
-            break
-    ends = {(output.finish, len(output.token_ids)) for output in found.values()}
-    assert ends == {(FinishReason.LENGTH, 1)}
-    return [np.array(found[f"r{n}"].embedding) for n in range(len(prompts))]
-
-
-def cosines(found: list[np.ndarray], name: str) -> list[float]:
-    cases = embedders()[name]["cases"]
-    return [float(v @ np.array(case["vector"])) for v, case in zip(found, cases, strict=True)]
-
-
-@pytest.mark.parametrize("budget", [24, 200])
-@pytest.mark.parametrize("name", EMBED)
-def test_embeddings_are_those_of_transformers(
-    engine: OpenVinoEngine, tmp_path: Path, name: str, budget: int
-) -> None:
-    """The prompts are computed beside each other, in chunks where the model can be."""
-    loaded(engine, tmp_path, name, Task.EMBED)
-    found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]], budget=budget)
-    assert min(cosines(found, name)) >= 0.9999
-    assert [np.linalg.norm(vector) for vector in found] == pytest.approx([1.0] * 3, abs=1e-5)
-    (books,) = engine.memory()
-    assert books.kv_blocks_used == 0
-
-
-@pytest.mark.parametrize("name", [*EMBED, *SCORE])
-def test_an_instance_is_measured_and_embeds_all_the_same(
-    engine: OpenVinoEngine, tmp_path: Path, name: str
-) -> None:
-    task = Task.RERANK if name in SCORE else Task.EMBED
-    loaded(engine, tmp_path, name, task)
-    cases = [case["prompt"] for case in embedders()[name]["cases"]]
-    before = vectors(engine, *cases)
-    for shape in (
-        IterationShape(prefill_tokens=40),
-        IterationShape(prefill_tokens=9, prefill_past_tokens=32),
-        IterationShape(decode_batch=2, decode_context_tokens=9),
-    ):
-        assert engine.measure(INSTANCE, shape) > 0
-    np.testing.assert_allclose(vectors(engine, *cases), before, atol=1e-6)
-    (books,) = engine.memory()
-    assert books.kv_blocks_used == 0
+from tests.nodes.engines.openvino.embedders import (
+    EMBED,
+    cosines,
+    embedders,
+    imported,
+    loaded,
+    vectors,
+    write_embedder,
+)
 
 
 @pytest.mark.parametrize("name", EMBED)
@@ -95,31 +31,6 @@ def test_embeddings_in_8_bits_stay_close(tmp_path: Path, name: str) -> None:
     found = vectors(engine, *[case["prompt"] for case in embedders()[name]["cases"]])
     engine.close()
     assert min(cosines(found, name)) >= 0.999
-
-
-@pytest.mark.parametrize("name", SCORE)
-def test_scores_are_those_of_transformers(
-    engine: OpenVinoEngine, tmp_path: Path, name: str
-) -> None:
-    loaded(engine, tmp_path, name, Task.RERANK)
-    cases = embedders()[name]["cases"]
-    found = vectors(engine, *[case["prompt"] for case in cases])
-    expected = [case["vector"][0] for case in cases]
-    assert [float(vector[0]) for vector in found] == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_encoder_takes_as_many_tokens_as_it_has_positions(
-    engine: OpenVinoEngine, tmp_path: Path
-) -> None:
-    """And what its makers limit it to, where that is less."""
-    folder = write_embedder(tmp_path / "made", "xlm-roberta")
-    stored = imported(tmp_path, folder)
-    assert stored.info.context_tokens_max - 1 == 256 - 1 == 255
-    load(engine, stored.info.serving(Task.EMBED), stored.path, context_tokens_max=256)
-    (vector,) = vectors(engine, [4] * 255)
-    assert np.isfinite(vector).all()
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
-    assert imported(tmp_path, folder).info.context_tokens_max == 129
 
 
 def test_an_encoder_takes_no_longer_text_than_is_booked_for(tmp_path: Path) -> None:
@@ -132,14 +43,6 @@ def test_an_encoder_takes_no_longer_text_than_is_booked_for(tmp_path: Path) -> N
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert imported(tmp_path, folder).info.context_tokens_max == TEXT_TOKENS_MAX + 1
     assert footprint._PREFILL_TOKENS >= TEXT_TOKENS_MAX
-
-
-def test_what_is_not_normalised_keeps_its_length(engine: OpenVinoEngine, tmp_path: Path) -> None:
-    folder = write_embedder(tmp_path / "made", "bert", normalised=False)
-    stored = imported(tmp_path, folder)
-    load(engine, stored.info.serving(Task.EMBED), stored.path)
-    (vector,) = vectors(engine, embedders()["bert"]["cases"][0]["prompt"])
-    assert abs(np.linalg.norm(vector) - 1) > 0.01
 
 
 def test_a_model_says_what_it_is_unfit_for(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ collect_ignore = (
         "test_modules.py",
         "test_pooled_loads.py",
         "test_prefixes.py",
+        "test_vectors.py",
     ]
 )
 

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from mesh.domain.model import Task
 from mesh_nodes.engines.vllm.footprint import LOGIT_ROWS_MAX, estimate
 from tests.support.profiles import SMOL
 
@@ -43,6 +46,18 @@ def test_on_a_gpu_each_layer_counts_with_what_chunks_hold_beyond_its_blocks() ->
         for n in (10, 30)
     )
     assert higher.weights_bytes - lower.weights_bytes == 20 * 6 * MIB
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_what_embeds_has_no_head_and_an_encoder_no_kv_cache(on_cpu: bool) -> None:
+    text, embedder, encoder = (
+        estimate(model, dtype="float32", block_tokens=32, on_cpu=on_cpu)
+        for model in (SMOL, SMOL.serving(Task.EMBED), replace(SMOL, architecture="bert"))
+    )
+    head_bytes = 4 * SMOL.vocabulary_tokens * SMOL.hidden_size if on_cpu else 0
+    assert embedder.weights_bytes < text.weights_bytes - head_bytes
+    assert embedder.kv_block_bytes == text.kv_block_bytes
+    assert encoder.kv_block_bytes == 1
 
 
 def test_what_is_quantised_counts_as_its_files_do() -> None:

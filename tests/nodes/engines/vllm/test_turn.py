@@ -18,8 +18,10 @@ def request(name: str, prompt: int, **sampling: object) -> EngineRequest:
     )
 
 
-def sequence(name: str, prompt: int, *, computed: int = 0, decoding: bool = False) -> Sequence:
-    made = sequence_of(request(name, prompt), key=name, context_tokens_max=64)
+def sequence(
+    name: str, prompt: int, *, computed: int = 0, decoding: bool = False, whole: bool = False
+) -> Sequence:
+    made = sequence_of(request(name, prompt), key=name, context_tokens_max=64, whole=whole)
     made.computed, made.decoding = computed, decoding
     return made
 
@@ -118,3 +120,13 @@ def test_a_stop_token_ends_before_a_limit_does() -> None:
 def test_a_full_context_ends_a_request() -> None:
     full = sequence_of(request("r", 3), key="r", context_tokens_max=4)
     assert full.append(1) is FinishReason.LENGTH
+
+
+def test_a_text_is_computed_whole_and_beyond_the_budget_only_by_itself() -> None:
+    a, b, c = (
+        sequence(name, prompt, whole=True) for name, prompt in (("a", 5), ("b", 9), ("c", 3))
+    )
+    assert tokens(planned(a, b, c, budget=8)) == {"a": 5, "c": 3}
+    assert tokens(planned(b, c, budget=8)) == {"b": 9}
+    lacking = planned(b, c, budget=8, free=2)
+    assert (tokens(lacking), lacking.starved) == ({"c": 3}, ["b"])

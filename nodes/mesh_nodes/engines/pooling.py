@@ -1,8 +1,8 @@
-"""From hidden states to the one vector that a request with a task ends with.
+"""From hidden states to the one vector that a request with a task ends with, in all engines.
 
-`batch` asks which rows of an iteration are wanted, `instance` hands them over as they come. A
-decoder's text may come in chunks; an encoder's, each of whose tokens attends to all others, is
-computed in one iteration.
+An engine asks which rows of an iteration are needed, adds them up as they come, and has the vector
+made of the sum. A decoder's text may come in chunks; an encoder's, each of whose tokens attends to
+all others, is computed in one iteration. Before: an engine's batch, its instance. After: nothing.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mesh.domain.model import ModelInfo, Task
+from mesh.domain.errors import TornModel
+from mesh.domain.model import ENCODERS, ModelInfo, Task
+from mesh_loader.config_keys import CONFIG, NORMALISED, POOLING, check_config
 from mesh_loader.encoders import Pooling
-from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_loader.model_info import read_json
 from mesh_nodes.engines.sampling import Floats
 
 
@@ -50,16 +52,20 @@ class Pool:
 
 
 def pool_of(model: ModelInfo, model_path: Path) -> Pool | None:
-    """How the model in this store folder is pooled; `None` where it generates text. Raises as
-    `read_architecture` does.
+    """How the model in this store folder is pooled; `None` where it generates text. Raises
+    TornModel for a config.json that does not say it as importers write it.
     """
     if model.task is None:
         return None
-    architecture = read_architecture(model_path)
-    scores = model.task is Task.RERANK
+    config = read_json(model_path / "config.json")
+    check_config(config, "config.json", {key: CONFIG[key] for key in (POOLING, NORMALISED)})
+    whole, scores = model.architecture in ENCODERS, model.task is Task.RERANK
+    told = config.get(POOLING) or (Pooling.MEAN if whole else Pooling.LAST)
+    if told not in tuple(Pooling):
+        raise TornModel(f"config.json: {POOLING} is {told!r}, which is no pooling")
     return Pool(
-        pooling=Pooling.CLS if scores else architecture.pooling,
-        normalised=architecture.normalised,
+        pooling=Pooling.CLS if scores else Pooling(told),
+        normalised=config.get(NORMALISED) is not False,
         scores=scores,
-        whole=architecture.encoder is not None,
+        whole=whole,
     )
