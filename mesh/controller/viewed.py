@@ -16,6 +16,7 @@ from mesh.controller.recent import ALL, Recent
 from mesh.controller.snapshots import LOADED, cell_status, with_failed, with_starting
 from mesh.controller.watch import CellLog
 from mesh.domain.access import Caller, Role
+from mesh.domain.energy import together
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import NodeStarting
@@ -173,4 +174,5 @@ def _own(snapshot: CellSnapshot) -> CellSnapshot:
         running=sum(one.running for one in mine),
         served=sum(one.served for one in mine),
         refused=(),
+        energy=together(one.energy for one in mine),
     )
