@@ -20,7 +20,7 @@ class EnergySource(StrEnum):
     RAPL = "rapl"
     NVML = "nvml"
     WATTS = "watts"
-    """Reckoned by the watts that the node was given."""
+    """The watts that the node was given, by which it reckons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

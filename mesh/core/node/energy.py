@@ -32,7 +32,7 @@ class EnergyMeter:
     interval's joules are divided by time.
     """
     _open_j: float = 0.0
-    """Of the turn that was under way, with its seconds until then."""
+    """The joules of the turn that was under way; `_open_s` are its seconds until then."""
     _open_s: float = 0.0
 
     @property

@@ -20,7 +20,7 @@ class EnergyBook(Generic[K]):
         self._open: dict[K, tuple[float, int, int]] = {}
 
     def note(self, key: K, seconds: float, *, requests: int = 0, output_tokens: int = 0) -> None:
-        """Of an iteration; so many requests ended with it."""
+        """An iteration took so long for it, and so many of its requests ended."""
         before_s, ended, tokens = self._open.get(key, (0.0, 0, 0))
         self._open[key] = before_s + seconds, ended + requests, tokens + output_tokens
 
